@@ -1,0 +1,72 @@
+"""Is a module really offloaded, and where does it run?
+
+accelerate marks a module with ``_hf_hook``. One class, ``AlignDevicesHook``, has two uses: with ``offload=True`` it
+keeps the weights away from the device (CPU or disk, ``meta`` in between) and fetches them for each forward pass, as
+``enable_sequential_cpu_offload``, ``cpu_offload`` and a ``device_map`` with "cpu" or "disk" do; with ``offload=False``
+it only brings the inputs to the weights, as ``dispatch_model`` does for every 8-bit model and for every model that is
+spread over several GPUs. Code that looks at the class alone takes the second for the first. The fixes that have to
+tell them apart share these two functions.
+
+Neither torch nor accelerate is imported here: without ``accelerate.hooks`` in the process no hook can exist.
+
+Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``SequentialHook``), accelerate/big_modeling.py
+(``dispatch_model``, ``cpu_offload``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["is_sequentially_offloaded", "offload_execution_device"]
+
+
+def is_sequentially_offloaded(module) -> bool:
+    """True if an accelerate hook keeps weights of ``module``, or of any submodule, away from their device.
+
+    ``module`` may be anything (a pipeline's tokenizer, scheduler, None): what is no ``torch.nn.Module`` has no weights
+    to offload. The whole tree counts, since the hook sits on the submodules that own the weights; the root of an
+    offloaded model has at best one that aligns its inputs.
+    """
+    for _hook in _offloading_hooks(module):
+        return True
+    return False
+
+
+def offload_execution_device(module):
+    """The ``torch.device`` on which the offloaded weights of ``module`` are used, None if nothing is offloaded.
+
+    The device is that of the first offloading hook in the tree, in the order of ``module.parameters()``: the device on
+    which the first parameter will be when it is needed, hence what ``module.device`` means. It is returned as the hook
+    has it, without an index if the hook has none.
+
+    A submodule whose weights are fetched by a hook on its parent (``place_submodules``) has none of its own: None.
+    """
+    for hook in _offloading_hooks(module):
+        device = getattr(hook, "execution_device", None)
+        if device is None:
+            continue
+        import torch
+
+        # accelerate takes a bare int for the accelerator of that index, as torch does.
+        return device if isinstance(device, torch.device) else torch.device(device)
+    return None
+
+
+def _offloading_hooks(module):
+    """Yield the ``AlignDevicesHook`` objects with ``offload=True`` in the tree of ``module``, parents first."""
+    hooks = sys.modules.get("accelerate.hooks")
+    align = getattr(hooks, "AlignDevicesHook", None)
+    if align is None:
+        return
+    # Whoever loaded accelerate.hooks has loaded torch.
+    if not isinstance(module, sys.modules["torch"].nn.Module):
+        return
+    sequential = getattr(hooks, "SequentialHook", ())
+    for submodule in module.modules():
+        pending = [getattr(submodule, "_hf_hook", None)]
+        while pending:
+            hook = pending.pop(0)
+            if isinstance(hook, sequential):
+                pending[:0] = hook.hooks
+            elif isinstance(hook, align) and hook.offload:
+                yield hook
