@@ -1,0 +1,144 @@
+"""Connects the watcher to the fixes.  Light: it runs at every start of an interpreter that activates the package.
+
+Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixes that need it) is behind
+`diffusers_quantfix.process`, which is imported when the first target arrives or when someone asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .engine.settings import VARIABLE, Settings, did_you_mean
+from .engine.watcher import Watcher
+from .fixes import INDEX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .engine.board import Board
+
+_TARGETS = frozenset(target for _, target in INDEX.values())
+_settings = Settings(os.environ.get(VARIABLE, ""), INDEX)
+_reported: set[str] = set()
+
+
+def settings() -> Settings:
+    """The user's settings as the environment states them now."""
+    global _settings
+    text = os.environ.get(VARIABLE, "")
+    if text != _settings.text:
+        _settings = Settings(text, INDEX)
+    return _settings
+
+
+def activate() -> None:
+    """Watch for the targets, and mend those that are imported already.  Safe to call again, never raises but
+    under ``strict``."""
+    current = settings()
+    _report(current)
+    if current.off:
+        return
+    _watcher.start()
+    if any(target in sys.modules for target in _TARGETS):
+        _guarded(lambda: _runner().sweep())
+
+
+def apply(*ids: str) -> Board:
+    """Install the fixes that are wanted, fit and needed; all of them, or those named.
+
+    Undoes `revert`, and reads the environment variable again.
+
+    Args:
+        ids: ids of fixes, as `status` lists them.
+
+    Returns:
+        The board.
+
+    Raises:
+        ValueError: an id names no fix.
+        diffusers_quantfix.engine.runner.StrictError: under ``strict``, when a wanted fix failed.
+    """
+    wanted = _known(ids)
+    _report(settings())
+    if not settings().off:
+        _watcher.start()
+        _runner().apply(wanted)
+    return _runner().board()
+
+
+def revert(*ids: str) -> Board:
+    """Take fixes back; all of them, or those named.  They stay out until `apply`.
+
+    What someone else has wrapped over us stays: its state is "overwritten", and the reason names who it is.
+
+    Args:
+        ids: ids of fixes, as `status` lists them.
+
+    Returns:
+        The board.
+
+    Raises:
+        ValueError: an id names no fix.
+    """
+    unwanted = _known(ids)
+    if not ids:
+        _watcher.stop()
+    _runner().revert(unwanted)
+    return _runner().board()
+
+
+def status(load: bool = True) -> Board:
+    """What became of every fix in this process, and why.
+
+    Args:
+        load: import the target modules that a final answer needs (they are listed on the board as ``loaded``).
+            With False nothing is imported, and fixes of libraries not imported yet are "waiting".
+
+    Returns:
+        The board; it prints as a table, ``to_dict()`` is for machines.
+    """
+    runner = _runner()
+    return runner.board(runner.settle(load) if _watcher.watching else ())
+
+
+def _arrived(target: str) -> None:
+    _guarded(lambda: _runner().arrived(target))
+
+
+def _guarded(work) -> None:  # type: ignore[no-untyped-def]  # typing is not loaded here
+    """Run our work inside someone else's import: no fault of ours goes through, unless the user asked for it."""
+    try:
+        work()
+    except Exception as error:
+        if settings().strict:
+            raise
+        _warn(f"gave up, nothing more is mended: {type(error).__name__}: {error}")
+
+
+def _runner():  # type: ignore[no-untyped-def]
+    from .process import RUNNER  # the import system makes sure that there is one
+
+    return RUNNER
+
+
+def _known(ids: tuple[str, ...]) -> list[str]:
+    for fix_id in ids:
+        if fix_id not in INDEX:
+            raise ValueError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, INDEX)}")
+    return list(ids or INDEX)
+
+
+def _report(current: Settings) -> None:
+    for problem in current.problems:
+        if problem not in _reported:
+            _reported.add(problem)
+            _warn(problem)
+
+
+def _warn(sentence: str) -> None:
+    import logging
+
+    logging.getLogger(__name__.partition(".")[0]).warning(sentence)
+
+
+_watcher = Watcher(_TARGETS, _arrived)

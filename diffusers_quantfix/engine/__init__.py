@@ -1,0 +1,1 @@
+"""The machinery that decides, installs, records and undoes.  It knows no library by name."""

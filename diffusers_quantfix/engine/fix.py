@@ -1,0 +1,77 @@
+"""How a fix declares itself.
+
+One file under ``fixes/`` holds one defect: a ``FIX`` declaration, ``broken(module)`` (the probe) and
+``mend(module, ledger)`` (the cure).  These files are read without any library loaded, so this module is plain.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+
+    from .ledger import Draft
+
+
+class Fix:
+    """The declaration of one fix.
+
+    Args:
+        id: the name under which it is switched, listed and explained.
+        title: the defect in one line.
+        module: the leaf module whose import triggers the fix.
+        claims: distribution name -> version specifier; all must fit.  The last version of a closed range is the
+            newest release on which the defect was seen.
+        upstream: links to the issues and pull requests of the library.
+        symptom: the error text, or what a user sees, as one would search for it.
+        healed: the release that mends it upstream ("bitsandbytes 0.45.3"); empty while there is none.
+        hot: whether the patched code is reachable from a forward pass or a tensor method.
+    """
+
+    __slots__ = ("claims", "healed", "hot", "id", "module", "symptom", "title", "upstream")
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        title: str,
+        module: str,
+        claims: Mapping[str, str],
+        upstream: tuple[str, ...],
+        symptom: str,
+        healed: str = "",
+        hot: bool = False,
+    ) -> None:
+        self.id = id
+        self.title = title
+        self.module = module
+        self.claims = dict(claims)
+        self.upstream = tuple(upstream)
+        self.symptom = symptom
+        self.healed = healed
+        self.hot = hot
+
+
+class LoadedFix:
+    """A fix whose file has been read: its declaration, its probe and its cure."""
+
+    __slots__ = ("broken", "declaration", "mend")
+
+    def __init__(
+        self,
+        declaration: Fix,
+        broken: Callable[[ModuleType], bool],
+        mend: Callable[[ModuleType, Draft], None],
+    ) -> None:
+        self.declaration = declaration
+        self.broken = broken
+        self.mend = mend
+
+
+class TargetMissing(LookupError):
+    """This release has no such class or function: there is nothing to mend, and nothing is wrong."""
+
+
+class ForeignPatch(RuntimeError):
+    """Another tool has replaced the target before us, and the cure would throw its work away."""

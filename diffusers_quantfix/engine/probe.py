@@ -1,0 +1,121 @@
+"""Looking at functions of other libraries without running or changing them."""
+
+from __future__ import annotations
+
+from types import CodeType, FunctionType, ModuleType
+
+from .fix import TargetMissing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_ABSENT = object()
+
+
+def slot(owner: object, name: str) -> tuple[bool, Any]:
+    """What ``owner`` holds under ``name``, without binding it.
+
+    Returns:
+        (whether the slot is the owner's own, the raw value: a staticmethod, property, function, ...).
+
+    Raises:
+        TargetMissing: neither the owner nor a base class has it.
+    """
+    if isinstance(owner, type):
+        for cls in owner.__mro__:
+            if name in vars(cls):
+                return cls is owner, vars(cls)[name]
+    elif isinstance(owner, ModuleType):
+        if name in vars(owner):
+            return True, vars(owner)[name]
+    else:
+        value = getattr(owner, name, _ABSENT)
+        if value is not _ABSENT:
+            return True, value
+    raise TargetMissing(f"{name_of(owner)} has no {name}")
+
+
+def resolve(module: object, path: str) -> Any:
+    """The raw value at a dotted path below a module: ``resolve(functional, "QuantState.to")``.
+
+    Raises:
+        TargetMissing: a step of the path does not exist in this release.
+    """
+    value: Any = module
+    for name in path.split("."):
+        value = slot(value, name)[1]
+    return value
+
+
+def function_of(value: Any) -> FunctionType:
+    """The plain function inside a property, staticmethod, classmethod or a chain of wrappers.
+
+    Raises:
+        TargetMissing: there is no Python function inside (a builtin, a C function).
+    """
+    for _ in range(64):  # a wrapper that wraps itself must not hang an import
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        elif hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            break
+    if not isinstance(value, FunctionType):
+        raise TargetMissing(f"{value!r} is not a Python function")
+    return value
+
+
+def nested_code(code: CodeType, name: str) -> CodeType:
+    """The code object of the function ``name`` that is defined inside ``code``.
+
+    Raises:
+        TargetMissing: nothing of that name is defined there.
+    """
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name == name:
+            return constant
+    raise TargetMissing(f"{code.co_name} defines no {name}")
+
+
+def names_used(function: Any) -> frozenset[str]:
+    """Every name and string constant that a function's code mentions, nested functions included."""
+    found: set[str] = set()
+    pending = [function_of(function).__code__]
+    while pending:
+        code = pending.pop()
+        found.update(code.co_names, code.co_freevars)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                pending.append(constant)
+            elif isinstance(constant, str):
+                found.add(constant)
+    return frozenset(found)
+
+
+def name_of(owner: object) -> str:
+    """The dotted name of a module, class or function, for a sentence."""
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    home = getattr(owner, "__module__", "")
+    return f"{home}.{getattr(owner, '__qualname__', type(owner).__name__)}".lstrip(".")
+
+
+def home_of(value: Any) -> str:
+    """The module in which a function, wrapper or property was written; empty when it does not say.
+
+    Wrapt's wrappers answer with the module of what they wrap, so the wrapper function is asked first.
+    """
+    wrapper = getattr(value, "_self_wrapper", None)
+    if wrapper is not None:
+        return getattr(wrapper, "__module__", None) or ""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        # functools.wraps copies __module__ from the wrapped function; the globals do not lie.
+        return value.__globals__.get("__name__") or ""
+    return getattr(value, "__module__", None) or ""

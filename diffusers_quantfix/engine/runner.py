@@ -1,0 +1,359 @@
+"""Asks every fix of a target its three questions, installs it, and writes the answer on the board.
+
+The questions, in order: is it wanted? does the version claim fit? is the defect really there?
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+
+from . import board as states
+from .board import Answer, Board
+from .fix import Fix, LoadedFix, TargetMissing
+from .ledger import Draft, Ledger
+from .versions import installed_version, judge
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import ModuleType
+
+    from .settings import Settings
+
+logger = logging.getLogger(__name__.partition(".")[0])
+
+
+TAKEN_BACK = "taken back by revert(); apply() installs it again"
+
+
+class StrictError(RuntimeError):
+    """Raised under ``DIFFUSERS_QUANTFIX=strict`` where a fix that is wanted could not be decided or installed."""
+
+
+class Runner:
+    """The state of this process: which fix was answered how, and what was written.
+
+    Args:
+        index: fix id -> (module of the fix file, full name of its target module).
+        libraries: the distributions to list as installed.
+        settings: called for the user's settings as they are now.
+    """
+
+    def __init__(
+        self,
+        index: Mapping[str, tuple[str, str]],
+        libraries: Iterable[str],
+        settings: Callable[[], Settings],
+    ) -> None:
+        self._index = dict(index)
+        self._libraries = tuple(libraries)
+        self._settings = settings
+        self._ledger = Ledger({target.partition(".")[0] for _, target in index.values()})
+        self._fixes: dict[str, LoadedFix] = {}
+        self._answers: dict[str, Answer] = {}
+        self._order: list[str] = []  # ids in the order of installation
+        # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and
+        # whoever waits for our lock may hold that module's import lock.
+        self._lock = threading.Lock()
+        self._busy: set[str] = set()
+        self._announced = False
+        self._reverted: set[str] = set()
+        self._collecting = False  # status gathers faults, also under strict
+
+    # ------------------------------------------------------------------ what the watcher and the face call
+
+    def arrived(self, target: str) -> None:
+        """A target was executed: run its fixes, and those of targets that came while nobody watched."""
+        # The import system still calls the target unfinished: its loader, which called us, has not returned.
+        self.run([fix_id for fix_id, (_, its) in self._index.items() if its == target], again=True, ready=target)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Run every fix that has no final answer yet and whose target is there."""
+        self.run([fix_id for fix_id in self._index if self._state(fix_id) in ("", states.WAITING)])
+
+    def run(self, ids: Iterable[str], again: bool = False, ready: str = "") -> None:
+        """Answer these fixes as far as their targets are there.
+
+        Args:
+            ids: ids of fixes.
+            again: ask also those that are applied, since their target may have been executed anew.
+            ready: the target that is known to be executed to its end.
+
+        Raises:
+            StrictError: under ``strict``, after all of them were asked.
+        """
+        faults = []
+        for fix_id in ids:
+            with self._lock:
+                if fix_id in self._busy:  # another thread is on it, or we came here through an import of its own
+                    continue
+                self._busy.add(fix_id)
+            try:
+                answer = self._ask(fix_id, again, ready)
+                self._answers[fix_id] = answer
+                if answer.state == states.FAILED:
+                    faults.append(f"{fix_id}: {answer.reason}")
+            finally:
+                with self._lock:
+                    self._busy.discard(fix_id)
+        self._announce()
+        if faults and not self._collecting and self._settings().strict:
+            raise StrictError("; ".join(faults))
+
+    def apply(self, ids: Iterable[str]) -> None:
+        """Ask these fixes anew, those that were reverted too.
+
+        Raises:
+            StrictError: under ``strict``, after all of them were asked.
+        """
+        ids = list(ids)
+        self._reverted.difference_update(ids)
+        self.run(ids, again=True)
+
+    def revert(self, ids: Iterable[str]) -> None:
+        """Take fixes back, the last one installed first; they stay out until `apply` names them."""
+        ids = set(ids)
+        self._reverted.update(ids)
+        for fix_id in [fix_id for fix_id in reversed(self._order) if fix_id in ids]:
+            refusals = self._ledger.undo(fix_id)
+            answer = self._answers[fix_id]
+            if refusals:
+                self._answers[fix_id] = self._answer(
+                    fix_id,
+                    states.OVERWRITTEN,
+                    f"cannot be taken back: {'; '.join(refusals)}; take that away, then call revert() again",
+                    answer.changes,
+                )
+                logger.warning("%s %s", fix_id, self._answers[fix_id].reason)
+            else:
+                self._order.remove(fix_id)
+                self._answers[fix_id] = self._answer(fix_id, states.DISABLED, TAKEN_BACK)
+
+    def board(self, loaded: Iterable[str] = ()) -> Board:
+        """A snapshot of all answers, after a look whether ours is still in place everywhere."""
+        settings = self._settings()
+        return Board(
+            [self._current(fix_id) for fix_id in self._index],
+            {name: installed_version(name) for name in self._libraries},
+            settings.to_dict(),
+            tuple(loaded),
+        )
+
+    def settle(self, load: bool) -> list[str]:
+        """Answer what is still open, for a report: a fault becomes an answer, also under ``strict``.
+
+        Args:
+            load: import the targets that a final answer needs.
+
+        Returns:
+            The full names of the modules that were imported for it.
+        """
+        loaded: list[str] = []
+        self._collecting = True
+        try:
+            for fix_id, (_, target) in self._index.items() if load else ():
+                if self._refusal(fix_id) or self._current(fix_id).state != states.WAITING:
+                    continue
+                was_there = target in sys.modules
+                state, reason = self._import(target)
+                if state:
+                    self._answers[fix_id] = self._answer(fix_id, state, reason)
+                elif not was_there:
+                    loaded.append(target)
+            self.sweep()
+        finally:
+            self._collecting = False
+        return loaded
+
+    # ------------------------------------------------------------------ one fix
+
+    def _ask(self, fix_id: str, again: bool, ready: str) -> Answer:
+        """The three questions; everything that goes wrong becomes an answer."""
+        target = self._index[fix_id][1]
+        installed = bool(self._ledger.entries(fix_id))
+        if installed and not again:
+            return self._current(fix_id)
+        refusal = "" if installed else self._refusal(fix_id)
+        if refusal:
+            return self._answer(fix_id, states.DISABLED, refusal)
+        module = sys.modules.get(target) if target == ready else _finished(target)
+        if module is None:
+            return self._absent(fix_id, target)
+        try:
+            fix = self._load(fix_id)
+        except Exception as error:
+            return self._failed(fix_id, f"its own file could not be read: {_say(error)}")
+        verdict = judge(fix.declaration.claims)
+        if verdict.kind == "missing":
+            return self._answer(fix_id, states.MISSING, verdict.reason)
+        if verdict.kind == "unreadable":
+            return self._failed(fix_id, verdict.reason)
+        try:
+            broken = bool(fix.broken(module))
+        except TargetMissing as gone:
+            if verdict.fits:
+                return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
+            return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
+        except Exception as error:
+            if verdict.fits:
+                return self._failed(fix_id, f"its probe failed: {_say(error)}")
+            return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
+        if installed:
+            if not broken:  # told twice, or a reload that left the target as it is
+                return self._applied(fix_id, verdict.reason)
+            self._ledger.forget_lost(fix_id)
+        if not broken:
+            return self._sound(fix_id, verdict.fits, verdict.reason, fix.declaration)
+        if not verdict.fits:
+            return self._answer(
+                fix_id,
+                states.CANDIDATE,
+                f"the defect seems to be there although {verdict.reason}; nothing was changed; please report it",
+            )
+        return self._install(fix_id, fix, module, verdict.reason)
+
+    def _install(self, fix_id: str, fix: LoadedFix, module: ModuleType, versions: str) -> Answer:
+        draft = Draft(fix_id)
+        try:
+            fix.mend(module, draft)
+            self._ledger.commit(draft)
+        except TargetMissing as gone:
+            return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
+        except Exception as error:
+            return self._failed(fix_id, f"could not be installed: {_say(error)}")
+        with self._lock:
+            if fix_id not in self._order:
+                self._order.append(fix_id)
+        try:
+            fault = "the defect is still there after the mend" if fix.broken(module) else ""
+        except Exception as error:
+            fault = f"its probe failed after the mend: {_say(error)}"
+        if fault:
+            refusals = self._ledger.undo(fix_id)
+            with self._lock:
+                self._order.remove(fix_id)
+            return self._failed(fix_id, f"{fault}; {'; '.join(refusals) or 'taken back'}")
+        answer = self._applied(fix_id, versions)
+        logger.debug("%s applied to %s (%s)", fix_id, ", ".join(answer.changes), versions)
+        return answer
+
+    def _applied(self, fix_id: str, versions: str) -> Answer:
+        changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(fix_id)))
+        return self._answer(fix_id, states.APPLIED, f"mended in {versions}", changes)
+
+    def _sound(self, fix_id: str, claimed: bool, versions: str, declaration: Fix) -> Answer:
+        if claimed:
+            return self._answer(fix_id, states.HEALTHY, f"the defect is not there in {versions}; left alone")
+        healed = f"; mended upstream in {declaration.healed}" if declaration.healed else ""
+        return self._answer(fix_id, states.OUT_OF_RANGE, f"{versions}{healed}")
+
+    def _absent(self, fix_id: str, target: str) -> Answer:
+        if target in sys.modules:
+            return self._answer(
+                fix_id, states.WAITING, f"{target} is still being imported; apply() or the next target asks again"
+            )
+        if _spec_missing(target.partition(".")[0]):
+            return self._answer(fix_id, states.MISSING, f"{target.partition('.')[0]} is not installed")
+        return self._answer(fix_id, states.WAITING, f"{target} has not been imported yet")
+
+    # ------------------------------------------------------------------ helpers
+
+    def _refusal(self, fix_id: str) -> str:
+        """Why this fix is not wanted, as a sentence; empty when it is."""
+        return self._settings().refusal(fix_id) or (TAKEN_BACK if fix_id in self._reverted else "")
+
+    def _state(self, fix_id: str) -> str:
+        answer = self._answers.get(fix_id)
+        return answer.state if answer is not None else ""
+
+    def _current(self, fix_id: str) -> Answer:
+        """The answer as it stands now."""
+        answer = self._answers.get(fix_id)
+        if answer is None:
+            refusal = self._refusal(fix_id)
+            if refusal:
+                return self._answer(fix_id, states.DISABLED, refusal)
+            return self._absent(fix_id, self._index[fix_id][1])
+        if answer.state == states.APPLIED:
+            lost = [entry.intruder() for entry in self._ledger.entries(fix_id) if not entry.reaches()]
+            if lost:
+                return self._answer(
+                    fix_id, states.OVERWRITTEN, f"{'; '.join(lost)}; apply() cannot bring it back", answer.changes
+                )
+        return answer
+
+    def _load(self, fix_id: str) -> LoadedFix:
+        fix = self._fixes.get(fix_id)
+        if fix is None:
+            module = importlib.import_module(self._index[fix_id][0])
+            fix = self._fixes[fix_id] = LoadedFix(module.FIX, module.broken, module.mend)
+        return fix
+
+    def _answer(self, fix_id: str, state: str, reason: str, changes: tuple[str, ...] = ()) -> Answer:
+        try:
+            said = self._load(fix_id).declaration
+        except Exception:  # a fix whose file cannot be read still has its line on the board
+            return Answer(fix_id, fix_id, self._index[fix_id][1], {}, (), state, reason, changes)
+        return Answer(fix_id, said.title, said.module, said.claims, said.upstream, state, reason, changes)
+
+    def _failed(self, fix_id: str, reason: str) -> Answer:
+        logger.warning("%s was not installed: %s", fix_id, reason)
+        return self._answer(fix_id, states.FAILED, reason)
+
+    def _import(self, target: str) -> tuple[str, str]:
+        """Import a target; on a fault the (state, reason) for its fixes, else two empty strings."""
+        library = target.partition(".")[0]
+        try:
+            importlib.import_module(target)
+            return "", ""
+        except ModuleNotFoundError as error:
+            # The release has no such module; a missing dependency of the library is something else.
+            if error.name and (target + ".").startswith(error.name + ".") and error.name != library:
+                version = installed_version(library) or ""
+                return states.MISSING, f"{library} {version} has no module {error.name}".replace("  ", " ")
+            return states.WAITING, f"{library} is installed but cannot be imported: {_say(error)}"
+        except BaseException as error:  # some releases end in SystemExit or worse; status must still answer
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return states.WAITING, f"{library} is installed but cannot be imported: {_say(error)}"
+
+    def _announce(self) -> None:
+        """One line per process, when something was installed for the first time."""
+        with self._lock:
+            if self._announced or not self._order:
+                return
+            self._announced = True
+        logger.info(
+            "mending %s; `python -m %s status` lists every fix and its reason",
+            self._index[self._order[0]][1].partition(".")[0],
+            __name__.partition(".")[0],
+        )
+
+
+def _finished(target: str) -> ModuleType | None:
+    """The target, when it is imported to its end."""
+    module = sys.modules.get(target)
+    if module is None:
+        return None
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module
+
+
+def _spec_missing(library: str) -> bool:
+    if library in sys.modules:
+        return False
+    try:
+        return importlib.util.find_spec(library) is None
+    except Exception:  # a finder of someone else fails: then the import itself will say what is wrong
+        return False
+
+
+def _say(error: BaseException) -> str:
+    """An exception as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

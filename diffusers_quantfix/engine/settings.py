@@ -1,0 +1,83 @@
+"""What the user wants, read from the one environment variable ``DIFFUSERS_QUANTFIX``.
+
+Standard library builtins only: this module is part of every start of the interpreter.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+VARIABLE = "DIFFUSERS_QUANTFIX"
+WORDS = ("off", "strict", "debug")
+
+
+class Settings:
+    """The words of the variable, understood.
+
+    Attributes:
+        text: the variable as it stood.
+        off: install nothing, watch nothing.
+        strict: raise where the package would otherwise leave the library as it was.
+        debug: say every decision on standard error.
+        only: when not empty, the ids that may be installed.
+        skip: the ids that may not be installed.
+        problems: one sentence for every word that was not understood.
+    """
+
+    __slots__ = ("debug", "off", "only", "problems", "skip", "strict", "text")
+
+    def __init__(self, text: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        only, skip, problems = [], [], []
+        flags = dict.fromkeys(WORDS, False)
+        for word in filter(None, (part.strip() for part in text.split(","))):
+            kind, colon, name = word.partition(":")
+            name = name.strip()
+            if word in flags:
+                flags[word] = True
+            elif colon and kind in ("only", "skip"):
+                (only if kind == "only" else skip).append(name)
+                if name not in known:
+                    problems.append(f"{VARIABLE}: {kind}:{name} names no fix{did_you_mean(name, known)}")
+            else:
+                choices = [*WORDS, "only:<id>", "skip:<id>"]
+                hint = did_you_mean(word, [*choices, *known])
+                if word in known:
+                    hint = f"; to select a fix write only:{word} or skip:{word}"
+                problems.append(f"{VARIABLE}: {word!r} is none of {', '.join(choices)}{hint}")
+        self.text = text
+        self.off, self.strict, self.debug = flags["off"], flags["strict"], flags["debug"]
+        self.only, self.skip, self.problems = tuple(only), tuple(skip), tuple(problems)
+
+    def refusal(self, fix_id: str) -> str:
+        """Why the user does not want this fix, as a sentence; empty when it is wanted."""
+        if self.off:
+            return f"switched off by {VARIABLE}=off"
+        if fix_id in self.skip:
+            return f"switched off by {VARIABLE}=skip:{fix_id}"
+        if self.only and fix_id not in self.only:
+            return f"not selected: {VARIABLE}=only:{',only:'.join(self.only)}"
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The settings for machines."""
+        return {
+            "variable": VARIABLE,
+            "text": self.text,
+            "off": self.off,
+            "strict": self.strict,
+            "debug": self.debug,
+            "only": list(self.only),
+            "skip": list(self.skip),
+            "problems": list(self.problems),
+        }
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error sentence that names the nearest known words."""
+    import difflib  # only on the way to an error: it loads `re`
+
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else "; see `python -m diffusers_quantfix status`"

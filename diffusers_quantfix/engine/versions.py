@@ -1,0 +1,98 @@
+"""Does a version claim fit what is installed?
+
+The answer comes from the metadata of the distributions; no library is imported.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Verdict:
+    """Whether a claim fits, and the sentence that says why.
+
+    Attributes:
+        kind: "fits", "out-of-range", "missing" (a distribution is not installed) or "unreadable" (an installed
+            version is no valid version).
+        reason: one sentence, for "fits" the versions that were found.
+    """
+
+    __slots__ = ("kind", "reason")
+
+    def __init__(self, kind: str, reason: str) -> None:
+        self.kind = kind
+        self.reason = reason
+
+    @property
+    def fits(self) -> bool:
+        return self.kind == "fits"
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution as its metadata states it; None when it is not installed.
+
+    Broken metadata gives an empty string, which is no valid version.
+    """
+    try:
+        # Before Python 3.12 a METADATA file without a Version line gives None instead of an error.
+        return metadata.version(distribution) or ""
+    except metadata.PackageNotFoundError:
+        return None
+    except Exception:
+        return ""
+
+
+def contains(specifier: str, version: str) -> bool:
+    """Whether a release lies in a range, development builds judged by their place in time.
+
+    PEP 440 puts ``0.36.0.dev0`` in neither ``<0.36`` nor ``>=0.36``.  A build from between two releases may have
+    what either of them has, so it fits when it lies below an upper bound by plain order, or when the release
+    that it leads to fits; the probe decides from the code.  Local versions (``+cu121``) count as their release.
+
+    Raises:
+        packaging.version.InvalidVersion: ``version`` is no valid version.
+    """
+    found = Version(version)
+    return _contains(specifier, found) or (
+        found.is_prerelease and _contains(specifier, Version(found.base_version))
+    )
+
+
+def _contains(specifier: str, version: Version) -> bool:
+    for part in SpecifierSet(specifier):
+        if part.operator == "<" and version.is_prerelease:
+            if not version < Version(part.version):
+                return False
+        elif not part.contains(version, prereleases=True):
+            return False
+    return True
+
+
+def judge(claims: Mapping[str, str]) -> Verdict:
+    """Hold every specifier of a claim against the installed distributions; all must fit."""
+    found = []
+    outside = []
+    for distribution, specifier in claims.items():
+        version = installed_version(distribution)
+        if version is None:
+            return Verdict("missing", f"{distribution} is not installed")
+        try:
+            inside = contains(specifier, version)
+        except InvalidVersion:
+            return Verdict(
+                "unreadable",
+                f"{distribution} states the version {version!r}, which is no valid version; reinstall {distribution}",
+            )
+        (found if inside else outside).append(f"{distribution} {version}")
+        if not inside:
+            outside[-1] += f" is outside {specifier or 'any range'}"
+    if outside:
+        return Verdict("out-of-range", " and ".join(outside))
+    return Verdict("fits", ", ".join(found))

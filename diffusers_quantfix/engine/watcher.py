@@ -1,0 +1,116 @@
+"""Tells us when a target module has finished importing.
+
+One finder for all targets stands first on ``sys.meta_path``.  It never acts in ``find_spec``: libraries ask
+``importlib.util.find_spec("bitsandbytes")`` only to learn whether it is there.  It exchanges the loader of a
+target's spec for one that calls us after ``exec_module``.  Nothing but builtins and ``sys`` is used, since this
+runs at every start of an interpreter; and a fault of ours may never break the import of a target.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+class Watcher:
+    """A finder for ``sys.meta_path``.
+
+    Args:
+        targets: full names of the modules to watch.
+        arrived: called with the name of a target that has just been executed (for the first time, or by
+            ``importlib.reload``), in the importing thread, while the import lock of that module is still held.
+    """
+
+    def __init__(self, targets: Collection[str], arrived: Callable[[str], None]) -> None:
+        self._targets = frozenset(targets)
+        self._arrived = arrived
+        # (thread, name) of the searches under way: another tool's finder that searches the whole
+        # sys.meta_path in its turn must not lead back to us.
+        self._asking: set[tuple[int, str]] = set()
+
+    def start(self) -> None:
+        """Put the finder first on ``sys.meta_path``; safe to call twice."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder needs find_spec only
+
+    def stop(self) -> None:
+        """Take the finder away; safe to call twice.  Imports that are under way still report."""
+        while self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+
+    @property
+    def watching(self) -> bool:
+        """Whether the finder stands on ``sys.meta_path``."""
+        return self in sys.meta_path
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders give, with a loader that reports; None for everything but a target."""
+        if name not in self._targets:
+            return None
+        key = (get_ident(), name)
+        if key in self._asking:
+            return None
+        self._asking.add(key)
+        try:
+            spec = self._ask_the_others(name, path, target)
+            if spec is not None and _can_be_wrapped(spec.loader):
+                spec.loader = ReportingLoader(spec.loader, self._arrived)  # type: ignore[assignment]
+            return spec
+        except Exception:  # the import goes on as if we were not here, and meets the same error if it is real
+            return None
+        finally:
+            self._asking.discard(key)
+
+    def _ask_the_others(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec: ModuleSpec | None = find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+def _can_be_wrapped(loader: object) -> bool:
+    # A namespace package has no loader; loaders of the old protocol have no exec_module.  Both are found by
+    # the sweep over sys.modules that every arrival and every status() makes.
+    return hasattr(loader, "exec_module") and hasattr(loader, "create_module")
+
+
+class ReportingLoader:
+    """Stands in for a target's loader until the module is executed, then gives the module its own loader back,
+    so that ``inspect.getsource``, ``importlib.resources`` and ``pkgutil`` never meet us."""
+
+    def __init__(self, loader: Any, arrived: Callable[[str], None]) -> None:
+        self._loader = loader
+        self._arrived = arrived
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # unpickled or copied before __init__ ran
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = getattr(module, "__spec__", None)
+        if spec is not None and spec.loader is self:
+            spec.loader = self._loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._arrived(module.__name__)

@@ -1,0 +1,1 @@
+"""Fixes for defects of transformers."""

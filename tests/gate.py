@@ -1,0 +1,42 @@
+"""What the package itself would decide about a fix, without installing anything."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from packaging.specifiers import SpecifierSet
+
+from diffusers_quantfix.engine.fix import TargetMissing
+from diffusers_quantfix.engine.versions import contains, installed_version, judge
+from diffusers_quantfix.fixes import INDEX
+
+
+@functools.cache
+def gate(fix_id: str) -> tuple[bool, str]:
+    """(whether claim and probe say broken, the sentence why) for the libraries installed here.
+
+    Call it on the bare side only: the probe of a mended target says healthy.
+    """
+    file, target = INDEX[fix_id]
+    fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}")
+    verdict = judge(fix.FIX.claims)
+    if not verdict.fits:
+        return False, f"{verdict.kind}: {verdict.reason}"
+    try:
+        broken = fix.broken(importlib.import_module(target))
+    except TargetMissing as gone:
+        return False, f"missing: {gone}"
+    return broken, f"{'broken' if broken else 'healthy'}: {verdict.reason}"
+
+
+def unmet(requirement: str) -> str:
+    """Why a requirement such as ``diffusers>=0.33`` does not hold here, as a sentence; empty when it does."""
+    name = requirement.rstrip("0123456789.,<>=! ")
+    specifier = requirement[len(name) :].strip()
+    name = name.strip()
+    version = installed_version(name)
+    if version is None:
+        return f"needs {requirement}: {name} is not installed"
+    SpecifierSet(specifier)
+    return "" if contains(specifier, version) else f"needs {requirement}: {version} is installed"

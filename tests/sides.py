@@ -1,0 +1,92 @@
+"""One test body, two sides: without the package and with it, in separate processes.
+
+A test with ``@pytest.mark.defect(id, shows=...)`` asserts healthy behaviour.  With ``--side mended`` (the default)
+it must pass.  With ``--side bare`` the package is off: where the fix's own gate (claim and probe) says broken, the
+body must fail, with an error that matches ``shows``; where the gate says anything else, it must pass.  So one run
+over many releases proves red, green, idle, and that the claimed range is exact in both directions.
+
+Tests without the mark look deeper into a cure; they run on the mended side only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+import tests.rig
+
+from tests.gate import gate, unmet
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--side", choices=("mended", "bare"), default="mended", help="with the package (mended) or without it (bare)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The order of things: settings of the process, the rig, the package, and only then a test imports torch."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.getoption("--side") == "bare":
+        os.environ["DIFFUSERS_QUANTFIX"] = "off"
+    tests.rig.load()  # the fake device's hooks must be registered before torch is imported
+    import diffusers_quantfix  # noqa: F401  # activates, as the first line of a user's program does
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--side") == "mended":
+        return
+    kept = [item for item in items if item.get_closest_marker("defect")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+@pytest.fixture
+def side(request: pytest.FixtureRequest) -> str:
+    """ "mended" or "bare"."""
+    return str(request.config.getoption("--side"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("defect"):
+        needs = mark.kwargs.get("needs", ())
+        for requirement in (needs,) if isinstance(needs, str) else needs:
+            sentence = unmet(requirement)
+            if sentence:
+                pytest.skip(sentence)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+    marks = list(pyfuncitem.iter_markers("defect"))
+    if not marks or pyfuncitem.config.getoption("--side") == "mended":
+        return (yield)
+    said = {mark.args[0]: gate(mark.args[0]) for mark in marks}
+    broken = [mark for mark in marks if said[mark.args[0]][0]]
+    pyfuncitem.user_properties += [(f"gate:{fix_id}", why) for fix_id, (_, why) in said.items()]
+    try:
+        result = yield
+    except (Exception, pytest.fail.Exception) as error:
+        if not broken:
+            raise
+        text = _everything(error)
+        if not any(re.search(mark.kwargs["shows"], text) for mark in broken):
+            raise AssertionError(
+                f"the defect of {broken[0].args[0]} should show as {broken[0].kwargs['shows']!r}, it was: {text}"
+            ) from error
+        return True
+    if broken:
+        pytest.fail(f"the gate says {said[broken[0].args[0]][1]}, but no defect showed", pytrace=False)
+    return result
+
+
+def _everything(error: BaseException | None) -> str:
+    """Type and text of an error and of all that led to it."""
+    lines = []
+    while error is not None:
+        lines.append(f"{type(error).__name__}: {error}")
+        error = error.__cause__ or error.__context__
+    return "\n".join(lines)
