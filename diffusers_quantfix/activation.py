@@ -15,7 +15,10 @@ from .fixes import INDEX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .engine.board import Board
+    from .engine.runner import Runner
 
 _TARGETS = frozenset(target for _, target in INDEX.values())
 _settings = Settings(os.environ.get(VARIABLE, ""), INDEX)
@@ -58,7 +61,7 @@ def apply(*ids: str) -> Board:
         ValueError: an id names no fix.
         diffusers_quantfix.engine.runner.StrictError: under ``strict``, when a wanted fix failed.
     """
-    wanted = _known(ids)
+    wanted = known_ids(ids)
     _report(settings())
     if not settings().off:
         _watcher.start()
@@ -80,7 +83,7 @@ def revert(*ids: str) -> Board:
     Raises:
         ValueError: an id names no fix.
     """
-    unwanted = _known(ids)
+    unwanted = known_ids(ids)
     if not ids:
         _watcher.stop()
     _runner().revert(unwanted)
@@ -105,7 +108,7 @@ def _arrived(target: str) -> None:
     _guarded(lambda: _runner().arrived(target))
 
 
-def _guarded(work) -> None:  # type: ignore[no-untyped-def]  # typing is not loaded here
+def _guarded(work: Callable[[], object]) -> None:
     """Run our work inside someone else's import: no fault of ours goes through, unless the user asked for it."""
     try:
         work()
@@ -115,13 +118,14 @@ def _guarded(work) -> None:  # type: ignore[no-untyped-def]  # typing is not loa
         _warn(f"gave up, nothing more is mended: {type(error).__name__}: {error}")
 
 
-def _runner():  # type: ignore[no-untyped-def]
+def _runner() -> Runner:
     from .process import RUNNER  # the import system makes sure that there is one
 
     return RUNNER
 
 
-def _known(ids: tuple[str, ...]) -> list[str]:
+def known_ids(ids: tuple[str, ...]) -> list[str]:
+    """The ids of fixes that are meant: those named, or all; ValueError for one that names no fix."""
     for fix_id in ids:
         if fix_id not in INDEX:
             raise ValueError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, INDEX)}")

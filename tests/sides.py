@@ -16,13 +16,15 @@ import re
 import pytest
 
 import tests.rig
-
 from tests.gate import gate, unmet
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--side", choices=("mended", "bare"), default="mended", help="with the package (mended) or without it (bare)"
+        "--side",
+        choices=("mended", "bare"),
+        default="mended",
+        help="with the package (mended) or without it (bare)",
     )
 
 

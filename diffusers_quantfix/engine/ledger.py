@@ -217,7 +217,9 @@ def _refuse_foreign(owner: Any, name: str, value: Any) -> None:
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(value, (FunctionType, property, staticmethod, classmethod)) or hasattr(value, "__wrapped__")
+    return isinstance(value, (FunctionType, property, staticmethod, classmethod)) or hasattr(
+        value, "__wrapped__"
+    )
 
 
 def _library_of(value: Any) -> str:

@@ -69,7 +69,9 @@ class Runner:
     def arrived(self, target: str) -> None:
         """A target was executed: run its fixes, and those of targets that came while nobody watched."""
         # The import system still calls the target unfinished: its loader, which called us, has not returned.
-        self.run([fix_id for fix_id, (_, its) in self._index.items() if its == target], again=True, ready=target)
+        self.run(
+            [fix_id for fix_id, (_, its) in self._index.items() if its == target], again=True, ready=target
+        )
         self.sweep()
 
     def sweep(self) -> None:
@@ -90,7 +92,9 @@ class Runner:
         faults = []
         for fix_id in ids:
             with self._lock:
-                if fix_id in self._busy:  # another thread is on it, or we came here through an import of its own
+                if (
+                    fix_id in self._busy
+                ):  # another thread is on it, or we came here through an import of its own
                     continue
                 self._busy.add(fix_id)
             try:
@@ -187,7 +191,7 @@ class Runner:
         try:
             fix = self._load(fix_id)
         except Exception as error:
-            return self._failed(fix_id, f"its own file could not be read: {_say(error)}")
+            return self._failed(fix_id, f"its own file could not be read: {say(error)}")
         verdict = judge(fix.declaration.claims)
         if verdict.kind == "missing":
             return self._answer(fix_id, states.MISSING, verdict.reason)
@@ -201,7 +205,7 @@ class Runner:
             return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
         except Exception as error:
             if verdict.fits:
-                return self._failed(fix_id, f"its probe failed: {_say(error)}")
+                return self._failed(fix_id, f"its probe failed: {say(error)}")
             return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
         if installed:
             if not broken:  # told twice, or a reload that left the target as it is
@@ -225,14 +229,14 @@ class Runner:
         except TargetMissing as gone:
             return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
         except Exception as error:
-            return self._failed(fix_id, f"could not be installed: {_say(error)}")
+            return self._failed(fix_id, f"could not be installed: {say(error)}")
         with self._lock:
             if fix_id not in self._order:
                 self._order.append(fix_id)
         try:
             fault = "the defect is still there after the mend" if fix.broken(module) else ""
         except Exception as error:
-            fault = f"its probe failed after the mend: {_say(error)}"
+            fault = f"its probe failed after the mend: {say(error)}"
         if fault:
             refusals = self._ledger.undo(fix_id)
             with self._lock:
@@ -255,7 +259,9 @@ class Runner:
     def _absent(self, fix_id: str, target: str) -> Answer:
         if target in sys.modules:
             return self._answer(
-                fix_id, states.WAITING, f"{target} is still being imported; apply() or the next target asks again"
+                fix_id,
+                states.WAITING,
+                f"{target} is still being imported; apply() or the next target asks again",
             )
         if _spec_missing(target.partition(".")[0]):
             return self._answer(fix_id, states.MISSING, f"{target.partition('.')[0]} is not installed")
@@ -283,7 +289,10 @@ class Runner:
             lost = [entry.intruder() for entry in self._ledger.entries(fix_id) if not entry.reaches()]
             if lost:
                 return self._answer(
-                    fix_id, states.OVERWRITTEN, f"{'; '.join(lost)}; apply() cannot bring it back", answer.changes
+                    fix_id,
+                    states.OVERWRITTEN,
+                    f"{'; '.join(lost)}; apply() cannot bring it back",
+                    answer.changes,
                 )
         return answer
 
@@ -316,11 +325,11 @@ class Runner:
             if error.name and (target + ".").startswith(error.name + ".") and error.name != library:
                 version = installed_version(library) or ""
                 return states.MISSING, f"{library} {version} has no module {error.name}".replace("  ", " ")
-            return states.WAITING, f"{library} is installed but cannot be imported: {_say(error)}"
+            return states.WAITING, f"{library} is installed but cannot be imported: {say(error)}"
         except BaseException as error:  # some releases end in SystemExit or worse; status must still answer
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return states.WAITING, f"{library} is installed but cannot be imported: {_say(error)}"
+            return states.WAITING, f"{library} is installed but cannot be imported: {say(error)}"
 
     def _announce(self) -> None:
         """One line per process, when something was installed for the first time."""
@@ -353,7 +362,7 @@ def _spec_missing(library: str) -> bool:
         return False
 
 
-def _say(error: BaseException) -> str:
+def say(error: BaseException) -> str:
     """An exception as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -30,7 +30,9 @@ class Settings:
 
     def __init__(self, text: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        only, skip, problems = [], [], []
+        only: list[str] = []
+        skip: list[str] = []
+        problems: list[str] = []
         flags = dict.fromkeys(WORDS, False)
         for word in filter(None, (part.strip() for part in text.split(","))):
             kind, colon, name = word.partition(":")

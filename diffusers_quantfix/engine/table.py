@@ -14,8 +14,11 @@ WIDTH = 80
 def board_table(board: Board) -> str:
     """One line per fix with its state, and below it the reason."""
     lines = [f"diffusers_quantfix {board.quantfix}, Python {board.python}"]
-    present = [f"{name} {version or '(unreadable version)'}" for name, version in board.installed.items()
-               if version is not None]
+    present = [
+        f"{name} {version or '(unreadable version)'}"
+        for name, version in board.installed.items()
+        if version is not None
+    ]
     lines += _paragraph("installed: " + (", ".join(present) or "none of the libraries that are mended"), "")
     problems = board.settings.get("problems")
     for problem in problems if isinstance(problems, list) else ():

@@ -77,8 +77,8 @@ def _contains(specifier: str, version: Version) -> bool:
 
 def judge(claims: Mapping[str, str]) -> Verdict:
     """Hold every specifier of a claim against the installed distributions; all must fit."""
-    found = []
-    outside = []
+    found: list[str] = []
+    outside: list[str] = []
     for distribution, specifier in claims.items():
         version = installed_version(distribution)
         if version is None:

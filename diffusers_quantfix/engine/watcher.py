@@ -38,12 +38,12 @@ class Watcher:
     def start(self) -> None:
         """Put the finder first on ``sys.meta_path``; safe to call twice."""
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder needs find_spec only
+            sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
         """Take the finder away; safe to call twice.  Imports that are under way still report."""
         while self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     @property
     def watching(self) -> bool:

@@ -7,8 +7,7 @@ a test holds the two against each other.
 from __future__ import annotations
 
 # id -> (file below this package, target module)
-INDEX = {
-}
+INDEX: dict[str, tuple[str, str]] = {}
 
 # The distributions whose versions decide, in the order in which people think of them.
 DISTRIBUTIONS = (

@@ -1,0 +1,97 @@
+"""What the proof found, as a table for people and as data for machines."""
+
+from __future__ import annotations
+
+import textwrap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WIDTH = 80
+
+MENDED = "mended"
+NOT_MENDED = "NOT MENDED"
+NOT_SHOWN = "NOT SHOWN"
+CANNOT_SHOW = "cannot show"
+NOT_NEEDED = "not needed"
+
+
+class Line:
+    """One fix: what happened without the package and what happened with it.
+
+    Attributes:
+        verdict: "mended"; "not needed" (the fix does not apply here); "cannot show" (not on this machine);
+            "NOT MENDED" (wrong with the package too); "NOT SHOWN" (the fix applies, yet all went well without it).
+        before: what happened without the package; empty when it was not run.
+        after: what happened with it; empty when it was not run.
+        reason: the sentence on the board for this fix.
+    """
+
+    def __init__(self, id: str, title: str, verdict: str, before: str, after: str, reason: str) -> None:
+        self.id = id
+        self.title = title
+        self.verdict = verdict
+        self.before = before
+        self.after = after
+        self.reason = reason
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict not in (NOT_MENDED, NOT_SHOWN)
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(vars(self))
+
+
+class Report:
+    """All lines, with what is installed."""
+
+    def __init__(self, lines: list[Line], installed: Mapping[str, str | None], seconds: float) -> None:
+        self.lines = lines
+        self.installed = dict(installed)
+        self.seconds = seconds
+
+    @property
+    def ok(self) -> bool:
+        """Whether every defect that was shown is mended, and none that should show did not."""
+        return all(line.ok for line in self.lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report for machines."""
+        return {
+            "ok": self.ok,
+            "installed": self.installed,
+            "seconds": round(self.seconds, 1),
+            "fixes": [line.to_dict() for line in self.lines],
+        }
+
+    def __str__(self) -> str:
+        present = ", ".join(
+            f"{name} {version}" for name, version in self.installed.items() if version is not None
+        )
+        rows = [*textwrap.wrap(f"verified on {present}", WIDTH), ""]
+        for line in self.lines:
+            rows.append(f"{line.verdict:<13}{line.id}")
+            rows += _indented(line.title, "")
+            if line.before:
+                rows += _indented(line.before, "without: ") + _indented(line.after, "with:    ")
+            else:
+                rows += _indented(line.reason, "-> ")
+        counts = ", ".join(
+            f"{sum(line.verdict == verdict for line in self.lines)} {verdict}"
+            for verdict in (MENDED, NOT_MENDED, NOT_SHOWN, CANNOT_SHOW, NOT_NEEDED)
+            if any(line.verdict == verdict for line in self.lines)
+        )
+        return "\n".join([*rows, "", f"{counts or 'nothing to verify'} ({self.seconds:.0f} s)"])
+
+
+def _indented(text: str, lead: str) -> list[str]:
+    margin = " " * 13
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=margin + lead,
+        subsequent_indent=margin + " " * len(lead),
+        break_on_hyphens=False,
+    )
