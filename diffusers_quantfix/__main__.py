@@ -31,12 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     prove.add_argument("--json", action="store_true", help="for machines")
     prove.set_defaults(run=_verify)
     options = parser.parse_args(arguments)
-    problems = settings().problems
-    for problem in problems:
-        # The package reported it through logging already, which the program may have silenced.
-        print(f"{parser.prog}: {problem}", file=sys.stderr)
     code: int = options.run(options)
-    return code or (2 if problems else 0)
+    return code or (2 if settings().problems else 0)  # activation has reported them
 
 
 def _status(options: argparse.Namespace) -> int:
