@@ -1,0 +1,33 @@
+"""The rig: two fake CUDA devices for a CPU-only torch, so that device code is tested where there is no GPU.
+
+Tensors on ``cuda:0`` and ``cuda:1`` lie in host memory, but everything about *where a tensor is and what keeps it
+alive* is genuine: they say ``device=cuda:1``, mixed devices raise what CUDA raises, every byte allocated on a device
+and every byte copied between devices is counted. The numbers come from the CPU kernels. bitsandbytes runs on it too.
+
+    from tests import rig
+
+    with rig.devices():
+        x = torch.ones(1000).to("cuda:1")
+        rig.allocated("cuda:1")   # 4000
+        rig.traffic().h2d         # 4000
+
+Tests should ask for the ``gpu`` fixture (``tests/rig/fixtures.py``), which prefers real devices.
+
+Importing this package imports neither torch nor anything else of weight.
+"""
+
+from __future__ import annotations
+
+from .api import Traffic, allocated, device_count, devices, load, peak, reset, traffic, unavailable_reason
+
+__all__ = [
+    "Traffic",
+    "allocated",
+    "device_count",
+    "devices",
+    "load",
+    "peak",
+    "reset",
+    "traffic",
+    "unavailable_reason",
+]

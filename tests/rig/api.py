@@ -1,0 +1,125 @@
+"""The rig's Python interface: switch the devices on, ask what lies on them and what was copied."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import build
+
+_HOST = -1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes copied since the last ``reset()``: host to device, device to host, device to another device."""
+
+    h2d: int
+    d2h: int
+    d2d: int
+
+
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Why there is no rig here, in one sentence; None if it is loaded. The first call compiles and loads it."""
+    try:
+        path = build.library()
+        import torch
+
+        torch.ops.load_library(str(path))
+    except build.Unavailable as reason:
+        return str(reason)
+    except (ImportError, OSError) as error:
+        return f"the fake CUDA device could not be loaded: {error}"
+    return None
+
+
+def load() -> bool:
+    """Compile (about 12 s, cached) and load the backend; nothing changes until ``devices()``. Never raises.
+
+    Best called before the first backward pass of the process: autograd counts the devices only once.
+    """
+    return unavailable_reason() is None
+
+
+@contextlib.contextmanager
+def devices() -> Iterator[None]:
+    """Have two CUDA devices inside the block and none after it."""
+    if reason := unavailable_reason():
+        raise RuntimeError(f"the rig is not available: {reason}")
+    from . import bitsandbytes_native, bitsandbytes_ops, caches, cuda_bindings
+    from .undo import Undo
+
+    # bitsandbytes looks for GPUs when it is imported. It must see the honest machine, or it would look for CUDA's
+    # libraries; what it needs on the fake devices is given to it here.
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        import bitsandbytes  # noqa: F401
+
+    with contextlib.ExitStack() as stack:
+        undo = stack.enter_context(Undo())
+        stack.callback(caches.clear)
+        cuda_bindings.install(undo)
+        bitsandbytes_native.install(undo)
+        bitsandbytes_ops.install(undo)
+        caches.clear()
+        reset()
+        yield
+
+
+def device_count() -> int:
+    """How many devices there are while they are switched on."""
+    return 2
+
+
+def allocated(device) -> int:
+    """Bytes that live tensors hold on a device now (unreachable reference cycles are collected first)."""
+    gc.collect()
+    return _ops().allocated(_index(device))
+
+
+def peak(device) -> int:
+    """The most bytes held on a device at any time since the last ``reset()``."""
+    return _ops().peak(_index(device))
+
+
+def traffic(device=None) -> Traffic:
+    """Bytes copied between devices since the last ``reset()``; with a device, those into and out of it only.
+
+    A copy within one device is no traffic, nor is what a kernel reads or writes.
+    """
+    everywhere = range(device_count())
+    mine = set(everywhere) if device is None else {_index(device)}
+    copied = _ops().traffic
+    return Traffic(
+        h2d=sum(copied(_HOST, i) for i in mine),
+        d2h=sum(copied(i, _HOST) for i in mine),
+        d2d=sum(copied(i, j) for i in everywhere for j in everywhere if i != j and mine & {i, j}),
+    )
+
+
+def reset() -> None:
+    """Start over: no traffic so far, the peak is what is allocated now, cuda:0 is the current device."""
+    gc.collect()
+    _ops().reset_traffic()
+    for i in range(device_count()):
+        _ops().reset_peak(i)
+    _ops().set_current_device(0)
+
+
+def _ops():
+    import torch
+
+    return torch.ops.diffusers_quantfix_rig
+
+
+def _index(device) -> int:
+    import torch
+
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type != "cuda":
+        raise ValueError(f"the rig counts on CUDA devices only, not on {device}")
+    return _ops().current_device() if device.index is None else device.index

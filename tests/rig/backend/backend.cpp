@@ -1,0 +1,157 @@
+// Two fake CUDA devices for a CPU-only torch: registers the memory (memory.h), the runtime (runtime.h) and the
+// operators (fallback.h and the few below that create, copy or re-seat tensors) under torch's CUDA keys.
+#include "fallback.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/set_native.h>
+
+namespace torch::utils {
+void set_requires_device_init(at::DeviceType, bool);  // libtorch_python; its header wants Python.h
+}
+
+namespace rig {
+
+C10_REGISTER_GUARD_IMPL(CUDA, DeviceGuard);
+
+at::Tensor empty(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
+  CurrentDevice guard(device);
+  return at::detail::empty_generic(size, &device_memory(), kCudaKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
+  CurrentDevice guard(device);
+  return at::detail::empty_strided_generic(size, stride, &device_memory(), kCudaKeys, c10::dtype_or_default(dtype));
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!source.is_meta(), "Cannot copy out of meta tensor; no data!");
+  auto target = on_host(self);
+  target.copy_(on_host(source));
+  count_copy(source.device(), self.device(), static_cast<int64_t>(source.nbytes()));
+  return self;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  count_copy(self.device(), at::kCPU, static_cast<int64_t>(self.element_size()));
+  return on_host(self).item();
+}
+
+at::Tensor& set_storage_with_shape(
+    at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  at::native::checkSetStorage(self, source, offset, size, stride);
+  if (stride.data()) {
+    self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
+  } else {
+    self.unsafeGetTensorImpl()->set_storage_offset(offset);
+    self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  }
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage_with_shape(self, std::move(source), 0, {elements}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return self.is_same(source)
+      ? self
+      : set_storage_with_shape(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  CurrentDevice guard(self.device());
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, device_memory().allocate(0), &device_memory(), true);
+  return set_storage_with_shape(self, std::move(nothing), 0, {0}, {});
+}
+
+void record_stream(at::Tensor&, at::Stream) {}
+
+// ---- what tests/rig/*.py calls, as torch.ops.diffusers_quantfix_rig.*
+
+void enable(bool on) {
+  if (on == enabled.exchange(on)) {
+    return;
+  }
+  on ? become<Hooks>() : become<at::CUDAHooksInterface>();
+  torch::utils::set_requires_device_init(at::kCUDA, true);
+}
+
+// Storages have no operator for this; torch's own UntypedStorage.resize_ knows real CUDA only.
+void resize_storage(const at::Tensor& tensor, int64_t bytes) {
+  CurrentDevice guard(tensor.device());
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  auto data = device_memory().allocate(bytes);
+  memcpy(data.get(), storage->data(), std::min<size_t>(bytes, storage->nbytes()));
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(bytes);
+}
+
+// Gives an operator the fallback as its kernel for the devices, ahead of a kernel that suits every backend: such a
+// kernel would compute on the devices, where its intermediate results count as allocated.
+std::vector<c10::RegistrationHandleRAII>& host_kernels() {
+  static auto* handles = new std::vector<c10::RegistrationHandleRAII>;
+  return *handles;
+}
+void use_host_kernel(std::string name, std::string overload) {
+  host_kernels().push_back(c10::Dispatcher::singleton().registerImpl(
+      c10::OperatorName(std::move(name), std::move(overload)), c10::DispatchKey::CUDA,
+      c10::KernelFunction::makeFromBoxedFunction<&fallback>(), std::nullopt, nullptr, "tests/rig"));
+}
+void forget_host_kernels() { host_kernels().clear(); }
+
+int64_t get_current_device() { return current_device; }
+void set_current_device(int64_t device) { DeviceGuard().setDevice({at::kCUDA, static_cast<c10::DeviceIndex>(device)}); }
+int64_t get_allocated(int64_t device) { check_ordinal(device); return allocated[device]; }
+int64_t get_peak(int64_t device) { check_ordinal(device); return peak[device]; }
+void reset_peak(int64_t device) { device_memory().resetPeakStats(static_cast<c10::DeviceIndex>(device)); }
+int64_t get_traffic(int64_t from, int64_t to) { return traffic.at(from + 1).at(to + 1); }  // -1 is the host
+void reset_traffic() {
+  for (auto& row : traffic) {
+    for (auto& bytes : row) bytes = 0;
+  }
+}
+at::Generator get_default_generator(int64_t device) { return default_generator(static_cast<c10::DeviceIndex>(device)); }
+
+}  // namespace rig
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&rig::fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", &rig::empty);
+  m.impl("empty_strided", &rig::empty_strided);
+  m.impl("copy_", &rig::copy_);
+  m.impl("_local_scalar_dense", &rig::local_scalar_dense);
+  m.impl("set_.source_Storage_storage_offset", &rig::set_storage_with_shape);
+  m.impl("set_.source_Storage", &rig::set_storage);
+  m.impl("set_.source_Tensor", &rig::set_tensor);
+  m.impl("set_", &rig::set_empty);
+  m.impl("record_stream", &rig::record_stream);
+}
+
+TORCH_LIBRARY(diffusers_quantfix_rig, m) {
+  m.def("enable(bool on) -> ()", &rig::enable);
+  m.def("resize_storage(Tensor tensor, int bytes) -> ()", &rig::resize_storage);
+  m.def("use_host_kernel(str name, str overload) -> ()", &rig::use_host_kernel);
+  m.def("forget_host_kernels() -> ()", &rig::forget_host_kernels);
+  m.def("current_device() -> int", &rig::get_current_device);
+  m.def("set_current_device(int device) -> ()", &rig::set_current_device);
+  m.def("allocated(int device) -> int", &rig::get_allocated);
+  m.def("peak(int device) -> int", &rig::get_peak);
+  m.def("reset_peak(int device) -> ()", &rig::reset_peak);
+  m.def("traffic(int source, int target) -> int", &rig::get_traffic);
+  m.def("reset_traffic() -> ()", &rig::reset_traffic);
+  m.def("default_generator(int device) -> Generator?", &rig::get_default_generator);
+}
+
+static const bool memory_registered = [] {
+  c10::SetAllocator(c10::DeviceType::CUDA, &rig::device_memory());
+  return true;
+}();

@@ -1,0 +1,224 @@
+// Runs every operator that has no kernel of its own on the CPU kernel, over the very same memory: device tensors are
+// presented to it as CPU tensors that alias them, and what it returns is presented as device tensors again. Nothing is
+// copied, so only results are counted as allocated and nothing is counted as traffic.
+#pragma once
+
+#include "runtime.h"
+
+#include <torch/library.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+namespace rig {
+
+inline const c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
+inline const c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
+
+inline at::Tensor same_shape_over(c10::Storage storage, c10::DispatchKeySet keys, const at::Tensor& tensor) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, tensor.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return result;
+}
+
+// A CPU storage over the memory of a device storage. It may be resized: then it has new memory, see take_back().
+inline c10::Storage host_storage_over(const c10::Storage& storage) {
+  return c10::Storage(
+      c10::Storage::use_byte_size_t(),
+      storage.nbytes(),
+      c10::DataPtr(const_cast<void*>(storage.data()), c10::Device(c10::DeviceType::CPU)),
+      c10::GetAllocator(c10::DeviceType::CPU),
+      /*resizable=*/true);
+}
+
+inline at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.is_cuda() ? same_shape_over(host_storage_over(tensor.storage()), kCpuKeys, tensor) : tensor;
+}
+
+// Index tensors may stay on the CPU in CUDA's own kernels of these operators.
+inline bool takes_host_indices(const std::string& name) {
+  static const std::unordered_set<std::string> names{
+      "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index",
+      "aten::_unsafe_index_put"};
+  return names.count(name) != 0;
+}
+
+class HostCall {
+ public:
+  HostCall(const c10::OperatorHandle& op, torch::jit::Stack& stack) : op_(op), stack_(stack) {}
+
+  void run() {
+    choose_device();
+    CurrentDevice guard(device_);
+    const auto& arguments = op_.schema().arguments();
+    const size_t first = stack_.size() - arguments.size();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack_[first + i] = to_host(std::move(stack_[first + i]), arguments[i]);
+    }
+    op_.redispatchBoxed(kCpuKeys, &stack_);
+    take_back();
+    for (size_t i = stack_.size() - op_.schema().returns().size(); i < stack_.size(); ++i) {
+      stack_[i] = to_device(std::move(stack_[i]));
+    }
+  }
+
+ private:
+  // The common device of the tensors, or CUDA's complaint. A zero-dimensional CPU tensor may join any device.
+  void choose_device() {
+    const auto& arguments = op_.schema().arguments();
+    const size_t first = stack_.size() - arguments.size();
+    for (bool complain : {false, true}) {
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        const auto& value = stack_[first + i];
+        const auto visit = [&](const at::Tensor& tensor) {
+          complain ? check_device(tensor, arguments[i].name()) : note_device(tensor);
+        };
+        if (value.isTensor()) {
+          visit(value.toTensor());
+        } else if (value.isTensorList()) {
+          for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+        } else if (value.isOptionalTensorList()) {
+          for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+            if (tensor) visit(*tensor);
+          }
+        } else if (value.isDevice() && value.toDevice().is_cuda()) {
+          device_ = value.toDevice();
+        }
+      }
+    }
+  }
+  void note_device(const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cuda() && !device_) {
+      device_ = tensor.device();
+    }
+  }
+  void check_device(const at::Tensor& tensor, const std::string& argument) const {
+    if (!tensor.defined() || !device_ || tensor.device() == *device_ || (tensor.is_cpu() && tensor.dim() == 0)) {
+      return;
+    }
+    const auto& name = op_.schema().name();
+    if (argument == "indices" && takes_host_indices(name)) {
+      TORCH_CHECK(tensor.is_cpu(), "indices should be either on cpu or on the same device as the indexed tensor (",
+                  *device_, ")");
+      return;
+    }
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", *device_,
+                " and ", tensor.device(), "! (when checking argument for argument ", argument,
+                " in method wrapper_CUDA_", name.substr(name.find("::") + 2), ")");
+  }
+
+  c10::IValue to_host(c10::IValue value, const c10::Argument& argument) {
+    if (value.isTensor()) {
+      return to_host(value.toTensor());
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> result;
+      for (const at::Tensor& tensor : value.toTensorVector()) result.push_back(to_host(tensor));
+      return result;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> result;
+      for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        result.push_back(tensor ? std::optional(to_host(*tensor)) : std::nullopt);
+      }
+      return result;
+    }
+    if (value.isDevice() && value.toDevice().is_cuda()) {
+      return c10::Device(c10::DeviceType::CPU);
+    }
+    if (value.isGenerator() || (value.isNone() && argument.name() == "generator")) {
+      return replace_generator(value);
+    }
+    return value;
+  }
+
+  at::Tensor to_host(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) {
+      return tensor;
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "the rig has strided tensors only");
+    for (const auto& [host, device] : tensors_) {  // the same tensor twice must stay the same tensor
+      if (device.is_same(tensor)) return host;
+    }
+    const auto& storage = tensor.storage();
+    auto [known, is_new] = storages_.try_emplace(storage.unsafeGetStorageImpl());
+    if (is_new) {
+      known->second = host_storage_over(storage);
+      devices_.emplace(known->second.unsafeGetStorageImpl(), storage);
+    }
+    auto host = same_shape_over(known->second, kCpuKeys, tensor);
+    tensors_.emplace_back(host, tensor);
+    return host;
+  }
+
+  // Without a generator CUDA draws from the device's own, which keeps the CPU's random state untouched.
+  static c10::IValue replace_generator(const c10::IValue& value) {
+    const auto generator = value.isNone() ? default_generator(-1) : value.toGenerator();
+    TORCH_CHECK(generator.device().is_cuda(), "Expected a 'cuda' device type for generator but found '",
+                generator.device().type(), "'");
+    return static_cast<DeviceGenerator*>(generator.unsafeGetGeneratorImpl())->host;
+  }
+
+  // Writes back what an in-place or out= kernel did to the metadata or the memory of its arguments.
+  void take_back() {
+    for (const auto& [impl, device] : devices_) {
+      const auto host = storages_.at(device.unsafeGetStorageImpl());
+      if (host.data() != device.data() || host.nbytes() != device.nbytes()) {
+        auto* target = device.unsafeGetStorageImpl();
+        target->set_data_ptr_noswap(
+            make_block(const_cast<void*>(host.data()), host.nbytes(), device.device().index(), host));
+        target->set_nbytes(host.nbytes());
+      }
+    }
+    for (const auto& [host, device] : tensors_) {
+      if (host.sizes() != device.sizes() || host.strides() != device.strides() ||
+          host.storage_offset() != device.storage_offset()) {
+        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+      }
+    }
+  }
+
+  c10::IValue to_device(c10::IValue value) {
+    if (value.isTensor()) {
+      return to_device(value.toTensor());
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> result;
+      for (const at::Tensor& tensor : value.toTensorVector()) result.push_back(to_device(tensor));
+      return result;
+    }
+    return value;
+  }
+
+  at::Tensor to_device(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cpu()) {
+      return tensor;
+    }
+    for (const auto& [host, device] : tensors_) {  // self, or an out= argument
+      if (host.is_same(tensor)) return device;
+    }
+    const auto& storage = tensor.storage();
+    auto known = devices_.find(storage.unsafeGetStorageImpl());  // a view, or several results over one storage
+    if (known == devices_.end()) {
+      c10::Storage taken_over(
+          c10::Storage::use_byte_size_t(),
+          storage.nbytes(),
+          make_block(const_cast<void*>(storage.data()), storage.nbytes(), current_device, storage),
+          &device_memory(),
+          /*resizable=*/true);
+      known = devices_.emplace(storage.unsafeGetStorageImpl(), std::move(taken_over)).first;
+    }
+    return same_shape_over(known->second, kCudaKeys, tensor);
+  }
+
+  const c10::OperatorHandle& op_;
+  torch::jit::Stack& stack_;
+  std::optional<c10::Device> device_;
+  std::unordered_map<c10::StorageImpl*, c10::Storage> storages_;  // device storage -> CPU storage over it
+  std::unordered_map<c10::StorageImpl*, c10::Storage> devices_;   // CPU storage -> device storage
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;        // CPU tensor, device tensor
+};
+
+inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { HostCall(op, *stack).run(); }
+
+}  // namespace rig

@@ -1,0 +1,165 @@
+// Memory of the fake devices: host memory that says it is on cuda:N, counted byte by byte.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+
+namespace rig {
+
+constexpr int kDevices = 2;
+constexpr size_t kTotalMemory = size_t(16) << 30;
+
+inline thread_local c10::DeviceIndex current_device = 0;  // per thread, as in the CUDA runtime
+inline std::atomic<bool> enabled{false};
+
+inline std::array<std::atomic<int64_t>, kDevices> allocated{};
+inline std::array<std::atomic<int64_t>, kDevices> peak{};
+// Bytes copied, [from][to]; row and column 0 are the host, i + 1 is cuda:i.
+inline std::array<std::array<std::atomic<int64_t>, kDevices + 1>, kDevices + 1> traffic{};
+
+inline void check_ordinal(int64_t index) {
+  TORCH_CHECK(index < kDevices, "CUDA error: invalid device ordinal");
+}
+
+inline void count_allocation(int device, int64_t bytes) {
+  const int64_t now = (allocated[device] += bytes);
+  int64_t highest = peak[device];
+  while (highest < now && !peak[device].compare_exchange_weak(highest, now)) {
+  }
+}
+
+inline void count_copy(c10::Device from, c10::Device to, int64_t bytes) {
+  traffic[from.is_cuda() ? from.index() + 1 : 0][to.is_cuda() ? to.index() + 1 : 0] += bytes;
+}
+
+// Makes `device` the current one for a scope; refuses a device that does not exist before anything is allocated.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(std::optional<c10::Device> device) : previous_(current_device) {
+    if (device && device->index() >= 0) {
+      check_ordinal(device->index());
+      current_device = device->index();
+    }
+  }
+  ~CurrentDevice() { current_device = previous_; }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  c10::DeviceIndex previous_;
+};
+
+// One counted block. Either it owns `data`, or `host` does: the result of a CPU kernel is taken over as it is.
+struct Block {
+  void* data;
+  size_t bytes;
+  int device;
+  c10::Storage host;
+};
+
+inline void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  allocated[block->device] -= static_cast<int64_t>(block->bytes);
+  if (!block->host) {
+    c10::free_cpu(block->data);
+  }
+  delete block;
+}
+
+inline c10::DataPtr make_block(void* data, size_t bytes, int device, c10::Storage host) {
+  auto* block = new Block{data, bytes, device, std::move(host)};
+  count_allocation(device, static_cast<int64_t>(bytes));
+  return {data, block, &free_block, c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))};
+}
+
+class DeviceMemory final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK(enabled, "Torch not compiled with CUDA enabled");  // a tensor that outlived the devices
+    return make_block(bytes ? c10::alloc_cpu(bytes) : nullptr, bytes, current_device, {});
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { memcpy(to, from, bytes); }
+
+  // What torch.accelerator's memory functions ask.
+  bool initialized() override { return enabled; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    check_ordinal(device);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    for (auto* of : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+      (*of)[0].current = allocated[device];
+      (*of)[0].peak = peak[device];
+    }
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex device) override {
+    check_ordinal(device);
+    peak[device] = allocated[device].load();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    check_ordinal(device);
+    return {kTotalMemory - static_cast<size_t>(allocated[device].load()), kTotalMemory};
+  }
+};
+
+// Page-locked host memory is ordinary memory whose address range is remembered, so that is_pinned() is truthful.
+class PinnedMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(std::max<size_t>(bytes, 1));
+    std::lock_guard lock(mutex());
+    ranges()[data] = bytes;
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { memcpy(to, from, bytes); }
+
+  static bool contains(const void* address) {
+    std::lock_guard lock(mutex());
+    auto after = ranges().upper_bound(const_cast<void*>(address));
+    if (after == ranges().begin()) {
+      return false;
+    }
+    const auto& [begin, bytes] = *--after;
+    return static_cast<const char*>(address) < static_cast<const char*>(begin) + std::max<size_t>(bytes, 1);
+  }
+
+ private:
+  // Leaked on purpose: pinned tensors may be freed while the process ends.
+  static std::map<void*, size_t>& ranges() {
+    static auto* map = new std::map<void*, size_t>;
+    return *map;
+  }
+  static std::mutex& mutex() {
+    static auto* lock = new std::mutex;
+    return *lock;
+  }
+  static void release(void* data) {
+    {
+      std::lock_guard lock(mutex());
+      ranges().erase(data);
+    }
+    c10::free_cpu(data);
+  }
+};
+
+inline DeviceMemory& device_memory() {
+  static auto* memory = new DeviceMemory;
+  return *memory;
+}
+inline PinnedMemory& pinned_memory() {
+  static auto* memory = new PinnedMemory;
+  return *memory;
+}
+
+}  // namespace rig

@@ -1,0 +1,159 @@
+// What torch asks a device runtime for: the current device, streams, events, random generators, "is there a GPU?".
+// Everything runs at once on the calling thread, so streams are names and events are points in time.
+#pragma once
+
+#include "memory.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <chrono>
+#include <new>
+
+namespace rig {
+
+inline thread_local std::array<c10::StreamId, kDevices> current_stream{};
+inline std::atomic<c10::StreamId> last_stream{0};
+
+inline c10::Stream make_stream(c10::DeviceIndex index, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, index), id);
+}
+
+class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::Device getDevice() const override { return {c10::DeviceType::CUDA, current_device}; }
+  void setDevice(c10::Device device) const override {
+    check_ordinal(device.index());
+    uncheckedSetDevice(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.index() >= 0 && device.index() < kDevices) {
+      current_device = device.index();
+    }
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const auto previous = getDevice();
+    setDevice(device);
+    return previous;
+  }
+
+  c10::Stream getStream(c10::Device device) const override {
+    const auto index = device.index() < 0 ? current_device : device.index();
+    check_ordinal(index);
+    return make_stream(index, current_stream[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return make_stream(device.index(), 0); }
+  c10::Stream getNewStream(c10::Device device, int = 0) const override {
+    const auto index = device.index() < 0 ? current_device : device.index();
+    check_ordinal(index);
+    return make_stream(index, ++last_stream);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const override { return getNewStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const auto previous = getStream(stream.device());
+    current_stream[stream.device_index()] = stream.id();
+    return previous;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const override {}
+
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (!*event) {
+      *event = new Clock::time_point;
+    }
+    *static_cast<Clock::time_point*>(*event) = Clock::now();
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Clock::time_point*>(event);
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    const auto passed = *static_cast<Clock::time_point*>(to) - *static_cast<Clock::time_point*>(from);
+    return std::chrono::duration<double, std::milli>(passed).count();
+  }
+};
+
+// A generator that says it is on cuda:N. The CPU kernels draw from `host`, see replace_generator() in fallback.h.
+struct DeviceGenerator final : c10::GeneratorImpl {
+  DeviceGenerator(c10::DeviceIndex index, at::Generator drawn_from)
+      : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, index), c10::DispatchKeySet(c10::DispatchKey::CUDA)),
+        host(std::move(drawn_from)) {}
+
+  void set_current_seed(uint64_t seed) override { host.set_current_seed(seed); }
+  void set_offset(uint64_t offset) override { host.set_offset(offset); }
+  uint64_t get_offset() const override { return host.get_offset(); }
+  uint64_t current_seed() const override { return host.current_seed(); }
+  uint64_t seed() override { return const_cast<at::Generator&>(host).seed(); }
+  void set_state(const c10::TensorImpl& state) override { host.unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return host.unsafeGetGeneratorImpl()->get_state(); }
+
+  at::Generator host;
+
+ private:
+  DeviceGenerator* clone_impl() const override { return new DeviceGenerator(device_.index(), host.clone()); }
+};
+
+inline at::Generator new_generator(c10::DeviceIndex index) {
+  const auto device = index < 0 ? current_device : index;
+  check_ordinal(device);
+  return at::make_generator<DeviceGenerator>(device, at::detail::createCPUGenerator());
+}
+
+inline const at::Generator& default_generator(c10::DeviceIndex index) {
+  static auto* generators = new std::array<at::Generator, kDevices>{new_generator(0), new_generator(1)};
+  const auto device = index < 0 ? current_device : index;
+  check_ordinal(device);
+  return (*generators)[device];
+}
+
+struct Hooks final : at::CUDAHooksInterface {
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  int getNumGPUs() const override { return kDevices; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex current_device() const override { return rig::current_device; }
+  c10::DeviceIndex getCurrentDevice() const override { return rig::current_device; }
+  void setCurrentDevice(c10::DeviceIndex index) const override { exchangeDevice(index); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    check_ordinal(index);
+    return maybeExchangeDevice(index);
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    const auto previous = rig::current_device;
+    if (index >= 0 && index < kDevices) {
+      rig::current_device = index;
+    }
+    return previous;
+  }
+  void deviceSynchronize(c10::DeviceIndex) const override {}
+  c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory(); }
+  bool isPinnedPtr(const void* address) const override { return PinnedMemory::contains(address); }
+  c10::Device getDeviceFromPtr(void*) const override { return {c10::DeviceType::CUDA, rig::current_device}; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(index); }
+};
+
+// torch creates its one hooks object at the first question and keeps it for good, so registering another class works
+// only before that. Changing the class of the object in place works at any time and can be taken back.
+template <class NewHooks>
+void become() {
+  static_assert(sizeof(NewHooks) == sizeof(at::CUDAHooksInterface));
+  auto* hooks = const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks());
+  hooks->~CUDAHooksInterface();
+  new (hooks) NewHooks();
+}
+
+}  // namespace rig

@@ -1,0 +1,86 @@
+"""bitsandbytes >= 0.46 on the fake devices: its torch operators run their CPU kernels.
+
+Where bitsandbytes hands CUDA other data than the CPU, or has kernels for CUDA only, there are stand-ins here. They
+are CPU kernels of operators of our own, so that the backend checks the devices of their arguments and counts only
+their results.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from .undo import Undo
+
+_NAMESPACE = "bitsandbytes"
+_OURS = "diffusers_quantfix_rig"
+
+
+def install(undo: Undo) -> None:
+    """Give every operator of an imported bitsandbytes a kernel for the devices."""
+    ops = torch.ops.diffusers_quantfix_rig
+    ours = torch.library.Library(_OURS, "FRAGMENT")
+    theirs = torch.library.Library(_NAMESPACE, "IMPL")
+    undo.call(ours._destroy)
+    undo.call(theirs._destroy)
+    undo.call(ops.forget_host_kernels)
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        if namespace != _NAMESPACE:
+            continue
+        if name in _STAND_INS:
+            _stand_in(ours, theirs, name)
+        elif _has_cpu_kernel(qualified):
+            ops.use_host_kernel(*(f"{qualified}.".split(".")[:2]))
+
+
+def _has_cpu_kernel(qualified: str) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(qualified, "CPU") or has_kernel(qualified, "CompositeExplicitAutograd")
+
+
+def _stand_in(ours, theirs, name: str) -> None:
+    packet, _, overload = name.partition(".")
+    overload = overload or "default"
+    schema = str(getattr(getattr(torch.ops.bitsandbytes, packet), overload)._schema)
+    schema = re.sub(r"\(\$(\d+)! -> ?\)", r"(a\1!)", schema)  # "Tensor!" prints as "Tensor($0! -> )"
+    ours.define(schema.removeprefix(f"{_NAMESPACE}::"))
+    ours.impl(name, _STAND_INS[name], "CPU")
+    theirs.impl(name, getattr(getattr(torch.ops.diffusers_quantfix_rig, packet), overload), "CUDA")
+
+
+def _gemv_4bit(A, B, shapeB, absmax, code, blocksize):
+    # The CPU kernel of 0.49+ wants the layout packed for AVX512; CUDA gets the plain one.
+    packed = B.reshape(-1).view(torch.uint8)
+    indices = torch.stack([packed >> 4, packed & 15], 1).view(-1)[: shapeB[0] * shapeB[1]].long()
+    scale = absmax.float().repeat_interleave(blocksize)[: indices.numel()]
+    weight = (code.float()[indices] * scale).view(*shapeB)
+    return (A.float() @ weight.t()).to(A.dtype)
+
+
+def _int8_double_quant(A, threshold=0.0):
+    rows, row_stats, outliers = torch.ops.bitsandbytes.int8_vectorwise_quant(A, threshold=threshold)
+    small = A.float()
+    if threshold > 0.0:
+        small = small.masked_fill(small.abs() >= threshold, 0.0)
+    column_stats = small.abs().amax(0)
+    columns = (small * (127.0 / column_stats.clamp_min(1e-30))).round().to(torch.int8)
+    return rows, columns, row_stats, column_stats, outliers
+
+
+def _writing_to_out(function):
+    def kernel(*args):
+        *inputs, out = args
+        out.copy_(function(*inputs))
+
+    return kernel
+
+
+_STAND_INS = {
+    "gemv_4bit": _gemv_4bit,
+    "gemv_4bit.out": _writing_to_out(_gemv_4bit),
+    "dequantize_4bit.out": _writing_to_out(lambda *args: torch.ops.bitsandbytes.dequantize_4bit(*args)),
+    "dequantize_blockwise.out": _writing_to_out(lambda *args: torch.ops.bitsandbytes.dequantize_blockwise(*args)),
+    "int8_double_quant": _int8_double_quant,
+}

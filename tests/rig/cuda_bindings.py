@@ -1,0 +1,161 @@
+"""Supplies what a CUDA build of torch binds in ``torch._C``, so that torch's own Python code finds the fake devices.
+
+Only these bindings are supplied; ``torch.cuda`` and ``torch.accelerator`` above them are torch's own. The exceptions
+are the classes whose C++ base a CPU build replaces by a dummy (streams, events, device properties), memory figures
+that go through the CUDA runtime library, and storages, which a CPU build cannot create on a CUDA device.
+"""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+from .undo import Undo
+
+TOTAL_MEMORY = 16 << 30  # as in backend/memory.h
+CAPABILITY = (8, 0)
+
+
+def install(undo: Undo) -> None:
+    """Switch the devices on until ``undo`` is done."""
+    ops = torch.ops.diffusers_quantfix_rig
+    ops.enable(True)
+    undo.call(ops.enable, False)
+    for name, function in _bindings(ops).items():
+        undo.set(torch._C, name, function)
+    for name, value in _torch_cuda(ops).items():
+        undo.set(torch.cuda, name, value)
+    undo.set(torch.cuda.memory, "mem_get_info", torch.cuda.mem_get_info)
+    undo.set(torch.cuda.streams, "Stream", Stream)
+    undo.set(torch.cuda.streams, "Event", Event)
+    undo.set(torch.backends.cuda, "is_built", lambda: True)
+    undo.set(torch.UntypedStorage, "__new__", staticmethod(_new_storage))
+    undo.set(torch.UntypedStorage, "resize_", _resize_storage(ops, torch.UntypedStorage.resize_))
+
+
+def _bindings(ops) -> dict:
+    def exchange_device(index: int) -> int:
+        previous = ops.current_device()
+        if index >= 0:
+            ops.set_current_device(index)
+        return previous
+
+    def set_device(index: int) -> None:
+        exchange_device(index)
+
+    def memory_stats(index: int) -> dict:
+        of_bytes = {"all": {"current": ops.allocated(index), "peak": ops.peak(index)}}
+        return {f"{kind}_bytes": of_bytes for kind in ("allocated", "reserved", "active", "requested")}
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        torch.accelerator.set_stream(
+            torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        )
+
+    def current_stream(index: int) -> tuple:
+        return _stream_data(torch.accelerator.current_stream(index))
+
+    def default_stream(index: int) -> tuple:
+        return 0, index, current_stream(index)[2]
+
+    nothing = _do_nothing
+    return {
+        "_cuda_getDeviceCount": lambda: 2,
+        "_cuda_getDevice": ops.current_device,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: True,
+        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
+        "_cuda_synchronize": nothing,
+        "_cuda_ipc_collect": nothing,
+        "_cuda_emptyCache": nothing,
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": ops.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_getCurrentStream": current_stream,
+        "_cuda_getDefaultStream": default_stream,
+        "_cuda_setStream": set_stream,
+        "_cuda_getCurrentRawStream": lambda index: current_stream(index)[0],
+    }
+
+
+def _torch_cuda(ops) -> dict:
+    def properties(index: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(
+            name=f"fake CUDA device {index}",
+            major=CAPABILITY[0],
+            minor=CAPABILITY[1],
+            total_memory=TOTAL_MEMORY,
+            multi_processor_count=8,
+            warp_size=32,
+        )
+
+    def mem_get_info(device=None) -> tuple[int, int]:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        return TOTAL_MEMORY - ops.allocated(index), TOTAL_MEMORY
+
+    return {
+        "_initialized": True,
+        "_cached_device_count": 2,
+        "default_generators": tuple(ops.default_generator(i) for i in range(2)),
+        "_exchange_device": torch._C._cuda_exchangeDevice,
+        "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
+        "_get_device_properties": properties,
+        "mem_get_info": mem_get_info,
+        "Stream": Stream,
+        "Event": Event,
+    }
+
+
+def _do_nothing(*args) -> None:
+    """All work is done at once, and freed memory is not kept: there is nothing to wait for or to empty."""
+
+
+def _stream_data(stream: torch.Stream) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+class Stream(torch.Stream):
+    """``torch.cuda.Stream`` over the stream type that torch has for every backend."""
+
+    def __new__(cls, device=None, priority=0, **kwargs):
+        if "stream_id" in kwargs:
+            return super().__new__(cls, **kwargs)
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        return super().__new__(cls, torch.device("cuda", index), priority=priority)
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+
+class Event(torch.Event):
+    """``torch.cuda.Event`` over the event type that torch has for every backend."""
+
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False, external=False):
+        return super().__new__(cls, "cuda", enable_timing=enable_timing)
+
+
+def _new_storage(cls, *args, device=None, **kwargs):
+    """``torch.UntypedStorage(...)``, which deep copies, ``torch.load`` and ``storage.cuda()`` go through."""
+    device = None if device is None else torch.device(device)
+    if device is None or device.type != "cuda":
+        return torch._C.StorageBase.__new__(cls, *args, device=device, **kwargs)
+    content = args[0] if args else 0
+    if isinstance(content, int):
+        tensor = torch.empty(content, dtype=torch.uint8, device=device)
+    else:
+        tensor = torch.tensor(content, dtype=torch.uint8, device=device)
+    return tensor.untyped_storage()
+
+
+def _resize_storage(ops, original):
+    def resize_(self, size: int):
+        if self.device.type != "cuda":
+            return original(self, size)
+        ops.resize_storage(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size)
+        return self
+
+    return resize_

@@ -1,0 +1,119 @@
+"""The ``gpu`` fixture: CUDA devices to test on, real ones where there are any and the rig's otherwise.
+
+Listed in ``pytest_plugins`` of the top conftest. With ``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails
+the tests that need it; otherwise they are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests import rig
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Load the rig before the first test: autograd counts the devices at the first backward pass, and only then."""
+    if any({"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ())) for item in items):
+        rig.load()
+
+
+class RigDevices:
+    """The rig's devices, seen through the interface of the ``gpu`` fixture."""
+
+    kind = "rig"
+
+    def __init__(self):
+        import torch
+
+        self.devices: list[torch.device] = [torch.device("cuda", i) for i in range(rig.device_count())]
+
+    @property
+    def pair(self) -> tuple:
+        """Two different devices to move things between."""
+        return self.devices[0], self.devices[1]
+
+    def allocated(self, device) -> int:
+        """Bytes that live tensors hold on a device."""
+        return rig.allocated(device)
+
+    def peak(self, device) -> int:
+        """The most bytes held on a device since the last ``reset()``."""
+        return rig.peak(device)
+
+    def traffic(self, device=None) -> rig.Traffic:
+        """Bytes copied between devices since the last ``reset()``; skips the test on real devices."""
+        return rig.traffic(device)
+
+    def reset(self) -> None:
+        """Traffic and peaks start over, the first device becomes the current one."""
+        rig.reset()
+
+
+class RealDevices:
+    """The CUDA devices of this machine, seen through the interface of the ``gpu`` fixture."""
+
+    kind = "cuda"
+
+    def __init__(self):
+        import torch
+
+        self._cuda = torch.cuda
+        self.devices: list[torch.device] = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+    @property
+    def pair(self) -> tuple:
+        """Two different devices to move things between: the CPU is the second one where there is one GPU only."""
+        import torch
+
+        return self.devices[0], (*self.devices, torch.device("cpu"))[1]
+
+    def allocated(self, device) -> int:
+        gc.collect()
+        return self._cuda.memory_allocated(device)
+
+    def peak(self, device) -> int:
+        return self._cuda.max_memory_allocated(device)
+
+    def traffic(self, device=None) -> rig.Traffic:
+        pytest.skip("the bytes copied between real devices are not counted")
+
+    def reset(self) -> None:
+        gc.collect()
+        for device in self.devices:
+            self._cuda.synchronize(device)
+            self._cuda.reset_peak_memory_stats(device)
+        self._cuda.set_device(0)
+
+
+@pytest.fixture
+def gpu() -> Iterator[RigDevices | RealDevices]:
+    """CUDA devices, fresh for each test: ``devices``, ``kind``, ``allocated``, ``peak``, ``traffic``, ``reset``."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        devices = RealDevices()
+        devices.reset()
+        yield devices
+    else:
+        _require_rig()
+        with rig.devices():
+            yield RigDevices()
+
+
+@pytest.fixture
+def rig_devices() -> Iterator[RigDevices]:
+    """The rig's devices, for tests of things that real ones cannot do or tell, such as counting traffic."""
+    _require_rig()
+    with rig.devices():
+        yield RigDevices()
+
+
+def _require_rig() -> None:
+    reason = rig.unavailable_reason()
+    if reason and os.environ.get("DIFFUSERS_QUANTFIX_REQUIRE_RIG") == "1":
+        pytest.fail(f"the rig is required and not available: {reason}")
+    if reason:
+        pytest.skip(f"no CUDA device, and the rig is not available: {reason}")
