@@ -88,9 +88,10 @@ def _side(setting: str, ids: list[str], work: str, step: Any) -> dict[str, dict[
     pending = list(ids)
     deadline = time.monotonic() + TIME_LIMIT
     while pending:
-        command = [sys.executable, "-m", f"{_PACKAGE}.verify.child", results, work, *pending]
         with open(os.path.join(work, "log"), "ab") as log:
-            child = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(
+                _command(results, work, pending), env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
             _read(results, found, step)
@@ -115,6 +116,10 @@ def _side(setting: str, ids: list[str], work: str, step: Any) -> dict[str, dict[
                 found.update({i: {"id": i, "event": "cannot show", "text": "no time left"} for i in pending})
                 break
     return found
+
+
+def _command(results: str, work: str, ids: list[str]) -> list[str]:
+    return [sys.executable, "-m", f"{_PACKAGE}.verify.child", results, work, *ids]
 
 
 def _read(results: str, found: dict[str, dict[str, str]], step: Any) -> None:
