@@ -1,0 +1,102 @@
+"""The tiny models work on the rig: whole, and quantized through the libraries' own loading paths."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.rig import models
+
+
+def _devices_of(model) -> set:
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+
+
+def test_a_pipeline_with_text_encoders_runs_the_same_on_any_device(gpu):
+    import torch
+
+    pipeline = models.flux_pipeline(text=True)
+    reference = models.prompt_flux(pipeline)
+    assert reference.isfinite().all()
+    assert reference.std() > 0
+    for device in gpu.devices:
+        latents = models.prompt_flux(pipeline.to(device))
+        assert latents.device == device
+        torch.testing.assert_close(latents.cpu(), reference, rtol=1e-4, atol=1e-4)
+    del pipeline, latents
+    assert [gpu.allocated(device) for device in gpu.devices] == [0] * len(gpu.devices)
+
+
+def test_deep_copies_of_text_encoders_stay_on_their_device(gpu):
+    for build in (models.clip_text, models.t5_encoder, models.vae, models.unet):
+        model = build().to(gpu.devices[-1])
+        twin = copy.deepcopy(model)
+        assert _devices_of(twin) == {gpu.devices[-1]}
+        before = gpu.allocated(gpu.devices[-1])
+        del model
+        assert gpu.allocated(gpu.devices[-1]) < before
+
+
+@pytest.mark.parametrize("double_quant", [False, True], ids=["", "double"])
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+def test_a_4bit_transformer_loads_and_runs(gpu, tmp_path, quant_type, double_quant):
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    model = models.load_quantized(
+        FluxTransformer2DModel,
+        models.saved(models.flux_transformer(), tmp_path),
+        bnb_4bit_quant_type=quant_type,
+        bnb_4bit_use_double_quant=double_quant,
+    )
+    assert _devices_of(model) == {gpu.devices[0]}
+    state = model.transformer_blocks[0].attn.to_q.weight.quant_state
+    assert (state.quant_type, state.nested) == (quant_type, double_quant)
+    latents = models.call_flux(models.flux_pipeline(model))
+    whole = models.call_flux(models.flux_pipeline(models.flux_transformer().to(gpu.devices[0], torch.float16)))
+    assert torch.nn.functional.cosine_similarity(latents.flatten(), whole.flatten(), dim=0) > 0.95
+
+
+def test_an_8bit_transformer_loads_and_runs(gpu, tmp_path):
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    model = _load_8bit(FluxTransformer2DModel, models.saved(models.flux_transformer(), tmp_path))
+    assert model.transformer_blocks[0].attn.to_q.weight.dtype == torch.int8
+    latents = models.call_flux(models.flux_pipeline(model))
+    whole = models.call_flux(models.flux_pipeline(models.flux_transformer().to(gpu.devices[0], torch.float16)))
+    assert torch.nn.functional.cosine_similarity(latents.flatten(), whole.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", ["t5_encoder", "clip_text"])
+def test_a_quantized_text_encoder_loads_and_runs(gpu, tmp_path, name, bits):
+    import torch
+
+    whole = getattr(models, name)()
+    folder = models.saved(whole, tmp_path)
+    load = _load_8bit if bits == 8 else _load_4bit_text_encoder
+    model = load(type(whole), folder)
+    tokens = torch.tensor([[2, 5, 6, 3]], device=gpu.devices[0])
+    expected = whole.to(gpu.devices[0])(tokens).last_hidden_state
+    result = model(tokens).last_hidden_state.float()
+    assert torch.nn.functional.cosine_similarity(result.flatten(), expected.flatten(), dim=0) > 0.95
+
+
+def _load_8bit(model_class, folder):
+    try:
+        return models.load_quantized(model_class, folder, bits=8)
+    except ValueError as error:
+        if "`.to` is not supported for `8-bit`" in str(error):
+            pytest.skip("these releases cannot load 8-bit models (diffusers-8bit-load-dispatch)")
+        raise
+
+
+def _load_4bit_text_encoder(model_class, folder):
+    try:
+        return models.load_quantized(model_class, folder)
+    except TypeError as error:
+        if "_is_hf_initialized" in str(error):
+            pytest.skip("these releases cannot load 4-bit text encoders (bnb-param-kwargs)")
+        raise
