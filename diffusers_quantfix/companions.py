@@ -1,0 +1,158 @@
+"""The companions of a quantized layer: the tensors that have to go where its weight goes.
+
+A bitsandbytes weight is more than its bytes. A 4-bit ``Params4bit`` has a ``QuantState`` (absmax, code, and for double
+quantization offset and the nested state2); the layer holds the same object a second time as ``layer.quant_state``. An
+8-bit ``Int8Params`` has CB and SCB, and after the first forward pass ``layer.state``, a ``MatmulLtState``, has them.
+None of these is a parameter or a buffer, so nothing of torch moves, counts or saves them. The fixes that move them and
+the tools that look for them share these functions.
+
+A host copy is a ``QuantState`` that belongs to a weight on ``meta``: its tensors stay on the CPU while the weight comes
+and goes. It is an ordinary ``QuantState`` with two marks, plain attributes that can be pickled and that bitsandbytes
+does not read: ``_is_host_copy`` on the copy, and ``_host_copy`` on a state that was made of it for a device.
+
+Neither torch nor bitsandbytes is imported here; who has a quantized layer has both.
+
+Upstream: bitsandbytes/functional.py (``QuantState``), bitsandbytes/nn/modules.py (``Params4bit``, ``Int8Params``),
+bitsandbytes/autograd/_functions.py (``MatmulLtState``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = [
+    "Companion",
+    "companions",
+    "host_copy",
+    "is_host_copy",
+    "is_quant_state",
+    "move_quant_state",
+    "on_device",
+]
+
+# The classes whose instances carry companions. By name: a layer can be looked at without bitsandbytes at hand, and
+# a subclass counts as well.
+_CARRIERS = ("QuantState", "MatmulLtState")
+_QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
+_HOST_COPY = "_host_copy"
+_IS_HOST_COPY = "_is_host_copy"
+
+
+class Companion:
+    """One tensor that belongs to a quantized weight.
+
+    Attributes:
+        name: where it hangs on the layer, e.g. ``weight.quant_state.state2.absmax`` or ``state.SCB``.
+        holder: the object that has it as an attribute (``QuantState``, ``MatmulLtState`` or the parameter).
+        attribute: its name there, so that ``setattr(companion.holder, companion.attribute, moved)`` replaces it.
+        tensor: the tensor itself. CB of an 8-bit layer is usually an alias of ``weight.data``: count storages.
+    """
+
+    __slots__ = ("attribute", "holder", "name", "tensor")
+
+    def __init__(self, name: str, holder: Any, attribute: str, tensor: Any) -> None:
+        self.name = name
+        self.holder = holder
+        self.attribute = attribute
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        return (
+            f"Companion({self.name}, {tuple(self.tensor.shape)}, {self.tensor.dtype}, {self.tensor.device})"
+        )
+
+
+def is_quant_state(value: Any) -> bool:
+    """Whether ``value`` is a bitsandbytes ``QuantState``."""
+    return _is_a(value, ("QuantState",))
+
+
+def companions(module: Any) -> Iterator[Companion]:
+    """Yield the companions of the weights that ``module`` itself owns, not of those of its submodules.
+
+    A holder that hangs on the layer twice (``weight.quant_state`` is ``quant_state``) is walked once, under the name
+    of the parameter. Host copies are walked where they are the quant state of a weight on ``meta``, and left out where
+    they are only what a quant state on a device was made of.
+    """
+    seen: set[int] = set()
+    for name, parameter in module._parameters.items():
+        if _is_a(parameter, _QUANTIZED_PARAMETERS):
+            yield from _walk(name, parameter, seen)
+    for name, value in vars(module).items():
+        if _is_a(value, _CARRIERS):
+            yield from _walk(name, value, seen)
+
+
+def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> None:
+    """Move every tensor of a ``QuantState`` to ``device``, in place, as ``nn.Module.to`` of the layer needs it."""
+    for found in _walk("", state, set()):
+        setattr(found.holder, found.attribute, found.tensor.to(device, non_blocking=non_blocking))
+
+
+def on_device(state: Any, device: Any, non_blocking: bool = False) -> Any:
+    """A ``QuantState`` like ``state`` with its tensors on ``device``; ``state`` and its tensors are not touched.
+
+    Tensors that are on ``device`` already are shared, not copied. A state made of a host copy knows it.
+    """
+    duplicate = _duplicate(state, device, non_blocking)
+    if is_host_copy(state):
+        delattr(duplicate, _IS_HOST_COPY)
+        setattr(duplicate, _HOST_COPY, state)
+    return duplicate
+
+
+def host_copy(state: Any) -> Any:
+    """The ``QuantState`` on the CPU that stands for ``state`` while its weight is on ``meta``.
+
+    Nothing is copied when ``state`` was made of a host copy, is one, or is on the CPU. A state that has no data
+    (somewhere on ``meta``, or a foreign object) is returned as it is.
+    """
+    known = vars(state).get(_HOST_COPY)
+    if known is not None:
+        return known
+    tensors = [found.tensor for found in _walk("", state, set())]
+    if is_host_copy(state) or not tensors or any(tensor.is_meta for tensor in tensors):
+        return state
+    copy = _duplicate(state, "cpu", False)
+    setattr(copy, _IS_HOST_COPY, True)
+    return copy
+
+
+def is_host_copy(state: Any) -> bool:
+    """Whether ``state`` waits on the CPU for a weight that is on ``meta``."""
+    return _IS_HOST_COPY in vars(state)
+
+
+def _duplicate(state: Any, device: Any, non_blocking: bool) -> Any:
+    tensor = sys.modules["torch"].Tensor
+    duplicate = object.__new__(type(state))
+    held = vars(duplicate)
+    for name, value in vars(state).items():
+        if isinstance(value, tensor):
+            held[name] = value.to(device, non_blocking=non_blocking)
+        elif name != _HOST_COPY:
+            held[name] = _duplicate(value, device, non_blocking) if is_quant_state(value) else value
+    return duplicate
+
+
+def _walk(name: str, holder: Any, seen: set[int]) -> Iterator[Companion]:
+    if id(holder) in seen:
+        return
+    seen.add(id(holder))
+    tensor = sys.modules["torch"].Tensor
+    # A list, since who walks may replace what was found.
+    for attribute, value in list(vars(holder).items()):
+        path = f"{name}.{attribute}" if name else attribute
+        if isinstance(value, tensor):
+            yield Companion(path, holder, attribute, value)
+        elif attribute != _HOST_COPY and _is_a(value, _CARRIERS):
+            yield from _walk(path, value, seen)
+
+
+def _is_a(value: Any, names: tuple[str, ...]) -> bool:
+    return any(cls.__name__ in names for cls in type(value).__mro__)

@@ -1,0 +1,50 @@
+"""QuantState.to leaves ``code`` on the old device.
+
+Symptom: RuntimeError "All input tensors need to be on the same GPU, but found the following tensor and device
+    combinations" (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model went to another GPU.
+    Larger batches do not read ``code`` and pass.
+Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
+Upstream: bitsandbytes issue 1527, mended in 0.45.3.
+Cure: ``QuantState.to`` itself, which every move of a 4-bit weight goes through (``Params4bit.to``, a parent's ``.to``,
+    accelerate), moves ``code`` too.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-quant-state-code",
+    title="QuantState.to leaves the code tensor on the old device",
+    module="bitsandbytes.functional",
+    claims={"bitsandbytes": ">=0.43.0,<0.45.3"},
+    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527",),
+    symptom="RuntimeError: All input tensors need to be on the same GPU, but found the following tensor and device "
+    "combinations",
+    healed="bitsandbytes 0.45.3",
+    hot=True,
+)
+
+
+def broken(functional) -> bool:
+    """Move a quant state of two small tensors to ``meta``, a device that is always there."""
+    import torch
+
+    state_class = resolve(functional, "QuantState")
+    resolve(functional, "QuantState.to")
+    state = state_class(absmax=torch.zeros(1), code=torch.zeros(16))
+    state.to("meta")
+    return state.absmax.is_meta and not state.code.is_meta
+
+
+def mend(functional, ledger) -> None:
+    def make(original):
+        def to(self, device):
+            original(self, device)
+            if self.code is not None:
+                self.code = self.code.to(device)
+
+        return to
+
+    ledger.around(resolve(functional, "QuantState"), "to", make)

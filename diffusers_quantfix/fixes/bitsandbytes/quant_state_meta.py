@@ -1,0 +1,113 @@
+"""Offloading a 4-bit weight to ``meta`` destroys its quant state.
+
+Symptom: a 4-bit model under ``enable_sequential_cpu_offload``, ``accelerate.cpu_offload`` or ``disk_offload`` ends in
+    NotImplementedError "Cannot copy out of meta tensor; no data!" (bitsandbytes >= 0.46.1), or RuntimeError "Blockwise
+    quantization only supports 16/32-bit floats, but got torch.uint8" (<= 0.46.0).
+Cause: accelerate keeps the packed weight in host memory and puts the parameter on ``meta`` between two uses. Of the
+    quant state it knows nothing, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and
+    new parameter share: from then on absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also
+    forgets that it is quantized, so that coming back it is quantized a second time.
+Upstream: bitsandbytes issue 1525, closed as not planned; diffusers issue 10800.
+Cure: ``Params4bit.to`` is where every offload meets the quant state. To ``meta``, the moved parameter gets a host copy
+    of it, and the source keeps its own, untouched. Coming back, the parameter gets a quant state of its own on the
+    device, made of the host copy and dropped with the parameter: nothing is ever copied back to the host. All other
+    moves stay upstream's, which change the shared quant state in place: ``nn.Module.to`` relies on it.
+"""
+
+from __future__ import annotations
+
+from ... import companions
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-quant-state-meta",
+    title="4-bit weights lose their quant state under sequential offload",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0"},
+    upstream=(
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525",
+        "https://github.com/huggingface/diffusers/issues/10800",
+    ),
+    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! / RuntimeError: Blockwise quantization only "
+    "supports 16/32-bit floats, but got torch.uint8",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Send a small quantized parameter to ``meta`` and back, the way accelerate does it."""
+    resolve(modules, "Params4bit.to")
+    parameter = _parameter(modules)
+    offloaded = parameter.to("meta")
+    if parameter.quant_state.absmax.is_meta or not offloaded.bnb_quantized:
+        return True
+    back = modules.Params4bit(parameter.data, requires_grad=False, **vars(offloaded)).to("cpu")
+    return back.quant_state.absmax.is_meta or not back.bnb_quantized
+
+
+def mend(modules, ledger) -> None:
+    import torch
+
+    parse = torch._C._nn._parse_to
+    make_subclass = torch.Tensor._make_subclass
+    # Comparing devices is six times as fast as asking one for its type.
+    meta = (torch.device("meta"), torch.device("meta", 0))
+
+    def make(original):
+        # nn.Module.to comes here for every 4-bit weight: a plain move must stay as cheap as it was.
+        forgets = not original(_parameter(modules), "cpu").bnb_quantized
+
+        def to(self, *args, **kwargs):
+            state = self.__dict__.get("quant_state")
+            if state is None:
+                return original(self, *args, **kwargs)
+            device = parse(*args, **kwargs)[0]
+            if device in meta:
+                return moved(self, state, companions.host_copy(state), args, kwargs)
+            if "_is_host_copy" in state.__dict__ and device is not None and self.bnb_quantized:
+                return moved(self, state, companions.on_device(state, device), args, kwargs)
+            result = original(self, *args, **kwargs)
+            if forgets and self.bnb_quantized:
+                result.bnb_quantized = True
+            return result
+
+        return to
+
+    def moved(self, state, new_state, args, kwargs):
+        """The parameter where ``.to`` was asked to put it, with ``new_state``; ``self`` keeps ``state``."""
+        result = make_subclass(type(self), self.data.to(*args, **kwargs), self.requires_grad)
+        vars(result).update(vars(self))
+        result.quant_state = new_state
+        rejoin(self, state, new_state)
+        return result
+
+    def rejoin(parameter, state, new_state):
+        """Let the layer's own reference follow; it would keep the quant state of the last use on the device.
+
+        Only for a parameter that was built to replace the layer's: while the layer still has this one, it needs the
+        quant state that it has.
+        """
+        layer = vars(parameter).get("module")
+        if layer is None or vars(layer).get("quant_state") is not state:
+            return
+        if all(own is not parameter for own in layer._parameters.values()):
+            layer.quant_state = new_state
+
+    ledger.around(resolve(modules, "Params4bit"), "to", make)
+
+
+def _parameter(modules):
+    """A quantized parameter of 64 weights on the CPU."""
+    import torch
+
+    state = resolve(modules, "QuantState")(
+        absmax=torch.zeros(1),
+        shape=torch.Size((64, 1)),
+        code=torch.zeros(16),
+        blocksize=64,
+        quant_type="nf4",
+        dtype=torch.float32,
+    )
+    packed = torch.zeros(32, 1, dtype=torch.uint8)
+    return modules.Params4bit(packed, quant_type="nf4", quant_state=state, bnb_quantized=True)
