@@ -6,27 +6,16 @@ they point to. bitsandbytes' own Python code (device checks, quant states, autog
 
 from __future__ import annotations
 
-import math
 import re
 import sys
-from ctypes import c_char
 
 import torch
 
+from . import blockwise, native_int8
+from .native_memory import at
 from .undo import Undo
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_CODES = {
-    "nf4": torch.tensor(
-        [
-            *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-            *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-            *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
-            *(0.7229568362236023, 1.0),
-        ]
-    ),
-    "fp4": torch.tensor([0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3]) / 12,
-}
 
 
 def install(undo: Undo) -> None:
@@ -70,92 +59,35 @@ def _on_numbers(function, kinds: dict):
     return entry_point
 
 
-def _at(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor over ``count`` elements of raw memory."""
-    if not count:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer((c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
+def _quantize(code, A, absmax, out, blocksize, n, *stream, dtype, kind):
+    table = blockwise.CODES[kind] if kind else at(code, 256, torch.float32)
+    indices, scale = blockwise.quantize(at(A, n, _DTYPES[dtype]), table, blocksize)
+    indices = blockwise.pack(indices) if kind else indices
+    at(out, indices.numel(), torch.uint8).copy_(indices)
+    at(absmax, scale.numel(), torch.float32).copy_(scale)
 
 
-# ---- blockwise 8-bit and 4-bit
+def _dequantize(code, A, absmax, out, blocksize, n, *stream, dtype, kind):
+    table = blockwise.CODES[kind] if kind else at(code, 256, torch.float32)
+    indices = blockwise.unpack(at(A, (n + 1) // 2, torch.uint8), n) if kind else at(A, n, torch.uint8)
+    at(out, n, _DTYPES[dtype]).copy_(blockwise.dequantize(indices, table, _scale(absmax, n, blocksize), blocksize))
 
 
-def _quantize(code, A, absmax, out, blocksize, n, *stream, t, q=None):
-    blocks = math.ceil(n / blocksize)
-    values = torch.zeros(blocks * blocksize)
-    values[:n] = _at(A, n, _DTYPES[t]).float()
-    values = values.view(blocks, blocksize)
-    scale = values.abs().amax(1)
-    _at(absmax, blocks, torch.float32).copy_(scale)
-    values = values / torch.where(scale > 0, scale, 1.0)[:, None]
-    table = _CODES[q] if q else _at(code, 256, torch.float32)
-    nearest = torch.cat([(part[..., None] - table).abs().argmin(-1) for part in values.split(512)])
-    nearest = nearest.view(-1)[:n].to(torch.uint8)
-    if q:
-        nearest = torch.nn.functional.pad(nearest, (0, n % 2))
-        nearest = (nearest[0::2] << 4) | nearest[1::2]
-    _at(out, nearest.numel(), torch.uint8).copy_(nearest)
+def _gemv(m, n, k, A, B, absmax, code, out, lda, ldb, ldc, blocksize, *stream, dtype):
+    indices = blockwise.unpack(at(B, (m * k + 1) // 2, torch.uint8), m * k)
+    scale = _scale(absmax, m * k, blocksize)
+    weight = blockwise.dequantize(indices, at(code, 16, torch.float32), scale, blocksize)
+    at(out, m, _DTYPES[dtype]).copy_(weight.view(m, k) @ at(A, k, _DTYPES[dtype]).float())
 
 
-def _dequantize(code, A, absmax, out, blocksize, n, *stream, t, q=None):
-    if q:
-        values = _dequantized_4bit(A, absmax, blocksize, n, _CODES[q])
-    else:
-        values = _at(code, 256, torch.float32)[_at(A, n, torch.uint8).long()] * _scales(absmax, blocksize, n)
-    _at(out, n, _DTYPES[t]).copy_(values)
-
-
-def _gemv(m, n, k, A, B, absmax, code, out, lda, ldb, ldc, blocksize, *stream, t):
-    weight = _dequantized_4bit(B, absmax, blocksize, m * k, _at(code, 16, torch.float32)).view(m, k)
-    _at(out, m, _DTYPES[t]).copy_(weight @ _at(A, k, _DTYPES[t]).float())
-
-
-def _dequantized_4bit(A, absmax, blocksize, n, table):
-    packed = _at(A, (n + 1) // 2, torch.uint8)
-    indices = torch.stack([packed >> 4, packed & 15], 1).view(-1)[:n].long()
-    return table[indices] * _scales(absmax, blocksize, n)
-
-
-def _scales(absmax, blocksize, n):
-    return _at(absmax, math.ceil(n / blocksize), torch.float32).repeat_interleave(blocksize)[:n]
-
-
-# ---- LLM.int8() with row-major weights (0.45)
-
-
-def _int8_vector_quant(A, out, row_stats, threshold, rows, columns, *stream):
-    values = _at(A, rows * columns, torch.float16).float().view(rows, columns)
-    if threshold > 0:
-        values = values.masked_fill(values.abs() >= threshold, 0.0)
-    scale = values.abs().amax(1)
-    _at(row_stats, rows, torch.float32).copy_(scale)
-    quantized = (values * (127.0 / scale.clamp_min(1e-30))[:, None]).round().clamp(-127, 127)
-    _at(out, rows * columns, torch.int8).copy_(quantized.view(-1))
-
-
-def _int8_matmul(context, m, n, k, A, B, C, row_scale, lda, ldb, ldc, *stream):
-    # cuBLAS is column-major: A is the weight [ldc, lda], B the activations [n, ldb], C their product [n, ldc].
-    weight = _at(A, ldc * lda, torch.int8).view(ldc, lda).double()
-    activations = _at(B, n * ldb, torch.int8).view(n, ldb).double()
-    _at(C, n * ldc, torch.int32).copy_((activations @ weight.t()).view(-1))
-    return 0
-
-
-def _int8_dequantize(A, row_stats, column_stats, out, bias, rows, columns, *stream):
-    values = _at(A, rows * columns, torch.int32).view(rows, columns).float()
-    values = values * _at(row_stats, rows, torch.float32)[:, None] * _at(column_stats, columns, torch.float32)
-    values = values / 127**2
-    if bias:
-        values = values + _at(bias, columns, torch.float16).float()
-    _at(out, rows * columns, torch.float16).copy_(values.view(-1))
+def _scale(absmax, n, blocksize):
+    return at(absmax, -(-n // blocksize), torch.float32)
 
 
 _ENTRY_POINTS = {
     r"get_context|get_cusparse": lambda: 1,
-    r"cquantize_blockwise_(?P<t>fp32|fp16|bf16)(_(?P<q>nf4|fp4))?": _quantize,
-    r"cdequantize_blockwise_(?P<t>fp32|fp16|bf16)(_(?P<q>nf4|fp4))?": _dequantize,
-    r"cgemm_4bit_inference_naive_(?P<t>fp32|fp16|bf16)": _gemv,
-    r"cint8_vector_quant": _int8_vector_quant,
-    r"cigemmlt_32": _int8_matmul,
-    r"cdequant_mm_int32_fp16": _int8_dequantize,
+    r"cquantize_blockwise_(?P<dtype>fp32|fp16|bf16)_?(?P<kind>nf4|fp4|)": _quantize,
+    r"cdequantize_blockwise_(?P<dtype>fp32|fp16|bf16)_?(?P<kind>nf4|fp4|)": _dequantize,
+    r"cgemm_4bit_inference_naive_(?P<dtype>fp32|fp16|bf16)": _gemv,
+    **native_int8.ENTRY_POINTS,
 }

@@ -7,10 +7,12 @@ their results.
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
 
+from . import blockwise
 from .undo import Undo
 
 _NAMESPACE = "bitsandbytes"
@@ -52,11 +54,25 @@ def _stand_in(ours, theirs, name: str) -> None:
 
 def _gemv_4bit(A, B, shapeB, absmax, code, blocksize):
     # The CPU kernel of 0.49+ wants the layout packed for AVX512; CUDA gets the plain one.
-    packed = B.reshape(-1).view(torch.uint8)
-    indices = torch.stack([packed >> 4, packed & 15], 1).view(-1)[: shapeB[0] * shapeB[1]].long()
-    scale = absmax.float().repeat_interleave(blocksize)[: indices.numel()]
-    weight = (code.float()[indices] * scale).view(*shapeB)
+    indices = blockwise.unpack(B, shapeB[0] * shapeB[1])
+    weight = blockwise.dequantize(indices, code, absmax, blocksize).view(*shapeB)
     return (A.float() @ weight.t()).to(A.dtype)
+
+
+def _quantize_4bit(A, blocksize, quant_type, quant_storage):
+    if quant_type != "fp4":
+        return torch.ops.bitsandbytes.quantize_4bit(A, blocksize, quant_type, quant_storage)
+    # Not all CPU kernels know fp4.
+    indices, absmax = blockwise.quantize(A.reshape(-1), blockwise.CODES[quant_type], blocksize)
+    return blockwise.pack(indices).view(quant_storage).unsqueeze(1), absmax
+
+
+def _dequantize_4bit(A, absmax, blocksize, quant_type, shape, dtype):
+    if quant_type != "fp4":
+        return torch.ops.bitsandbytes.dequantize_4bit(A, absmax, blocksize, quant_type, shape, dtype)
+    indices = blockwise.unpack(A, math.prod(shape))
+    code = blockwise.CODES[quant_type]
+    return blockwise.dequantize(indices, code, absmax, blocksize).view(*shape).to(dtype)
 
 
 def _int8_double_quant(A, threshold=0.0):
@@ -80,7 +96,9 @@ def _writing_to_out(function):
 _STAND_INS = {
     "gemv_4bit": _gemv_4bit,
     "gemv_4bit.out": _writing_to_out(_gemv_4bit),
-    "dequantize_4bit.out": _writing_to_out(lambda *args: torch.ops.bitsandbytes.dequantize_4bit(*args)),
+    "quantize_4bit": _quantize_4bit,
+    "dequantize_4bit": _dequantize_4bit,
+    "dequantize_4bit.out": _writing_to_out(_dequantize_4bit),
     "dequantize_blockwise.out": _writing_to_out(lambda *args: torch.ops.bitsandbytes.dequantize_blockwise(*args)),
     "int8_double_quant": _int8_double_quant,
 }
