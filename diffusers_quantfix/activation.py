@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TARGETS = frozenset(target for _, target in INDEX.values())
 _settings = Settings(os.environ.get(VARIABLE, ""), INDEX)
 _reported: set[str] = set()
+_the_runner: Runner | None = None
 
 
 def settings() -> Settings:
@@ -39,6 +40,7 @@ def activate() -> None:
     under ``strict``."""
     current = settings()
     _report(current)
+    _watcher.succeed()
     if current.off:
         return
     _watcher.start()
@@ -115,13 +117,22 @@ def _guarded(work: Callable[[], object]) -> None:
     except Exception as error:
         if settings().strict:
             raise
-        _warn(f"gave up, nothing more is mended: {type(error).__name__}: {error}")
+        _warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
 
 
 def _runner() -> Runner:
-    from .process import RUNNER  # the import system makes sure that there is one
+    global _the_runner
+    if _the_runner is None:
+        from .process import RUNNER  # the import system makes sure that there is one
 
-    return RUNNER
+        _the_runner = RUNNER
+    return _the_runner
+
+
+def _retired() -> None:
+    """A later copy of the package has come: leave the libraries to it as they were."""
+    if _the_runner is not None:
+        _guarded(lambda: _runner().revert(INDEX))
 
 
 def known_ids(ids: tuple[str, ...]) -> list[str]:
@@ -134,15 +145,20 @@ def known_ids(ids: tuple[str, ...]) -> list[str]:
 
 def _report(current: Settings) -> None:
     for problem in current.problems:
-        if problem not in _reported:
-            _reported.add(problem)
-            _warn(problem)
+        _warn(problem)
 
 
 def _warn(sentence: str) -> None:
-    import logging
+    """Say it once.  Called inside imports of others, at the end of the interpreter too: a fault ends here."""
+    if sentence in _reported:
+        return
+    _reported.add(sentence)
+    try:
+        import logging
 
-    logging.getLogger(__name__.partition(".")[0]).warning(sentence)
+        logging.getLogger(__name__.partition(".")[0]).warning("%s", sentence)
+    except Exception:
+        pass
 
 
-_watcher = Watcher(_TARGETS, _arrived)
+_watcher = Watcher(_TARGETS, _arrived, _retired)

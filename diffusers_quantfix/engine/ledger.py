@@ -6,10 +6,12 @@ the whole draft or nothing, and remembers what stood in every slot.  Undo is the
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from types import FunctionType, ModuleType
 
-from .fix import ForeignPatch
+from .foreign import is_native, leads_to, refuse_foreign
 from .probe import home_of, name_of, slot
 
 TYPE_CHECKING = False
@@ -17,71 +19,97 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-OURS = __name__.partition(".")[0]
+_GONE = object()
 
 
 class Entry:
-    """One written slot."""
+    """One written slot.
 
-    __slots__ = ("fix_id", "name", "new", "old", "owned", "owner")
+    Attributes:
+        owner, name: the slot.
+        owned: whether the owner itself had it; if not, it was inherited, and undo deletes ours.
+        old, new: what stood there, and what we put there.
+        alias: whether the slot is a copy of a module's function in another module (``from x import f``).
+        fresh: whether nothing but us holds ``new``, so that whoever holds it later has it from us.
+    """
 
-    def __init__(self, fix_id: str, owner: Any, name: str, owned: bool, old: Any, new: Any) -> None:
+    __slots__ = ("alias", "fix_id", "fresh", "name", "new", "old", "owned", "owner")
+
+    def __init__(
+        self, fix_id: str, owner: Any, name: str, owned: bool, old: Any, new: Any, alias: bool = False
+    ) -> None:
         self.fix_id = fix_id
         self.owner = owner
         self.name = name
         self.owned = owned
         self.old = old
         self.new = new
+        self.alias = alias
+        self.fresh = False
 
     @property
     def where(self) -> str:
         """The dotted name of the slot."""
         return f"{name_of(self.owner)}.{self.name}"
 
+    def is_at(self, owner: Any, name: str) -> bool:
+        return self.owner is owner and self.name == name
+
     def current(self) -> Any:
-        """What the slot holds now; None when it is gone."""
+        """What the slot holds now."""
         try:
             owned, value = slot(self.owner, self.name)
         except LookupError:
-            return None
-        return value if owned else None
+            return _GONE
+        return value if owned else _GONE
 
     def holds(self) -> bool:
         """Whether the slot still holds exactly what we wrote."""
         return self.current() is self.new
 
     def reaches(self) -> bool:
-        """Whether what we wrote is still called, by us or by a wrapper that someone put over it."""
+        """Whether what we wrote is still called, directly or by a wrapper that someone put over it."""
+        return leads_to(self.current(), self.new)
+
+    def taken(self) -> bool:
+        """Whether someone else's code stands in the slot, over ours or instead of it.
+
+        The library's own code there means that its module was executed anew: then nothing of ours is left.
+        """
         value = self.current()
-        for _ in range(64):
-            if value is self.new:
-                return True
-            value = getattr(value, "__wrapped__", None)
-            if value is None:
-                return False
-        return False
+        if value is _GONE or value is self.new or value is self.old:
+            return False
+        if leads_to(value, self.new):
+            return True
+        return not self.alias and not is_native(self.owner, value)
 
     def intruder(self) -> str:
         """Who holds the slot instead of us, for a sentence."""
         value = self.current()
-        home = home_of(value) if value is not None else ""
+        if value is _GONE:
+            return f"{self.where} was deleted"
+        home = home_of(value)
         return f"{self.where} now holds {'code of ' + home if home else repr(value)}"
 
     def write(self) -> None:
         setattr(self.owner, self.name, self.new)
 
     def restore(self) -> None:
-        if self.owned:
-            setattr(self.owner, self.name, self.old)
-        else:
-            delattr(self.owner, self.name)
+        _put(self.owner, self.name, self.owned, self.old)
 
 
 class Draft:
-    """What one fix wants to write.  Every verb resolves its target at once and writes nothing."""
+    """What one fix wants to write.  Every verb resolves its target at once and writes nothing.
 
-    def __init__(self, fix_id: str) -> None:
-        self._fix_id = fix_id
+    Args:
+        fix_id: the fix that writes.
+        standing: what it has written before.  When it is installed again, it works on what it found the first
+            time, not on its own work.
+    """
+
+    def __init__(self, fix_id: str, standing: Iterable[Entry] = ()) -> None:
+        self.fix_id = fix_id
+        self._standing = [entry for entry in standing if entry.holds()]
         self.entries: list[Entry] = []
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
@@ -91,23 +119,31 @@ class Draft:
             TargetMissing: neither the owner nor a base class has the name.
             ForeignPatch: another tool has put its own function there, which ``new`` would silently drop.
         """
-        owned, old = slot(owner, name)
+        owned, old = self._slot(owner, name)
         if owned:
-            _refuse_foreign(owner, name, old)
+            refuse_foreign(owner, name, old)
         self._add(owner, name, owned, old, new)
 
     def around(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(original)``, a plain function that calls ``original``, in its place.
 
         The way for hot code: no wrapper object, so torch.compile, pickle and deepcopy see an ordinary function.
-        ``make`` receives the raw value of the slot (a function, for a method) and may return a property.
+        ``make`` receives the function, also that of a staticmethod or classmethod, which becomes one again; a
+        property is given as it is, and ``make`` returns a property.  Name, documentation, attributes and
+        signature stay those of the original.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
         """
-        owned, old = slot(owner, name)
-        new = make(old)
-        if isinstance(new, FunctionType) and isinstance(old, FunctionType):
-            new.__name__, new.__qualname__, new.__module__ = old.__name__, old.__qualname__, old.__module__
-            new.__doc__ = old.__doc__
-            new.__wrapped__ = old  # type: ignore[attr-defined]  # inspect.signature follows it
+        owned, old = self._slot(owner, name)
+        bound = isinstance(old, (staticmethod, classmethod))
+        original = old.__func__ if bound else old
+        new = make(original)
+        if isinstance(new, FunctionType):
+            if isinstance(original, FunctionType):
+                functools.update_wrapper(new, original)
+            if bound:
+                new = type(old)(new)
         self._add(owner, name, owned, old, new)
 
     def wrap(
@@ -116,15 +152,34 @@ class Draft:
         """Put a ``wrapt.FunctionWrapper`` around what stands there.  For the loading path only.
 
         ``wrapper(wrapped, instance, args, kwargs)`` as wrapt calls it.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
+            TypeError: it is a property; wrapt would wrap its value.  Use `around`.
         """
         import wrapt
 
-        owned, old = slot(owner, name)
+        owned, old = self._slot(owner, name)
+        if isinstance(old, property):
+            raise TypeError(f"{name_of(owner)}.{name} is a property, which wrapt cannot wrap")
         # Positional arguments: wrapt 2.0 renamed one of them.
         self._add(owner, name, owned, old, wrapt.FunctionWrapper(old, wrapper))
 
+    def _slot(self, owner: Any, name: str) -> tuple[bool, Any]:
+        for entry in self.entries:
+            if entry.is_at(owner, name):
+                return entry.owned, entry.new
+        for entry in self._standing:
+            if entry.is_at(owner, name):
+                return entry.owned, entry.old
+        return slot(owner, name)
+
     def _add(self, owner: Any, name: str, owned: bool, old: Any, new: Any) -> None:
-        self.entries.append(Entry(self._fix_id, owner, name, owned, old, new))
+        for entry in self.entries:
+            if entry.is_at(owner, name):
+                entry.new = new
+                return
+        self.entries.append(Entry(self.fix_id, owner, name, owned, old, new))
 
 
 class Ledger:
@@ -137,28 +192,62 @@ class Ledger:
     def __init__(self, libraries: Iterable[str]) -> None:
         self._libraries = frozenset(libraries)
         self._entries: list[Entry] = []
+        # Entries whose slot was written anew; modules may still hold copies of what had stood there.
+        self._lost: list[Entry] = []
+        self._lock = threading.RLock()
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread that held the lock may not be there."""
+        self._lock = threading.RLock()
 
     def entries(self, fix_id: str) -> list[Entry]:
         """The entries of one fix, in the order of writing."""
         return [entry for entry in self._entries if entry.fix_id == fix_id]
 
+    def lost(self, fix_id: str) -> list[str]:
+        """What stands in the slots of a fix from where its code is not reached any more: one sentence each."""
+        return [entry.intruder() for entry in self.entries(fix_id) if not entry.reaches() and not entry.alias]
+
+    def overlap(self, fix_id: str, other: str) -> bool:
+        """Whether two fixes have written the same slot."""
+        return any(
+            mine.is_at(entry.owner, entry.name)
+            for mine in self.entries(fix_id)
+            for entry in self.entries(other)
+        )
+
+    def draft(self, fix_id: str) -> Draft:
+        """An empty draft for this fix."""
+        return Draft(fix_id, self.entries(fix_id))
+
     def commit(self, draft: Draft) -> None:
         """Write a whole draft; on any fault take back what was written and raise it."""
-        done: list[Entry] = []
-        try:
-            for entry in draft.entries:
-                entry.write()
-                done.append(entry)
-                if isinstance(entry.owner, ModuleType):
-                    for holder, name in self._copies(entry.old, entry.owner):
-                        alias = Entry(entry.fix_id, holder, name, True, entry.old, entry.new)
-                        alias.write()
-                        done.append(alias)
-        except BaseException:
-            for entry in reversed(done):
-                entry.restore()
-            raise
-        self._entries.extend(done)
+        fix_id = draft.fix_id
+        with self._lock:
+            done: list[tuple[Entry, bool, Any]] = []  # with what the owner had just before
+            try:
+                for entry in draft.entries:
+                    before = self._write(entry, done)
+                    if not isinstance(entry.owner, ModuleType) or not _defined_in(entry.owner, entry.old):
+                        continue
+                    copies = [*self._copies(entry.old)]
+                    if before is not entry.old:  # our own work of an earlier installation
+                        copies += self._copies(before)
+                    for holder, name in copies:
+                        if not any(other.is_at(holder, name) for other in draft.entries):
+                            alias = Entry(fix_id, holder, name, True, entry.old, entry.new, alias=True)
+                            self._write(alias, done)
+            except BaseException:
+                for entry, owned, value in reversed(done):
+                    if entry.holds():
+                        _put(entry.owner, entry.name, owned, value)
+                raise
+            written = [entry for entry, _, _ in done]
+            self._entries = [
+                entry
+                for entry in self._entries
+                if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
+            ] + written
 
     def undo(self, fix_id: str) -> list[str]:
         """Take a fix back, whole or not at all.
@@ -167,61 +256,71 @@ class Ledger:
             Why it could not be taken back: one sentence per slot that someone else has written over us.  Empty
             when it is undone.
         """
-        entries = self.entries(fix_id)
-        refusals = [entry.intruder() for entry in entries if not entry.holds()]
-        if refusals:
-            return refusals
-        for entry in reversed(entries):
-            if isinstance(entry.owner, ModuleType):
-                # Modules imported after us copied our function by name.
-                for holder, name in self._copies(entry.new, entry.owner):
-                    setattr(holder, name, entry.old)
-            entry.restore()
-        self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
-        return []
+        with self._lock:
+            entries = self.entries(fix_id)
+            refusals = [entry.intruder() for entry in entries if entry.taken()]
+            if refusals:
+                return refusals
+            for entry in reversed(entries):
+                if entry.holds():
+                    entry.restore()
+            for entry in [*entries, *(entry for entry in self._lost if entry.fix_id == fix_id)]:
+                if entry.fresh:
+                    # Modules imported after us copied our function by name.
+                    for holder, name in list(self._copies(entry.new)):
+                        setattr(holder, name, entry.old)
+            self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
+            self._lost = [entry for entry in self._lost if entry.fix_id != fix_id]
+            return []
 
     def forget_lost(self, fix_id: str) -> None:
         """Drop the entries whose slot was written anew, as by ``importlib.reload``."""
-        self._entries = [entry for entry in self._entries if entry.fix_id != fix_id or entry.reaches()]
+        with self._lock:
+            lost = [entry for entry in self.entries(fix_id) if not entry.reaches()]
+            self._entries = [entry for entry in self._entries if entry not in lost]
+            self._lost += [entry for entry in lost if not entry.alias]
 
-    def _copies(self, value: Any, owner: ModuleType) -> Iterator[tuple[ModuleType, str]]:
-        """Where modules of the watched libraries hold ``value`` under a name of their own."""
-        if not isinstance(value, (FunctionType, type)) and not hasattr(value, "__wrapped__"):
+    def _write(self, entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:
+        """Write one slot, note it in ``done``, and give what stood there."""
+        owned, before = slot(entry.owner, entry.name)
+        if isinstance(entry.owner, ModuleType) and not entry.alias:
+            entry.fresh = next(self._copies(entry.new), None) is None
+        done.append((entry, owned, before))
+        entry.write()
+        return before
+
+    def _copies(self, value: Any) -> Iterator[tuple[ModuleType, str]]:
+        """Where modules of the watched libraries hold ``value``, under whatever name."""
+        if not callable(value):
             return  # a constant: the same object elsewhere is no copy of this one
+        seen = set()
         for name, module in list(sys.modules.items()):
-            if module is owner or name.partition(".")[0] not in self._libraries:
+            if name.partition(".")[0] not in self._libraries or id(module) in seen:
                 continue
-            if not isinstance(module, ModuleType):
+            # By its type: asking a module of importlib.util.LazyLoader for anything would import it.
+            if not issubclass(type(module), ModuleType):
                 continue
-            for attribute, held in list(vars(module).items()):
+            seen.add(id(module))
+            for attribute, held in list(object.__getattribute__(module, "__dict__").items()):
                 if held is value:
                     yield module, attribute
 
 
-def _refuse_foreign(owner: Any, name: str, value: Any) -> None:
-    """Raise `ForeignPatch` when ``value`` was put there by a tool that the owner's module does not know.
+def _put(owner: Any, name: str, owned: bool, value: Any) -> None:
+    if owned:
+        setattr(owner, name, value)
+    else:
+        delattr(owner, name)
 
-    A method may well be of another library from the start: ``@torch.no_grad()`` makes it a function of torch.  But
-    then the module that defines it has imported something of that library.
+
+def _defined_in(module: ModuleType, value: Any) -> bool:
+    """Whether the module is the home of ``value``: copies elsewhere then mean this one.
+
+    A module that itself only imported the function is a holder like the others, and a fix that writes there means
+    that slot alone.
     """
-    home = home_of(value) if _is_code(value) else ""
-    library = home.partition(".")[0]
-    module = owner if isinstance(owner, ModuleType) else sys.modules.get(getattr(owner, "__module__", ""))
-    if not home or module is None or library in (OURS, module.__name__.partition(".")[0]):
-        return
-    if any(_library_of(held) == library for held in list(vars(module).values())):
-        return
-    raise ForeignPatch(
-        f"{name_of(owner)}.{name} was replaced by {home} before us; import {OURS} before it, or leave it as it is"
-    )
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, (FunctionType, property, staticmethod, classmethod)) or hasattr(
-        value, "__wrapped__"
-    )
-
-
-def _library_of(value: Any) -> str:
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return str(name).partition(".")[0]
+    if not callable(value):
+        return False
+    home = home_of(value)
+    ours = home.partition(".")[0] == __name__.partition(".")[0]
+    return ours or module.__name__ in (home, getattr(value, "__module__", None))

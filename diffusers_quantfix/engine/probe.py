@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import CodeType, FunctionType, ModuleType
 
 from .fix import TargetMissing
@@ -32,7 +33,10 @@ def slot(owner: object, name: str) -> tuple[bool, Any]:
     else:
         value = getattr(owner, name, _ABSENT)
         if value is not _ABSENT:
-            return True, value
+            # An instance that stands for a module owns what is in its own dictionary; what its class stores
+            # through a data descriptor, like the ``__code__`` of a function, is its own too.
+            own = name in getattr(owner, "__dict__", ())
+            return own or hasattr(getattr(type(owner), name, None), "__set__"), value
     raise TargetMissing(f"{name_of(owner)} has no {name}")
 
 
@@ -115,6 +119,8 @@ def home_of(value: Any) -> str:
         value = value.fget
     elif isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
+    elif isinstance(value, functools.partial):
+        value = value.func
     if isinstance(value, FunctionType):
         # functools.wraps copies __module__ from the wrapped function; the globals do not lie.
         return value.__globals__.get("__name__") or ""

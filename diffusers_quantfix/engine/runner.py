@@ -6,15 +6,16 @@ The questions, in order: is it wanted? does the version claim fit? is the defect
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
+import os
 import sys
 import threading
 
 from . import board as states
 from .board import Answer, Board
-from .fix import Fix, LoadedFix, TargetMissing
-from .ledger import Draft, Ledger
+from .fix import Fix, ForeignPatch, LoadedFix, TargetMissing
+from .ledger import Ledger
+from .target import finished, import_target, is_lazy, is_missing, say
 from .versions import installed_version, judge
 
 TYPE_CHECKING = False
@@ -60,9 +61,13 @@ class Runner:
         # whoever waits for our lock may hold that module's import lock.
         self._lock = threading.Lock()
         self._busy: set[str] = set()
+        self._missed: dict[str, str] = {}  # fix id -> its target, which arrived while the fix was busy
         self._announced = False
+        self._logged: set[str] = set()
         self._reverted: set[str] = set()
-        self._collecting = False  # status gathers faults, also under strict
+        self._collecting: set[int] = set()  # threads in which status gathers faults, also under strict
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
 
     # ------------------------------------------------------------------ what the watcher and the face call
 
@@ -76,7 +81,13 @@ class Runner:
 
     def sweep(self) -> None:
         """Run every fix that has no final answer yet and whose target is there."""
-        self.run([fix_id for fix_id in self._index if self._state(fix_id) in ("", states.WAITING)])
+        self.run(
+            [
+                fix_id
+                for fix_id, (_, target) in self._index.items()
+                if self._state(fix_id) in ("", states.WAITING) and finished(target) is not None
+            ]
+        )
 
     def run(self, ids: Iterable[str], again: bool = False, ready: str = "") -> None:
         """Answer these fixes as far as their targets are there.
@@ -91,23 +102,43 @@ class Runner:
         """
         faults = []
         for fix_id in ids:
-            with self._lock:
-                if (
-                    fix_id in self._busy
-                ):  # another thread is on it, or we came here through an import of its own
-                    continue
-                self._busy.add(fix_id)
+            answer = self._run_one(fix_id, again, ready)
+            if answer is not None and answer.state == states.FAILED:
+                faults.append(f"{fix_id}: {answer.reason}")
+        self._announce()
+        if faults and self._settings().strict and threading.get_ident() not in self._collecting:
+            raise StrictError("; ".join(faults))
+
+    def _run_one(self, fix_id: str, again: bool, ready: str) -> Answer | None:
+        """Ask one fix, unless it is being asked: then whoever does that asks once more for us.
+
+        That is another thread, or we came here through an import by the fix itself.
+        """
+        with self._lock:
+            if fix_id in self._busy:
+                if ready:
+                    self._missed[fix_id] = ready
+                return None
+            self._busy.add(fix_id)
+        answer = None
+        for _ in range(3):  # a fix that reloads its own target must not keep us here for ever
             try:
                 answer = self._ask(fix_id, again, ready)
-                self._answers[fix_id] = answer
-                if answer.state == states.FAILED:
-                    faults.append(f"{fix_id}: {answer.reason}")
-            finally:
+            except (Exception, SystemExit) as error:
+                answer = self._failed(fix_id, f"could not be decided: {say(error)}")
+            except BaseException:
                 with self._lock:
                     self._busy.discard(fix_id)
-        self._announce()
-        if faults and not self._collecting and self._settings().strict:
-            raise StrictError("; ".join(faults))
+                raise
+            if answer is not None:
+                self._answers[fix_id] = answer
+            with self._lock:
+                again, ready = True, self._missed.pop(fix_id, "")
+                if not ready:
+                    break
+        with self._lock:
+            self._busy.discard(fix_id)
+        return answer
 
     def apply(self, ids: Iterable[str]) -> None:
         """Ask these fixes anew, those that were reverted too.
@@ -117,26 +148,37 @@ class Runner:
         """
         ids = list(ids)
         self._reverted.difference_update(ids)
+        for fix_id in ids:
+            if not self._ledger.entries(fix_id):
+                self._answers.pop(fix_id, None)
         self.run(ids, again=True)
 
     def revert(self, ids: Iterable[str]) -> None:
         """Take fixes back, the last one installed first; they stay out until `apply` names them."""
         ids = set(ids)
         self._reverted.update(ids)
-        for fix_id in [fix_id for fix_id in reversed(self._order) if fix_id in ids]:
+        going = [fix_id for fix_id in self._order if fix_id in ids]
+        # Fixes that were installed later over the same slot step aside meanwhile.
+        aside: list[str] = []
+        for fix_id in self._order:
+            if fix_id not in ids and any(
+                self._order.index(below) < self._order.index(fix_id) and self._ledger.overlap(fix_id, below)
+                for below in [*going, *aside]
+            ):
+                aside.append(fix_id)
+        for fix_id in [fix_id for fix_id in reversed(self._order) if fix_id in ids or fix_id in aside]:
             refusals = self._ledger.undo(fix_id)
-            answer = self._answers[fix_id]
             if refusals:
-                self._answers[fix_id] = self._answer(
-                    fix_id,
-                    states.OVERWRITTEN,
-                    f"cannot be taken back: {'; '.join(refusals)}; take that away, then call revert() again",
-                    answer.changes,
+                answer = self._answers[fix_id]
+                reason = (
+                    f"cannot be taken back: {'; '.join(refusals)}; take that away, then call revert() again"
                 )
-                logger.warning("%s %s", fix_id, self._answers[fix_id].reason)
+                self._answers[fix_id] = self._answer(fix_id, states.OVERWRITTEN, reason, answer.changes)
+                logger.warning("%s %s", fix_id, reason)
             else:
                 self._order.remove(fix_id)
                 self._answers[fix_id] = self._answer(fix_id, states.DISABLED, TAKEN_BACK)
+        self.run(aside, again=True)
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
         """A snapshot of all answers, after a look whether ours is still in place everywhere."""
@@ -158,26 +200,30 @@ class Runner:
             The full names of the modules that were imported for it.
         """
         loaded: list[str] = []
-        self._collecting = True
+        self._collecting.add(threading.get_ident())
         try:
             for fix_id, (_, target) in self._index.items() if load else ():
                 if self._refusal(fix_id) or self._current(fix_id).state != states.WAITING:
                     continue
+                answer = self._known_from_metadata(fix_id)
+                if answer is not None:
+                    self._answers[fix_id] = answer
+                    continue
                 was_there = target in sys.modules
-                state, reason = self._import(target)
+                state, reason = import_target(target)
                 if state:
                     self._answers[fix_id] = self._answer(fix_id, state, reason)
                 elif not was_there:
                     loaded.append(target)
             self.sweep()
         finally:
-            self._collecting = False
+            self._collecting.discard(threading.get_ident())
         return loaded
 
     # ------------------------------------------------------------------ one fix
 
-    def _ask(self, fix_id: str, again: bool, ready: str) -> Answer:
-        """The three questions; everything that goes wrong becomes an answer."""
+    def _ask(self, fix_id: str, again: bool, ready: str) -> Answer | None:
+        """The three questions; None while the target is not there."""
         target = self._index[fix_id][1]
         installed = bool(self._ledger.entries(fix_id))
         if installed and not again:
@@ -185,32 +231,29 @@ class Runner:
         refusal = "" if installed else self._refusal(fix_id)
         if refusal:
             return self._answer(fix_id, states.DISABLED, refusal)
-        module = sys.modules.get(target) if target == ready else _finished(target)
+        module = sys.modules.get(target) if target == ready else finished(target)
         if module is None:
-            return self._absent(fix_id, target)
-        try:
-            fix = self._load(fix_id)
-        except Exception as error:
-            return self._failed(fix_id, f"its own file could not be read: {say(error)}")
+            return None
+        answer = self._known_from_metadata(fix_id)
+        if answer is not None:
+            return answer
+        fix = self._load(fix_id)
         verdict = judge(fix.declaration.claims)
-        if verdict.kind == "missing":
-            return self._answer(fix_id, states.MISSING, verdict.reason)
-        if verdict.kind == "unreadable":
-            return self._failed(fix_id, verdict.reason)
         try:
             broken = bool(fix.broken(module))
         except TargetMissing as gone:
             if verdict.fits:
                 return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
             return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if verdict.fits:
                 return self._failed(fix_id, f"its probe failed: {say(error)}")
             return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
         if installed:
-            if not broken:  # told twice, or a reload that left the target as it is
+            if broken or self._ledger.lost(fix_id):  # executed anew, or replaced by someone
+                self._ledger.forget_lost(fix_id)
+            if not broken and self._ledger.entries(fix_id):
                 return self._applied(fix_id, verdict.reason)
-            self._ledger.forget_lost(fix_id)
         if not broken:
             return self._sound(fix_id, verdict.fits, verdict.reason, fix.declaration)
         if not verdict.fits:
@@ -221,26 +264,40 @@ class Runner:
             )
         return self._install(fix_id, fix, module, verdict.reason)
 
+    def _known_from_metadata(self, fix_id: str) -> Answer | None:
+        """The answer, where it is clear without a look at the target."""
+        try:
+            verdict = judge(self._load(fix_id).declaration.claims)
+        except Exception as error:
+            return self._failed(fix_id, f"its own file could not be read: {say(error)}")
+        if verdict.kind == "missing":
+            return self._answer(fix_id, states.MISSING, verdict.reason)
+        if verdict.kind == "unreadable":
+            return self._failed(fix_id, verdict.reason, once=verdict.reason)
+        return None
+
     def _install(self, fix_id: str, fix: LoadedFix, module: ModuleType, versions: str) -> Answer:
-        draft = Draft(fix_id)
+        draft = self._ledger.draft(fix_id)
         try:
             fix.mend(module, draft)
             self._ledger.commit(draft)
         except TargetMissing as gone:
             return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
-        except Exception as error:
+        except ForeignPatch as foreign:
+            return self._failed(fix_id, str(foreign))
+        except (Exception, SystemExit) as error:
             return self._failed(fix_id, f"could not be installed: {say(error)}")
         with self._lock:
-            if fix_id not in self._order:
-                self._order.append(fix_id)
+            self._order = [*(other for other in self._order if other != fix_id), fix_id]
         try:
             fault = "the defect is still there after the mend" if fix.broken(module) else ""
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             fault = f"its probe failed after the mend: {say(error)}"
         if fault:
             refusals = self._ledger.undo(fix_id)
-            with self._lock:
-                self._order.remove(fix_id)
+            if not refusals:
+                with self._lock:
+                    self._order.remove(fix_id)
             return self._failed(fix_id, f"{fault}; {'; '.join(refusals) or 'taken back'}")
         answer = self._applied(fix_id, versions)
         logger.debug("%s applied to %s (%s)", fix_id, ", ".join(answer.changes), versions)
@@ -257,13 +314,15 @@ class Runner:
         return self._answer(fix_id, states.OUT_OF_RANGE, f"{versions}{healed}")
 
     def _absent(self, fix_id: str, target: str) -> Answer:
-        if target in sys.modules:
+        if sys.modules.get(target) is not None and not is_lazy(sys.modules[target]):
             return self._answer(
                 fix_id,
                 states.WAITING,
-                f"{target} is still being imported; apply() or the next target asks again",
+                f"{target} is still being imported; apply() or the next target asks again"
+                if finished(target) is None
+                else f"{target} was imported while nobody watched; apply() asks",
             )
-        if _spec_missing(target.partition(".")[0]):
+        if is_missing(target.partition(".")[0]):
             return self._answer(fix_id, states.MISSING, f"{target.partition('.')[0]} is not installed")
         return self._answer(fix_id, states.WAITING, f"{target} has not been imported yet")
 
@@ -280,20 +339,17 @@ class Runner:
     def _current(self, fix_id: str) -> Answer:
         """The answer as it stands now."""
         answer = self._answers.get(fix_id)
-        if answer is None:
+        if answer is None or answer.state == states.WAITING:
             refusal = self._refusal(fix_id)
             if refusal:
                 return self._answer(fix_id, states.DISABLED, refusal)
+        if answer is None:
             return self._absent(fix_id, self._index[fix_id][1])
         if answer.state == states.APPLIED:
-            lost = [entry.intruder() for entry in self._ledger.entries(fix_id) if not entry.reaches()]
+            lost = self._ledger.lost(fix_id)
             if lost:
-                return self._answer(
-                    fix_id,
-                    states.OVERWRITTEN,
-                    f"{'; '.join(lost)}; apply() cannot bring it back",
-                    answer.changes,
-                )
+                reason = f"{'; '.join(lost)}; apply() tries to install it again"
+                return self._answer(fix_id, states.OVERWRITTEN, reason, answer.changes)
         return answer
 
     def _load(self, fix_id: str) -> LoadedFix:
@@ -310,26 +366,13 @@ class Runner:
             return Answer(fix_id, fix_id, self._index[fix_id][1], {}, (), state, reason, changes)
         return Answer(fix_id, said.title, said.module, said.claims, said.upstream, state, reason, changes)
 
-    def _failed(self, fix_id: str, reason: str) -> Answer:
-        logger.warning("%s was not installed: %s", fix_id, reason)
+    def _failed(self, fix_id: str, reason: str, once: str = "") -> Answer:
+        """A fault is logged once; one of the environment (``once``) not again for the next fix that meets it."""
+        key = once or f"{fix_id} {reason}"
+        if key not in self._logged:
+            self._logged.add(key)
+            logger.warning("%s was not installed: %s", fix_id, reason)
         return self._answer(fix_id, states.FAILED, reason)
-
-    def _import(self, target: str) -> tuple[str, str]:
-        """Import a target; on a fault the (state, reason) for its fixes, else two empty strings."""
-        library = target.partition(".")[0]
-        try:
-            importlib.import_module(target)
-            return "", ""
-        except ModuleNotFoundError as error:
-            # The release has no such module; a missing dependency of the library is something else.
-            if error.name and (target + ".").startswith(error.name + ".") and error.name != library:
-                version = installed_version(library) or ""
-                return states.MISSING, f"{library} {version} has no module {error.name}".replace("  ", " ")
-            return states.WAITING, f"{library} is installed but cannot be imported: {say(error)}"
-        except BaseException as error:  # some releases end in SystemExit or worse; status must still answer
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            return states.WAITING, f"{library} is installed but cannot be imported: {say(error)}"
 
     def _announce(self) -> None:
         """One line per process, when something was installed for the first time."""
@@ -343,26 +386,9 @@ class Runner:
             __name__.partition(".")[0],
         )
 
-
-def _finished(target: str) -> ModuleType | None:
-    """The target, when it is imported to its end."""
-    module = sys.modules.get(target)
-    if module is None:
-        return None
-    spec = getattr(module, "__spec__", None)
-    return None if getattr(spec, "_initializing", False) else module
-
-
-def _spec_missing(library: str) -> bool:
-    if library in sys.modules:
-        return False
-    try:
-        return importlib.util.find_spec(library) is None
-    except Exception:  # a finder of someone else fails: then the import itself will say what is wrong
-        return False
-
-
-def say(error: BaseException) -> str:
-    """An exception as one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    def _after_fork(self) -> None:
+        """In a forked child: threads that held our lock or were busy with a fix are not there."""
+        self._lock = threading.Lock()
+        self._busy.clear()
+        self._missed.clear()
+        self._ledger.after_fork()

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from packaging.version import Version
 
 
 class Verdict:
@@ -59,6 +58,8 @@ def contains(specifier: str, version: str) -> bool:
     Raises:
         packaging.version.InvalidVersion: ``version`` is no valid version.
     """
+    from packaging.version import Version
+
     found = Version(version)
     return _contains(specifier, found) or (
         found.is_prerelease and _contains(specifier, Version(found.base_version))
@@ -66,6 +67,9 @@ def contains(specifier: str, version: str) -> bool:
 
 
 def _contains(specifier: str, version: Version) -> bool:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
     for part in SpecifierSet(specifier):
         if part.operator == "<" and version.is_prerelease:
             if not version < Version(part.version):
@@ -77,6 +81,12 @@ def _contains(specifier: str, version: Version) -> bool:
 
 def judge(claims: Mapping[str, str]) -> Verdict:
     """Hold every specifier of a claim against the installed distributions; all must fit."""
+    try:
+        from packaging.version import InvalidVersion
+    except ImportError:  # our own dependency: without it we can still answer, and say what to do
+        return Verdict(
+            "unreadable", "packaging is not installed, without which versions cannot be compared; install it"
+        )
     found: list[str] = []
     outside: list[str] = []
     for distribution, specifier in claims.items():

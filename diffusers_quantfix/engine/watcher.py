@@ -26,11 +26,15 @@ class Watcher:
         targets: full names of the modules to watch.
         arrived: called with the name of a target that has just been executed (for the first time, or by
             ``importlib.reload``), in the importing thread, while the import lock of that module is still held.
+        retired: called when a later copy of the package takes our place.
     """
 
-    def __init__(self, targets: Collection[str], arrived: Callable[[str], None]) -> None:
+    def __init__(
+        self, targets: Collection[str], arrived: Callable[[str], None], retired: Callable[[], None]
+    ) -> None:
         self._targets = frozenset(targets)
         self._arrived = arrived
+        self._retired = retired
         # (thread, name) of the searches under way: another tool's finder that searches the whole
         # sys.meta_path in its turn must not lead back to us.
         self._asking: set[tuple[int, str]] = set()
@@ -44,6 +48,22 @@ class Watcher:
         """Take the finder away; safe to call twice.  Imports that are under way still report."""
         while self in sys.meta_path:
             sys.meta_path.remove(self)
+
+    def succeed(self) -> None:
+        """Send away the watchers of earlier copies of the package.
+
+        There is one when a program deleted the package from ``sys.modules`` and imported it anew; two that mend
+        the same target would undo each other's work.
+        """
+        for finder in list(sys.meta_path):
+            kind = type(finder)
+            if finder is not self and (kind.__module__, kind.__name__) == (__name__, Watcher.__name__):
+                finder.retire()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
+
+    def retire(self) -> None:
+        """Stop, and let our copy of the package take back what it installed."""
+        self.stop()
+        self._retired()
 
     @property
     def watching(self) -> bool:
@@ -63,7 +83,7 @@ class Watcher:
         try:
             spec = self._ask_the_others(name, path, target)
             if spec is not None and _can_be_wrapped(spec.loader):
-                spec.loader = ReportingLoader(spec.loader, self._arrived)  # type: ignore[assignment]
+                spec.loader = ReportingLoader(spec.loader, name, self._arrived)  # type: ignore[assignment]
             return spec
         except Exception:  # the import goes on as if we were not here, and meets the same error if it is real
             return None
@@ -86,6 +106,8 @@ class Watcher:
 def _can_be_wrapped(loader: object) -> bool:
     # A namespace package has no loader; loaders of the old protocol have no exec_module.  Both are found by
     # the sweep over sys.modules that every arrival and every status() makes.
+    if isinstance(loader, ReportingLoader):  # a finder that gives the same spec again
+        return False
     return hasattr(loader, "exec_module") and hasattr(loader, "create_module")
 
 
@@ -93,8 +115,9 @@ class ReportingLoader:
     """Stands in for a target's loader until the module is executed, then gives the module its own loader back,
     so that ``inspect.getsource``, ``importlib.resources`` and ``pkgutil`` never meet us."""
 
-    def __init__(self, loader: Any, arrived: Callable[[str], None]) -> None:
+    def __init__(self, loader: Any, name: str, arrived: Callable[[str], None]) -> None:
         self._loader = loader
+        self._name = name
         self._arrived = arrived
 
     def __getattr__(self, name: str) -> Any:
@@ -113,4 +136,4 @@ class ReportingLoader:
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._arrived(module.__name__)
+        self._arrived(self._name)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from ..engine.runner import say
+from ..engine.target import say
 from .case import CannotShow
 
 

@@ -1,0 +1,61 @@
+"""Is a target there, and if not, why not?"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+from .board import MISSING, WAITING
+from .versions import installed_version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def finished(target: str) -> ModuleType | None:
+    """The target, when it is imported to its end."""
+    module = sys.modules.get(target)
+    if module is None or is_lazy(module):
+        return None
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module
+
+
+def is_lazy(module: object) -> bool:
+    """Whether a module of ``importlib.util.LazyLoader`` has not been executed; any other question executes it."""
+    return type(module) is getattr(importlib.util, "_LazyModule", None)
+
+
+def is_missing(library: str) -> bool:
+    if library in sys.modules:
+        return False
+    try:
+        return importlib.util.find_spec(library) is None
+    except Exception:  # a finder of someone else fails: then the import itself will say what is wrong
+        return False
+
+
+def import_target(target: str) -> tuple[str, str]:
+    """Import a target; on a fault the (state, reason) for its fixes, else two empty strings."""
+    library = target.partition(".")[0]
+    try:
+        importlib.import_module(target)
+        return "", ""
+    except ModuleNotFoundError as error:
+        # The release has no such module; a missing dependency of the library is something else.
+        if error.name and (target + ".").startswith(error.name + ".") and error.name != library:
+            version = installed_version(library) or ""
+            return MISSING, f"{library} {version} has no module {error.name}".replace("  ", " ")
+        return WAITING, f"{library} is installed but cannot be imported: {say(error)}"
+    except BaseException as error:  # some releases end in SystemExit or worse; status must still answer
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return WAITING, f"{library} is installed but cannot be imported: {say(error)}"
+
+
+def say(error: BaseException) -> str:
+    """An exception as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

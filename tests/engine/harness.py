@@ -1,0 +1,185 @@
+"""Fake libraries, fake fixes, and scripts that run on them in a process of their own.
+
+The real package runs on fake fixes: a stand-in for ``diffusers_quantfix.fixes`` with its own ``INDEX`` stands in
+``sys.modules`` before the package is imported.  Neither torch nor any library that is mended is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CORE = """
+def f(x=0):
+    "What f does."
+    return "broken"
+
+KEPT = [f]  # the original; in a list, where no repair of aliases looks
+"""
+
+PROBE = """
+def broken(module):
+    return module.f() == "broken"
+"""
+
+MEND = """
+def mend(module, ledger):
+    def make(original):
+        def f(*args, **kwargs):
+            assert original(*args, **kwargs) == "broken"
+            return "mended"
+        return f
+    ledger.around(module, "f", make)
+"""
+
+PREAMBLE = """
+import sys
+fixes = type(sys)("diffusers_quantfix.fixes")
+fixes.__path__ = [{fixes!r}]
+fixes.INDEX = {index!r}
+fixes.DISTRIBUTIONS = {distributions!r}
+sys.modules[fixes.__name__] = fixes
+TOLD = {{}}
+def tell(**facts):
+    import json
+    TOLD.update(facts)
+    with open({told!r}, "w") as file:
+        json.dump(TOLD, file, default=str)
+def states(*ids, load=False):
+    import diffusers_quantfix
+    board = diffusers_quantfix.status(load=load)
+    return [board[fix_id].state for fix_id in ids] if len(ids) != 1 else board[ids[0]].state
+def reason(fix_id):
+    import diffusers_quantfix
+    return diffusers_quantfix.status(load=False)[fix_id].reason
+"""
+
+COMMAND_LINE = """
+import runpy
+runpy.run_module("diffusers_quantfix", run_name="__main__", alter_sys=True)
+"""
+
+
+class Outcome:
+    """What a script left behind: exit code, output, and the facts that it told."""
+
+    def __init__(self, code: int, out: str, err: str, told: dict[str, object]) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+        self.told = told
+
+    def __getitem__(self, fact: str):
+        assert fact in self.told, f"never told {fact}: {self.err}"
+        return self.told[fact]
+
+
+class World:
+    """A folder with libraries, their metadata, and fixes for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = folder / "site"
+        self.fixes = folder / "fixes"
+        self.index: dict[str, tuple[str, str]] = {}
+        self.distributions: list[str] = []
+        self.site.mkdir()
+        self.fixes.mkdir()
+
+    def library(self, name: str = "lib", version: str | None = "1.0", site: Path | None = None, **files: str):
+        """A package ``name`` with a module per keyword (``core`` by default), and metadata unless version is None."""
+        site = site or self.site
+        package = site / name
+        package.mkdir(parents=True)
+        for module, text in {"__init__": "", **(files or {"core": CORE})}.items():
+            (package / f"{module}.py").write_text(textwrap.dedent(text))
+        if version is not None:
+            self.distribution(name, version, site=site)
+        return package
+
+    def distribution(self, name: str, version: str, site: Path | None = None) -> Path:
+        folder = (site or self.site) / f"{name.replace('-', '_')}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        self.distributions.append(name)
+        return folder
+
+    def fix(
+        self,
+        fix_id: str = "fix-f",
+        target: str = "lib.core",
+        claims: dict[str, str] | None = None,
+        healed: str = "",
+        text: str | None = None,
+        body: str = PROBE + MEND,
+    ) -> str:
+        """A fix; ``body`` holds its probe and mend, or ``text`` its whole file."""
+        file = fix_id.replace("-", "_")
+        declaration = f"""
+            from diffusers_quantfix.engine.fix import Fix
+            FIX = Fix(id={fix_id!r}, title="title of {fix_id}", module={target!r}, claims={claims or {"lib": "<2"}!r},
+                      upstream=("https://example.org/1",), symptom="it breaks", healed={healed!r})
+        """
+        if text is None:
+            text = textwrap.dedent(declaration) + textwrap.dedent(body)
+        (self.fixes / f"{file}.py").write_text(text)
+        self.index[fix_id] = (file, target)
+        return fix_id
+
+    def run(
+        self,
+        script: str,
+        settings: str = "",
+        arguments: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        timeout: float = 30,
+    ) -> Outcome:
+        """Run a script after the preamble; a traceback of the script fails the test."""
+        outcome = self.attempt(script, settings, arguments, options, timeout)
+        assert outcome.code == 0, outcome.err
+        return outcome
+
+    def attempt(
+        self,
+        script: str,
+        settings: str = "",
+        arguments: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
+        timeout: float = 30,
+    ) -> Outcome:
+        """Run a script after the preamble, whatever becomes of it."""
+        told = self.folder / "told.json"
+        told.unlink(missing_ok=True)
+        preamble = PREAMBLE.format(
+            fixes=str(self.fixes), index=self.index, distributions=tuple(self.distributions), told=str(told)
+        )
+        main = self.folder / "main.py"
+        main.write_text(preamble + textwrap.dedent(script))
+        done = subprocess.run(
+            [sys.executable, *options, str(main), *arguments],
+            env=self.environment(settings),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        facts = json.loads(told.read_text()) if told.exists() else {}
+        return Outcome(done.returncode, done.stdout, done.stderr, facts)
+
+    def command(self, *arguments: str, settings: str = "", before: str = "") -> Outcome:
+        """``python -m diffusers_quantfix <arguments>`` on the fake fixes."""
+        return self.attempt(textwrap.dedent(before) + COMMAND_LINE, settings, arguments)
+
+    def environment(self, settings: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DIFFUSERS_"))}
+        path = os.pathsep.join([str(self.site), str(ROOT)])
+        # Tests rewrite modules within a second, which cached bytecode would not notice.
+        kept |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        return kept | ({"DIFFUSERS_QUANTFIX": settings} if settings else {})
