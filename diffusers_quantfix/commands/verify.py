@@ -1,0 +1,28 @@
+"""``verify``: the proof on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="id", help="fixes to verify; all when none is named")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; 1 when a defect is not mended or did not show."""
+    from ..verify import verify
+
+    try:
+        report = verify(options.ids)
+    except (ValueError, RuntimeError) as error:  # an id that names no fix; a stack that cannot be asked
+        print(f"diffusers-quantfix: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(report.to_dict(), indent=2) if options.json else report)
+    return 0 if report.ok else 1

@@ -1,0 +1,88 @@
+"""A fresh environment with the wheel, as a user has it."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Environment:
+    """A virtual environment with the wheel, wrapt and packaging in it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+
+    def run(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run its interpreter, with nothing in the environment but what is named."""
+        return subprocess.run(
+            [str(self.python), *map(str, arguments)],
+            capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=120,
+        )  # fmt: skip
+
+    def pip(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    @property
+    def site(self) -> pathlib.Path:
+        return pathlib.Path(
+            self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+        )
+
+    def adopt(self, *names: str) -> None:
+        """Lend it distributions of the environment that runs the tests, so that no registry is asked."""
+        ours = pathlib.Path(sysconfig.get_path("purelib"))
+        for name in names:
+            for path in [ours / name, *ours.glob(f"{name}-*.dist-info")]:
+                (self.site / path.name).symlink_to(path)
+
+
+def checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    for name in ("build", "hatchling"):
+        pytest.importorskip(name, reason="the test extra is not installed: no wheel to build")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    checked(subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def shared_environment(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return _made(wheel, tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture
+def environment(shared_environment: Environment) -> Environment:
+    """An environment in which nothing is chosen, for tests that leave its files alone."""
+    (shared_environment.site / "diffusers_quantfix_startup.choice").write_text("off\n")
+    return shared_environment
+
+
+@pytest.fixture
+def own_environment(wheel: pathlib.Path, tmp_path: pathlib.Path) -> Environment:
+    """An environment to break."""
+    return _made(wheel, tmp_path)
+
+
+def _made(wheel: pathlib.Path, folder: pathlib.Path) -> Environment:
+    made = Environment(folder / "environment")
+    # pip from outside: an environment with a pip of its own takes seconds to make
+    venv = [sys.executable, "-m", "venv", "--without-pip", str(made.folder)]
+    checked(subprocess.run(venv, capture_output=True, text=True, check=False))
+    checked(made.pip("install", "--no-index", "--no-deps", wheel))
+    made.adopt("wrapt", "packaging")
+    return made

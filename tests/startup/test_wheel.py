@@ -1,0 +1,43 @@
+"""The wheel in a fresh environment: an editable install is not what a user gets."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import zipfile
+
+from packaging.requirements import Requirement
+
+from tests.startup.conftest import Environment, checked
+
+
+def test_the_wheel_holds_the_package_and_the_start_up_files(wheel: pathlib.Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    startup = {f"diffusers_quantfix_startup.{end}" for end in ("py", "pth", "start", "choice")}
+    assert tops == {"diffusers_quantfix", *startup}
+    assert "diffusers_quantfix/py.typed" in names
+    assert not any(name.startswith("diffusers_quantfix/startup") for name in names)
+
+
+def test_only_small_packages_are_required(wheel: pathlib.Path):
+    archive = zipfile.ZipFile(wheel)
+    metadata = archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))).decode()
+    required = [
+        line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    assert sorted(Requirement(line.partition(":")[2]).name for line in required) == ["packaging", "wrapt"]
+    assert "Requires-Python: >=3.10" in metadata
+
+
+def test_without_any_library_every_fix_is_missing(environment: Environment):
+    done = checked(environment.run("-m", "diffusers_quantfix", "status", "--json"))
+    states = {fix["id"]: fix["state"] for fix in json.loads(done.stdout)["fixes"]}
+    assert states and set(states.values()) == {"missing"}
+
+
+def test_uninstalling_leaves_nothing(own_environment: Environment):
+    checked(own_environment.run("-m", "diffusers_quantfix", "enable"))
+    checked(own_environment.pip("uninstall", "-y", "diffusers-quantfix"))
+    assert list(own_environment.site.rglob("*quantfix*")) == []
+    assert own_environment.run("-c", "pass").stderr == ""
