@@ -7,7 +7,20 @@ a test holds the two against each other.
 from __future__ import annotations
 
 # id -> (file below this package, target module)
-INDEX: dict[str, tuple[str, str]] = {}
+INDEX: dict[str, tuple[str, str]] = {
+    "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
+    "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
+    "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
+    "bnb-quant-state-code": ("bitsandbytes.quant_state_code", "bitsandbytes.functional"),
+    "bnb-quant-state-meta": ("bitsandbytes.quant_state_meta", "bitsandbytes.nn.modules"),
+    "diffusers-8bit-offload-detection": (
+        "diffusers.eight_bit_offload_detection",
+        "diffusers.pipelines.pipeline_utils",
+    ),
+    "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
+    "diffusers-meta-pipeline-device": ("diffusers.meta_pipeline_device", "diffusers.pipelines.pipeline_utils"),
+    "transformers-meta-component-device": ("transformers.meta_component_device", "transformers.modeling_utils"),
+}
 
 # The distributions whose versions decide, in the order in which people think of them.
 DISTRIBUTIONS = (

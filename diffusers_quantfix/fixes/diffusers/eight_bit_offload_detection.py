@@ -1,0 +1,97 @@
+"""An 8-bit model makes a pipeline believe that it is sequentially offloaded.
+
+Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component is silent, where it has to say "Pipelines
+loaded with `dtype=torch.float16` cannot run with `cpu` device".
+Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_offloaded`` takes any root hook of class
+``AlignDevicesHook`` for offload. ``accelerate.dispatch_model`` puts such a hook, with ``offload=False``, on every 8-bit
+model (accelerate before 1.2 on 4-bit models too). diffusers' own models are dispatched since 0.33.0; a text encoder
+of transformers always was, so that one shows it since quantized pipelines exist, 0.31.0.
+Upstream: diffusers issue 11352, PR 11356 (0.34.0), which says "never offloaded" for every 8-bit model.
+Cure: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
+upstream's own rule stays, whose error keeps ``.to("cuda")`` from tearing apart a model that is spread over GPUs.
+
+The function is local to ``to``: nobody can wrap it, and presenting the modules without their hooks while ``to`` runs
+would be seen by other threads and left behind by an exception. So the code object from which ``to`` makes it on
+each call is exchanged among the constants of ``to``: one assignment, which a running call does not notice.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType, SimpleNamespace
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import function_of, nested_code, resolve
+
+FIX = Fix(
+    id="diffusers-8bit-offload-detection",
+    title="An 8-bit model makes a pipeline believe that it is sequentially offloaded",
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.31.0,<=0.33.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/11352",
+        "https://github.com/huggingface/diffusers/pull/11356",
+    ),
+    symptom="pipe.to('cpu') does not say: Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device",
+    healed="diffusers 0.34.0",
+)
+
+_NAME = "module_is_sequentially_offloaded"
+
+
+def broken(pipeline_utils) -> bool:
+    """Ask the nested function about an 8-bit model with a hook that only aligns inputs."""
+    code = nested_code(function_of(resolve(pipeline_utils, "DiffusionPipeline.to")).__code__, _NAME)
+    if code.co_freevars:
+        raise TargetMissing(
+            f"{_NAME} is another function here: it uses {', '.join(code.co_freevars)} of its caller"
+        )
+    if not FunctionType(code, vars(pipeline_utils))(_dispatched_8bit_model()):
+        return False
+    # Since 0.34.0 upstream asks for the quantization itself. From 0.37.0 on it trusts the hook again where accelerate
+    # no longer puts one on an 8-bit model: what is left there is rarer, and another defect.
+    return "_check_bnb_status" not in code.co_names
+
+
+def mend(pipeline_utils, ledger) -> None:
+    """Exchange the nested code object in ``DiffusionPipeline.to``."""
+    to = function_of(resolve(pipeline_utils, "DiffusionPipeline.to"))
+    upstream = nested_code(to.__code__, _NAME)
+    ours = module_is_sequentially_offloaded.__code__
+    ours = _exchanged(ours, nested_code(ours, "upstream_rule"), upstream)
+    ledger.replace(to, "__code__", _exchanged(to.__code__, upstream, ours))
+
+
+def module_is_sequentially_offloaded(module) -> bool:
+    """What ``DiffusionPipeline.to`` asks about each of its components, which may be anything.
+
+    Only the code of this function is used, with the globals of diffusers: hence the imports of full names inside.
+    """
+
+    def upstream_rule(module):
+        """Its code is exchanged for that of upstream's function."""
+
+    from diffusers.pipelines.pipeline_utils import _check_bnb_status
+
+    from diffusers_quantfix.offload import is_sequentially_offloaded
+
+    if any(_check_bnb_status(module)):
+        return is_sequentially_offloaded(module)
+    return upstream_rule(module)
+
+
+def _exchanged(code, old, new):
+    """``code`` with the nested code object ``old`` exchanged for ``new``."""
+    return code.replace(co_consts=tuple(new if const is old else const for const in code.co_consts))
+
+
+def _dispatched_8bit_model():
+    """What the function sees of a model that bitsandbytes quantized and accelerate dispatched to one device."""
+    from accelerate.hooks import AlignDevicesHook
+    from diffusers.quantizers.quantization_config import QuantizationMethod
+
+    return SimpleNamespace(
+        _hf_hook=AlignDevicesHook(execution_device="cpu", io_same_device=True),
+        is_quantized=True,
+        is_loaded_in_8bit=True,
+        quantization_method=QuantizationMethod.BITS_AND_BYTES,
+    )

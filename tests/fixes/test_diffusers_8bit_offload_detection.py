@@ -1,0 +1,159 @@
+"""diffusers-8bit-offload-detection: an 8-bit model makes a pipeline believe that it is sequentially offloaded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from tests.gate import unmet
+from tests.rig import models
+
+FIX_ID = "diffusers-8bit-offload-detection"
+FLOAT16_ON_CPU = "Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device"
+SILENT = "was silent about float16 on the CPU"
+SHOWS = f"AssertionError: .*{SILENT}"
+
+before_0_34 = pytest.mark.skipif(
+    bool(unmet("diffusers<0.34")), reason="looks into the cure, which is not there"
+)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.33")
+def test_model_of_diffusers_is_not_taken_for_offloaded(gpu, tmp_path, side):
+    """Since 0.33.0 diffusers dispatches its own quantized models."""
+    pipe = models.flux_pipeline(eight_bit_transformer(tmp_path, side))
+    assert_says_float16_on_cpu(pipe)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers<0.33", "accelerate<1.2"))
+def test_text_encoder_is_not_taken_for_offloaded(gpu, tmp_path):
+    """Before 1.2 accelerate put the hook on 4-bit models too, and the rig has no 8 bits for those bitsandbytes."""
+    pipe = models.flux_pipeline(text_encoder=text_encoder(tmp_path, bits=4))
+    assert_says_float16_on_cpu(pipe)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers<0.34", "bitsandbytes>=0.45"))
+def test_text_encoder_on_two_devices_is_not_taken_for_offloaded(gpu, tmp_path):
+    """A model that is spread has hooks in every release. The later releases judge it otherwise, for other reasons."""
+    if len(gpu.devices) < 2:
+        pytest.skip("needs two CUDA devices")
+    halves = {"text_model.embeddings": 0, "text_model.encoder": 0, "text_model.final_layer_norm": 1}
+    pipe = models.flux_pipeline(text_encoder=text_encoder(tmp_path, bits=8, device_map=halves))
+    assert_says_float16_on_cpu(pipe)
+
+
+@before_0_34
+def test_offloaded_8bit_model_counts_as_offloaded(gpu, tmp_path):
+    from accelerate import cpu_offload
+
+    encoder = text_encoder(tmp_path, bits=8)
+    pipe = models.flux_pipeline(text_encoder=encoder)
+    assert_says_float16_on_cpu(pipe)
+    cpu_offload(encoder, gpu.devices[0])
+    assert FLOAT16_ON_CPU not in warnings_of(lambda: pipe.to("cpu"))
+
+
+@before_0_34
+def test_unquantized_models_are_judged_by_upstream(gpu):
+    from accelerate import cpu_offload, dispatch_model
+
+    for move in (
+        lambda model: cpu_offload(model, gpu.devices[0]),
+        lambda model: dispatch_model(model, {"": 0}, force_hooks=True),
+    ):
+        pipe = models.flux_pipeline()
+        move(pipe.transformer)
+        with pytest.raises(ValueError, match="you have activated sequential model offloading"):
+            pipe.to("cuda")
+
+
+@before_0_34
+def test_revert_restores_the_code_and_apply_brings_it_back(gpu, tmp_path):
+    import diffusers_quantfix
+    from diffusers import DiffusionPipeline
+
+    pipe = models.flux_pipeline(text_encoder=hooked(text_encoder(tmp_path, bits=4)))
+    ours = DiffusionPipeline.to.__code__
+    diffusers_quantfix.revert()
+    try:
+        assert DiffusionPipeline.to.__code__ is not ours
+        assert SILENT in str(pytest.raises(AssertionError, assert_says_float16_on_cpu, pipe).value)
+    finally:
+        diffusers_quantfix.apply()
+    assert_says_float16_on_cpu(pipe)
+
+
+@before_0_34
+def test_threads_and_errors_leave_nothing_behind(gpu, tmp_path):
+    """Nothing is put aside during a call: other threads see the same hooks, also while a call raises."""
+    encoder = hooked(text_encoder(tmp_path, bits=4))
+    pipe, hook, seen = models.flux_pipeline(text_encoder=encoder), encoder._hf_hook, []
+    done = threading.Event()
+
+    def watch():
+        while not done.is_set():
+            seen.append(encoder._hf_hook is hook)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for _ in range(20):
+            with pytest.raises(ValueError, match="at most two arguments"):
+                pipe.to("cpu", None, None)
+            assert_says_float16_on_cpu(pipe)
+    finally:
+        done.set()
+        watcher.join()
+    assert seen
+    assert all(seen)
+
+
+def eight_bit_transformer(folder, side):
+    """A FluxTransformer2DModel in 8 bits on the first device."""
+    from diffusers import FluxTransformer2DModel
+
+    models.saved(models.flux_transformer(), folder)
+    try:
+        return models.load_quantized(FluxTransformer2DModel, folder, bits=8)
+    except ValueError as error:
+        if side == "bare" and "`.to` is not supported for `8-bit`" in str(error):
+            pytest.skip("no 8-bit model of diffusers loads here (diffusers-8bit-load-dispatch)")
+        raise
+
+
+def text_encoder(folder, bits: int, device_map=None):
+    """A CLIPTextModel of transformers in 4 or 8 bits, on the first device if nothing else is asked for."""
+    from transformers import CLIPTextModel
+
+    if bits == 8 and unmet("bitsandbytes>=0.45"):
+        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
+    models.saved(models.clip_text(), folder)
+    return models.load_quantized(CLIPTextModel, folder, bits, device_map or {"": 0})
+
+
+def hooked(model):
+    """The model with the hook that only aligns inputs, whatever this accelerate does by itself."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    return add_hook_to_module(model, AlignDevicesHook(execution_device=0, io_same_device=True))
+
+
+def assert_says_float16_on_cpu(pipe):
+    said = warnings_of(lambda: pipe.to("cpu"))
+    assert FLOAT16_ON_CPU in said, f"pipe.to('cpu') {SILENT}, it said: {said or 'nothing'}"
+
+
+def warnings_of(call) -> str:
+    """What diffusers' pipelines log while ``call`` runs."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
+    logger.addHandler(handler)
+    try:
+        call()
+    finally:
+        logger.removeHandler(handler)
+    return "\n".join(record.getMessage() for record in records)
