@@ -1,0 +1,12 @@
+"""The release matrix: every fix on real releases, without us and with us, and its claim exact in both directions.
+
+    python -m tests.upstream --cells ci --jobs 2             # the set of one CI run
+    python -m tests.upstream --cells all --jobs 2            # every cell, and every bitsandbytes on its own
+    python -m tests.upstream --cells D04 D05                 # some
+    python -m tests.upstream --add diffusers=latest          # a new release of a library: what became of the fixes?
+    python -m tests.upstream.tables --write                  # the tables of the documentation, from the results
+
+A *cell* is a pinned set of releases in a virtual environment of its own (`cells.toml`).  In each of them the tests of
+the fixes run twice in separate processes (`tests.sides`), and `tests.upstream.inspect_fixes` looks at every target
+that a fix declares.  `verdict` judges; the result of a cell is one JSON file.
+"""

@@ -1,0 +1,94 @@
+"""The command line of the release matrix; see `tests.upstream`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from . import newest
+from .cells import Cell, read
+from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
+from .report import Progress, summary
+from .run_cell import previous, run_cell
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for; 0 when every cell is good."""
+    options = _parser().parse_args(arguments)
+    table = read()
+    try:
+        find_uv()
+        if options.add:
+            return newest.run(options.add, table, options.folder)
+        cells = table.select(options.cells)
+    except (ValueError, CannotInstall) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    results = run(cells, options.folder, options.jobs, options.fresh)
+    print(summary(results))
+    print(
+        f"{time.monotonic() - began:.0f} s with {options.jobs} at a time; results and logs in {options.folder}"
+    )
+    return int(any(result["failures"] for result in results))
+
+
+def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool) -> list[dict[str, Any]]:
+    """The results of these cells, in their order; those of an interrupted run are taken over unless ``fresh``."""
+    progress = Progress(len(cells))
+    results: dict[str, dict[str, Any]] = {}
+
+    def one(cell: Cell) -> tuple[dict[str, Any], bool]:
+        # A second driver on the same cell waits, and then finds the result of the first.
+        with locked(folder / "locks" / f"{cell.name}.lock"):
+            found = None if fresh else previous(folder, cell)
+            if found is not None and not found["failures"]:
+                return found, True
+            return run_cell(cell, folder, lambda name: progress.phase(cell.name, name)), False
+
+    pool = ThreadPoolExecutor(max_workers=jobs)
+    try:
+        for future in as_completed([pool.submit(one, cell) for cell in cells]):
+            result, reused = future.result()
+            results[result["cell"]] = result
+            progress.finished(result, reused)
+    finally:
+        progress.close()
+        pool.shutdown(cancel_futures=True)
+    return [results[cell.name] for cell in cells]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.upstream",
+        description="Runs the tests of all fixes on pinned releases, without us and with us.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--cells", nargs="+", metavar="CELL",
+        help="ci (the set of one CI run), all (every cell and range), ranges, or names",
+    )  # fmt: skip
+    what.add_argument(
+        "--add", nargs="+", metavar="NAME=RELEASE",
+        help="try new releases, e.g. diffusers=0.43.0 bitsandbytes=latest; what is not named is the newest",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="cells at a time (default 2)"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="run again what an earlier run has a good result for"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=cache_folder(),
+        help=f"environments, logs and results (default: ${CACHE_VARIABLE} or the user's cache)",
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

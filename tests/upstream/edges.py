@@ -1,0 +1,56 @@
+"""The releases at the edges of a claim, and whether the cells hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from packaging.specifiers import SpecifierSet
+
+from .cells import Cell, fits
+
+
+def edges(specifier: str, releases: list[str]) -> tuple[str, str]:
+    """(last affected, first healthy) release of a range; empty where there is none.
+
+    Args:
+        specifier: of a claim, one distribution.
+        releases: all releases of it, ascending.
+    """
+    inside = [release for release in releases if release in SpecifierSet(specifier)]
+    if not inside:
+        return "", ""
+    later = releases[releases.index(inside[-1]) + 1 :]
+    return inside[-1], later[0] if later else ""
+
+
+def uncovered(
+    claims: Mapping[str, str], healed: str, releases: Mapping[str, list[str]], cells: Iterable[Cell]
+) -> list[str]:
+    """What the cells lack to prove the upper edge of every range of a claim, as sentences; empty when nothing.
+
+    Both the last affected and the first healthy release must stand in a cell where the rest of the claim fits.
+    """
+    cells, missing = list(cells), []
+    for name, specifier in claims.items():
+        if name not in releases:
+            missing.append(f"{name} has no list of releases")
+            continue
+        last, first = edges(specifier, releases[name])
+        if not last:
+            missing.append(f"no release of {name} is in {specifier}")
+            continue
+        others = {other: spec for other, spec in claims.items() if other != name}
+        for release, role in ((last, "last affected"), (first, "first healthy")):
+            if release and not any(
+                cell.pins.get(name) == release and fits(others, cell.pins) for cell in cells
+            ):
+                rest = f" with {', '.join(f'{o} {s}' for o, s in others.items())}" if others else ""
+                missing.append(f"no cell has {name} {release}, the {role} release,{rest}".rstrip(","))
+    if healed:
+        name, _, release = healed.partition(" ")
+        first = edges(claims[name], releases[name])[1] if name in claims and name in releases else ""
+        if release != first:
+            missing.append(
+                f"it is said to be healed in {healed}, but by its claim that is {name} {first or 'never'}"
+            )
+    return missing

@@ -1,0 +1,237 @@
+"""Runs one cell: environment, both sides, inspection, verdict; one JSON file comes out."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diffusers_quantfix.fixes import INDEX
+
+from .cells import Cell, digest
+from .environments import CannotInstall, Environment, prepare
+from .verdict import Run, Verdict, judge
+
+ROOT = Path(__file__).parents[2]
+# What a result depends on.  Not the demonstrations, the documentation, or the driver's own tests.
+_SOURCES = ("diffusers_quantfix", "tests/fixes", "tests/rig", "tests/conftest.py", "tests/gate.py", "tests/sides.py",
+            "tests/upstream/plugin.py", "tests/upstream/inspect_fixes.py", "tests/upstream/verdict.py")  # fmt: skip
+_APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md")
+PHASE_TIMEOUT = 900.0
+
+
+def sources_key(root: Path = ROOT) -> str:
+    """A hash of everything in the project that a result depends on."""
+    parts = []
+    for source in _SOURCES:
+        path = root / source
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            name = file.relative_to(root).as_posix()
+            if file.is_file() and "__pycache__" not in name and not name.startswith(_APART):
+                parts.append([name, digest(file.read_bytes().decode("utf-8", "replace"))])
+    return digest(parts)
+
+
+def declarations() -> dict[str, dict[str, Any]]:
+    """id -> what each fix declares."""
+    said = {}
+    for fix_id, (file, _) in sorted(INDEX.items()):
+        fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX
+        said[fix_id] = {"claims": fix.claims, "healed": fix.healed, "module": fix.module, "title": fix.title,
+                        "symptom": fix.symptom, "upstream": list(fix.upstream)}  # fmt: skip
+    return said
+
+
+def declared_key() -> str:
+    """A hash of the ids, claims and targets: what the compatibility table is about."""
+    return digest({fix_id: [said["claims"], said["healed"], said["module"]]
+                   for fix_id, said in declarations().items()})  # fmt: skip
+
+
+def relevant(cell: Cell) -> list[str]:
+    """The fixes that a cell is asked about: all, or those that need nothing but the one distribution."""
+    if not cell.alone:
+        return sorted(INDEX)
+    return [fix_id for fix_id, said in declarations().items() if set(said["claims"]) == {cell.alone}]
+
+
+def test_paths(ids: list[str], alone: str, root: Path = ROOT) -> list[str]:
+    """The test files to run: all of tests/fixes, or for a range those that speak of its fixes."""
+    files = sorted((root / "tests/fixes").glob("test_*.py"))
+    return [
+        file.relative_to(root).as_posix()
+        for file in files
+        if not alone or any(f'"{fix_id}"' in file.read_text(encoding="utf-8") for fix_id in ids)
+    ]
+
+
+def result_file(folder: Path, cell: Cell) -> Path:
+    return folder / "results" / f"{cell.name}.json"
+
+
+def previous(folder: Path, cell: Cell) -> dict[str, Any] | None:
+    """The result of an earlier run over the same pins and sources."""
+    try:
+        result = json.loads(result_file(folder, cell).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result if result.get("key") == digest([cell.key, sources_key()]) else None
+
+
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    phase: Callable[[str], None],
+    assess: Callable[..., Verdict] = judge,
+    try_candidates: bool = False,
+) -> dict[str, Any]:
+    """Run everything of one cell and keep its result.
+
+    Args:
+        cell: the release set.
+        folder: where environments, logs and results are kept.
+        phase: called with the name of each phase as it begins.
+        assess: the judge, `verdict.judge` for a pinned cell.
+        try_candidates: mend also where the probe says broken outside of a claim.
+    """
+    logs = folder / "logs" / cell.name
+    logs.mkdir(parents=True, exist_ok=True)
+    key = digest([cell.key, sources_key()])
+    result: dict[str, Any] = {
+        "cell": cell.name, "pins": cell.pins, "alone": cell.alone, "declared": declared_key(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "logs": str(logs), "seconds": {},
+    }  # fmt: skip
+    began = time.monotonic()
+    log = logs / "install.log"
+    log.write_text("")
+    phase("install")
+    try:
+        environment = prepare(cell, folder, log)
+    except CannotInstall as error:
+        return _keep(
+            folder, cell, result | {"failures": [str(error)], "fixes": {}, "skips": [], "counts": {}}
+        )
+    result["seconds"]["install"] = round(time.monotonic() - began, 1)
+    ids = relevant(cell)
+    report = logs / "inspect.json"
+    report.unlink(missing_ok=True)
+    flags = ["--try-candidates"] if try_candidates else []
+    paths = test_paths(ids, cell.alone)
+    runs: dict[str, Run] = {}
+    for side in ("bare", "mended"):
+        phase(side)
+        more = ["--cell-inspect", str(report), *flags] if side == "bare" else []
+        runs[side] = _pytest(cell, environment, side, paths, more, logs, result["seconds"])
+    died = ""
+    if not report.exists():
+        phase("inspect")
+        command = [str(environment.python), "-m", "tests.upstream.inspect_fixes", str(report), *flags]
+        died = _process(
+            command, environment, "inspect", logs, result["seconds"], {"DIFFUSERS_QUANTFIX": "off"}
+        )
+    found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    verdict = assess(ids, runs["bare"], runs["mended"], found, untested_ok=bool(cell.alone))
+    result.update(
+        failures=([f"inspect: {died}"] if died else []) + verdict.failures,
+        fixes=verdict.fixes, skips=verdict.skips, counts=verdict.counts, installed=_freeze(environment),
+    )  # fmt: skip
+    if digest([cell.key, sources_key()]) == key:  # else the sources changed under way: do not resume from it
+        result["key"] = key
+    result["seconds"]["all"] = round(time.monotonic() - began, 1)
+    return _keep(folder, cell, result)
+
+
+def _keep(folder: Path, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    path = result_file(folder, cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    unfinished.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+    return result
+
+
+def _pytest(
+    cell: Cell,
+    environment: Environment,
+    side: str,
+    paths: list[str],
+    more: list[str],
+    logs: Path,
+    seconds: dict[str, float],
+) -> Run:
+    report = logs / f"{side}.jsonl"
+    report.unlink(missing_ok=True)
+    if not paths:
+        return Run()
+    command = [
+        str(environment.python), "-m", "pytest", *paths, "--side", side, "-p", "tests.upstream.plugin",
+        "--cell-report", str(report), "--cell-alone", cell.alone, "-p", "no:cacheprovider",
+        "--continue-on-collection-errors", *more,
+    ]  # fmt: skip
+    died = _process(command, environment, side, logs, seconds, {})
+    return Run.read(report, "" if died.startswith("exit status") else died)
+
+
+def _process(
+    command: list[str],
+    environment: Environment,
+    name: str,
+    logs: Path,
+    seconds: dict[str, float],
+    variables: dict[str, str],
+) -> str:
+    """Run one process into its log; why it ended badly, empty when it ended well."""
+    began = time.monotonic()
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "DIFFUSERS_QUANTFIX"))
+    }
+    keep = {name: value for name, value in os.environ.items() if name.startswith("DIFFUSERS_QUANTFIX_")}
+    path = os.pathsep.join(filter(None, [environment.variables.get("PYTHONPATH"), str(ROOT)]))
+    ours |= keep | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1",
+                    "TOKENIZERS_PARALLELISM": "false"} | variables  # fmt: skip
+    # A rig that cannot be had would skip most of what is to be proved.
+    ours.setdefault("DIFFUSERS_QUANTFIX_REQUIRE_RIG", "1")
+    with (logs / f"{name}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=ours,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(PHASE_TIMEOUT)
+            died = (
+                f"exit status {status}" if status > 0 else f"killed by {_signal(-status)}" if status else ""
+            )
+        except subprocess.TimeoutExpired:
+            died = f"took longer than {PHASE_TIMEOUT:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    seconds[name] = round(time.monotonic() - began, 1)
+    return died
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _freeze(environment: Environment) -> dict[str, str]:
+    """Every distribution that the cell really has."""
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    done = subprocess.run(
+        [str(environment.python), "-c", code],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment.variables},
+    )  # fmt: skip
+    return dict(sorted(json.loads(done.stdout).items())) if done.returncode == 0 else {}

@@ -1,0 +1,342 @@
+"""The driver: resume, keys of environments, failed installs, what is inspected in a fix, the tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from diffusers_quantfix.engine.fix import Fix, TargetMissing
+from tests.upstream import __main__ as driver
+from tests.upstream import environments, newest, run_cell, tables
+from tests.upstream.cells import Cell, digest, read
+from tests.upstream.inspect_fixes import inspect_fix
+from tests.upstream.report import WIDTH, Progress, summary
+
+CELL = Cell("D04", "3.11", {"bitsandbytes": "0.45.2", "wrapt": "2.5.2"})
+
+
+def result(cell=CELL.name, failures=(), state="mended", **more):
+    return {
+        "cell": cell, "pins": CELL.pins, "failures": list(failures), "seconds": {"all": 12.0}, "skips": [],
+        "counts": {"passed": 3, "failed": len(failures), "skipped": 0}, "logs": "logs",
+        "fixes": {"a-fix": {"state": state, "why": "said so"}}, "date": "2026-11-21", "declared": "d", **more,
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- resume
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """Runs of cells, replaced by a note in a list."""
+    calls = []
+
+    def fake(cell, folder, phase):
+        calls.append(cell.name)
+        made = result(cell.name, key=digest([cell.key, run_cell.sources_key()]))
+        return run_cell._keep(folder, cell, made)
+
+    monkeypatch.setattr(driver, "run_cell", fake)
+    return calls
+
+
+def test_a_good_result_of_equal_pins_and_sources_is_taken_over(counted, tmp_path, capsys):
+    for _ in range(2):
+        driver.run([CELL], tmp_path, jobs=1, fresh=False)
+    assert counted == ["D04"]
+    driver.run([CELL], tmp_path, jobs=1, fresh=True)
+    assert counted == ["D04"] * 2
+    assert "reused" in capsys.readouterr().err
+
+
+def test_other_pins_other_sources_and_failures_are_run_again(counted, tmp_path, monkeypatch):
+    driver.run([CELL], tmp_path, jobs=1, fresh=False)
+    newer = Cell("D04", "3.11", {**CELL.pins, "wrapt": "1.17.0"})
+    driver.run([newer], tmp_path, jobs=1, fresh=False)
+    assert len(counted) == 2
+    monkeypatch.setattr(run_cell, "sources_key", lambda root=None: "changed")
+    driver.run([newer], tmp_path, jobs=1, fresh=False)
+    assert len(counted) == 3
+    path = run_cell.result_file(tmp_path, newer)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"failures": ["one"]}))
+    driver.run([newer], tmp_path, jobs=1, fresh=False)
+    assert len(counted) == 4
+    path.write_text('{"half')
+    assert run_cell.previous(tmp_path, newer) is None
+
+
+def test_results_depend_on_fixes_and_their_tests_but_not_on_documentation(tmp_path):
+    for name in ("diffusers_quantfix/fixes/a.py", "tests/fixes/test_a.py", "diffusers_quantfix/verify/a.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    for name in run_cell._SOURCES:
+        if name.endswith(".py"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("1")
+    before = run_cell.sources_key(tmp_path)
+    (tmp_path / "diffusers_quantfix/verify/a.py").write_text("2")
+    (tmp_path / "diffusers_quantfix/COMPATIBILITY.md").write_text("2")
+    assert run_cell.sources_key(tmp_path) == before
+    (tmp_path / "tests/fixes/test_a.py").write_text("2")
+    assert run_cell.sources_key(tmp_path) != before
+
+
+# ---------------------------------------------------------------- environments
+
+
+@pytest.fixture
+def fake_uv(monkeypatch, tmp_path):
+    """A uv that makes the folder of an environment, counts its calls, and refuses bitsandbytes 9."""
+    log = tmp_path / "calls"
+    uv = tmp_path / "uv"
+    uv.write_text(f"""#!{sys.executable}
+import os, sys
+open({str(log)!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")
+if "venv" in sys.argv: os.makedirs(sys.argv[-1] + "/bin")
+if "--target" in sys.argv: os.makedirs(sys.argv[sys.argv.index("--target") + 1])
+if any("bitsandbytes==9" in word for word in sys.argv):
+    sys.exit("error: No solution found\\n  cause: Because there is no version of bitsandbytes==9 and you require it.")
+""")
+    uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(environments, "find_uv", lambda: [str(uv)])
+    monkeypatch.setenv("PIP_FIND_LINKS", "some-folder")
+    return log
+
+
+def test_an_environment_is_built_once(fake_uv, tmp_path):
+    for _ in range(2):
+        python = environments.prepare(CELL, tmp_path / "cache", tmp_path / "log").python
+    calls = fake_uv.read_text().splitlines()
+    assert len(calls) == 2 and calls[0].startswith("venv") and "bitsandbytes==0.45.2" in calls[1]
+    assert "--find-links some-folder" in calls[1]
+    assert CELL.key in str(python)
+
+
+def test_an_environment_that_was_interrupted_is_built_again(fake_uv, tmp_path):
+    environments.prepare(CELL, tmp_path / "cache", tmp_path / "log")
+    (tmp_path / "cache/environments" / CELL.key / "complete").unlink()
+    environments.prepare(CELL, tmp_path / "cache", tmp_path / "log")
+    assert len(fake_uv.read_text().splitlines()) == 4
+
+
+def test_a_range_shares_one_environment(fake_uv, tmp_path):
+    for release in ("0.45.2", "0.45.3"):
+        alone = Cell("b", "3.11", {"wrapt": "2.5.2", "bitsandbytes": release}, alone="bitsandbytes")
+        found = environments.prepare(alone, tmp_path / "cache", tmp_path / "log")
+        assert found.variables["PYTHONPATH"].endswith(alone.key)
+    calls = fake_uv.read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["venv", "pip", "pip", "pip"]
+    assert "--no-deps --target" in calls[2]
+
+
+def test_a_set_that_cannot_be_installed_names_the_requirement(fake_uv, tmp_path):
+    cell = Cell("D99", "3.11", {"wrapt": "2.5.2", "bitsandbytes": "9"})
+    made = run_cell.run_cell(cell, tmp_path / "cache", lambda name: None)
+    assert made["failures"] == [
+        "cannot install bitsandbytes==9: Because there is no version of bitsandbytes==9 and you require it."
+    ]
+    assert "no version" in (tmp_path / "cache/logs/D99/install.log").read_text()
+
+
+def test_blame_names_every_requirement_that_uv_names():
+    text = """error: No solution found when resolving dependencies
+      cause: Because diffusers>=0.42.1 depends on huggingface-hub>=1.32.0 and you require diffusers==0.42.1, we
+             can conclude that you require huggingface-hub>=1.32.0. And because you require huggingface-hub==0.36.2,
+             we can conclude that your requirements are unsatisfiable."""
+    said = environments.blame(text, ["diffusers==0.42.1", "huggingface-hub==0.36.2", "diffusers==0.42"])
+    assert said.startswith(
+        "cannot install diffusers==0.42.1 with huggingface-hub==0.36.2: Because diffusers>=0.42.1"
+    )
+
+
+# ---------------------------------------------------------------- inspection of a fix
+
+
+@pytest.fixture
+def target(monkeypatch):
+    """A library with one function, installed as far as versions are concerned."""
+    module = types.ModuleType("fakelib")
+    exec("def move(state, device, non_blocking=False): return 'stale'", module.__dict__)
+    monkeypatch.setitem(sys.modules, "fakelib", module)
+    return module
+
+
+def fake_fix(new, probe=None):
+    fix = types.SimpleNamespace(
+        FIX=Fix(id="a-fix", title="", module="fakelib", claims={"pytest": ""}, upstream=(), symptom="")
+    )
+    fix.broken = probe or (lambda module: module.move(None, None) == "stale")
+    fix.mend = lambda module, ledger: ledger.replace(module, "move", new)
+    return fix
+
+
+def test_a_fix_that_meets_what_it_expects_leaves_everything_as_it_was(target):
+    before = target.move
+    said = inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")
+    assert (said["claim"], said["probe"], said["mend"], said["slots"]) == (
+        "fits",
+        "broken",
+        "ok",
+        ["fakelib.move"],
+    )
+    assert target.move is before
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        (lambda state, device: "moved", "it takes no argument non_blocking"),
+        (lambda state, where, non_blocking=False: "moved", "argument 2 is where, not device"),
+        (lambda state, device, non_blocking=False, *, copy: "moved", "it insists on copy"),
+        (lambda state, device, non_blocking=False: "stale", "the probe still says broken after the mend"),
+        (lambda *args, **kwargs: "moved", ""),
+        (lambda first, device, non_blocking=False, copy=False: "moved", ""),
+    ],
+)
+def test_what_is_written_must_take_every_call(target, new, says):
+    mend = inspect_fix(fake_fix(new), "fakelib")["mend"]
+    assert says in mend if says else mend == "ok"
+
+
+def test_a_target_that_moved(target):
+    fix = fake_fix(None)
+    fix.mend = lambda module, ledger: ledger.replace(module, "gone", 1)
+    assert "the target moved: fakelib has no gone" in inspect_fix(fix, "fakelib")["mend"]
+
+    def probe(module):
+        raise TargetMissing("fakelib has no move")
+
+    assert inspect_fix(fake_fix(None, probe), "fakelib")["probe"] == "missing"
+    assert inspect_fix(fake_fix(None), "fakelib_that_is_not_there")["probe"] == "absent"
+
+
+def test_outside_of_its_claim_nothing_is_tried_unless_asked(target):
+    fix = fake_fix(lambda state, device, non_blocking=False: "moved")
+    fix.FIX.claims = {"pytest": "<1"}
+    assert inspect_fix(fix, "fakelib")["mend"] == ""
+    said = inspect_fix(fix, "fakelib", try_candidates=True)
+    assert (said["claim"], said["mend"]) == ("out-of-range", "ok")
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def test_the_summary_fits_80_columns_and_says_every_failure_and_reason():
+    skip = {
+        "side": "bare",
+        "test": "a::b",
+        "reason": "needs a CPU with AVX512-BF16, which this machine does not have " * 2,
+    }
+    bad = result("bitsandbytes-0.43.0", ["bare: " + "word " * 60], "failed", skips=[skip] * 3)
+    text = summary([result(), bad, result("D05", state="applied")])
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "3 x needs a CPU with AVX512-BF16" in text
+    assert "2 of 3 cells good; not good: bitsandbytes-0.43.0" in text
+    assert text.endswith("9 passed, 1 failed, 0 skipped")
+
+
+def test_a_fix_that_no_cell_could_show_is_named():
+    assert "could a test show" in summary([result(state="applied")])
+    assert "could a test show" not in summary([result(state="applied"), result("D05")])
+
+
+def test_progress_on_a_terminal_and_in_a_log():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for out, live in ((Terminal(), True), (io.StringIO(), False)):
+        progress = Progress(2, out)
+        progress.phase("D04", "bare")
+        progress.finished(result(), reused=True)
+        progress.close()
+        assert ("\r" in out.getvalue()) is live
+        assert "[1/2] D04" in out.getvalue()
+
+
+# ---------------------------------------------------------------- tables
+
+SAID = {"a-fix": {"claims": {"bitsandbytes": ">=0.43.0,<0.45.3"}, "healed": "bitsandbytes 0.45.3", "module": "m",
+                  "title": "t", "symptom": "RuntimeError: a | b", "upstream":
+                  ["https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527"]}}  # fmt: skip
+
+
+def test_the_table_of_fixes():
+    line = tables.fixes_table(SAID).splitlines()[-1]
+    assert line == (
+        "| `a-fix` | RuntimeError: a \\| b | [bitsandbytes#1527](https://github.com/bitsandbytes-foundation/"
+        "bitsandbytes/issues/1527) | bitsandbytes >=0.43.0, &lt;0.45.3 | bitsandbytes 0.45.3 |"
+    )
+
+
+def test_a_stale_readme_is_told():
+    readme = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
+    with pytest.raises(tables.Stale, match="stale"):
+        tables.check_readme(readme, tables.fixes_table(SAID))
+    new = tables.with_fixes(readme, tables.fixes_table(SAID))
+    tables.check_readme(new, tables.fixes_table(SAID))
+    assert new.startswith("before\n") and new.endswith("\nafter\n")
+    with pytest.raises(tables.Stale, match="fixes:begin"):
+        tables.check_readme("no markers", "")
+
+
+def test_a_stale_page_is_told():
+    table = read()
+    results = {cell.name: result(cell.name) for cell in table.every}
+    text = tables.page(results, "d", table, ["a-fix"])
+    tables.check_page(text, "d", table)
+    assert "| a-fix | **M** |" in text and "2026-11-21" in text and "Every bitsandbytes on its own" in text
+    with pytest.raises(tables.Stale, match="other declarations or cells"):
+        tables.check_page(text, "another", table)
+    for name, change, says in (
+        ("D04", None, "no result for D04"),
+        ("D05", {"declared": "older"}, "results of other declarations for D05"),
+        ("D05", {"failures": ["one"]}, "failures in D05"),
+    ):
+        changed = {cell: found for cell, found in results.items() if cell != name or change}
+        if change:
+            changed[name] = results[name] | change
+        with pytest.raises(tables.Stale, match=says):
+            tables.page(changed, "d", table, ["a-fix"])
+
+
+# ---------------------------------------------------------------- --add
+
+
+def test_what_is_not_named_is_the_newest():
+    cell = newest.wanted(["diffusers=0.42.1", "bitsandbytes=latest"], read())
+    assert "diffusers==0.42.1" in cell.requirements
+    assert {"bitsandbytes", "transformers", "accelerate", "peft"} <= set(cell.requirements)
+    for word in ("diffusers", "diffusers=", "=1"):
+        with pytest.raises(ValueError, match="is not NAME=RELEASE"):
+            newest.wanted([word], read())
+
+
+def test_the_row_to_append():
+    table = read()
+    releases = {
+        "diffusers": "9.0",
+        "transformers": "6.0",
+        "accelerate": "2.0",
+        "bitsandbytes": "1.0",
+        "peft": "1.0",
+    }
+    lines = newest.row(releases, table)
+    assert 'diffusers = "9.0"' in lines and 'peft = "1.0"' in lines
+    assert lines[1] == f'name = "D{sum(cell.name.startswith("D") for cell in table.cells) + 1:02}"'
+    text = newest.report(result(installed=releases), table)
+    assert "and for its [releases]: diffusers 9.0" in text
+
+
+def test_nothing_of_this_machine_stands_in_the_driver():
+    places = [os.environ.get("PIP_FIND_LINKS", ""), str(Path.home())]
+    for file in Path(__file__).parent.glob("*"):
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        assert not any(place and place != "/" and place in text for place in places), file
