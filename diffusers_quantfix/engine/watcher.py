@@ -41,13 +41,12 @@ class Watcher:
 
     def start(self) -> None:
         """Put the finder first on ``sys.meta_path``; safe to call twice."""
-        if self not in sys.meta_path:
+        if not self.watching:
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
         """Take the finder away; safe to call twice.  Imports that are under way still report."""
-        while self in sys.meta_path:
-            sys.meta_path.remove(self)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
     def succeed(self) -> None:
         """Send away the watchers of earlier copies of the package.
@@ -68,7 +67,7 @@ class Watcher:
     @property
     def watching(self) -> bool:
         """Whether the finder stands on ``sys.meta_path``."""
-        return self in sys.meta_path
+        return any(finder is self for finder in sys.meta_path)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -178,7 +178,9 @@ class World:
         return self.attempt(textwrap.dedent(before) + COMMAND_LINE, settings, arguments)
 
     def environment(self, settings: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DIFFUSERS_"))}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DIFFUSERS_"))
+        }
         path = os.pathsep.join([str(self.site), str(ROOT)])
         # Tests rewrite modules within a second, which cached bytecode would not notice.
         kept |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

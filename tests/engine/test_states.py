@@ -1,0 +1,301 @@
+"""Every state of the board, with its sentence; a fault of one fix never stops the next, nor the import."""
+
+from __future__ import annotations
+
+import pytest
+
+from .harness import CORE, MEND, PROBE
+
+# How a fix can go wrong: its file -> what the board must say.
+FAULTS = {
+    "probe raises": (
+        "def broken(m): raise ValueError('odd\\nrelease')" + MEND,
+        "its probe failed: ValueError: odd release",
+    ),
+    "probe exits": ("def broken(m): raise SystemExit(3)" + MEND, "its probe failed: SystemExit: 3"),
+    "mend raises": (
+        PROBE + "def mend(m, ledger): 1 / 0",
+        "could not be installed: ZeroDivisionError: division by zero",
+    ),
+    "mend does nothing": (
+        PROBE + "def mend(m, ledger): pass",
+        "the defect is still there after the mend; taken back",
+    ),
+    "mend does not help": (
+        PROBE + "def mend(m, ledger): ledger.replace(m, 'f', lambda: 'broken')",
+        "the defect is still there after the mend; taken back",
+    ),
+    "probe raises after the mend": (
+        PROBE + "def mend(m, ledger): ledger.replace(m, 'f', None)",
+        "its probe failed after the mend: TypeError: 'NoneType' object is not callable; taken back",
+    ),
+    "second write fails": (
+        PROBE
+        + "def mend(m, ledger):\n"
+        + "    ledger.replace(m, 'f', lambda: 'mended')\n"
+        + "    ledger.replace(m.Stubborn, 'method', lambda self: 'mended')",
+        "could not be installed: AttributeError: stubborn",
+    ),
+    "wrapt on a property": (
+        PROBE + "def mend(m, ledger): ledger.wrap(m.Stubborn, 'prop', print)",
+        "could not be installed: TypeError: lib.core.Stubborn.prop is a property, which wrapt cannot wrap",
+    ),
+    "no probe": ("def mend(m, ledger): pass", "its own file could not be read: AttributeError"),
+    "no sense": ("def broken(", "its own file could not be read: SyntaxError"),
+    "odd import": ("import no_such_module", "its own file could not be read: ModuleNotFoundError"),
+}
+
+STUBBORN = (
+    CORE
+    + """
+class Meta(type):
+    def __setattr__(cls, name, value):
+        super().__setattr__(name, value)  # written, and then a fault: nothing may stay
+        if getattr(value, "__name__", "") == "<lambda>":
+            raise AttributeError("stubborn")
+
+class Stubborn(metaclass=Meta):
+    prop = property(lambda self: 1)
+    def method(self):
+        return "broken"
+
+KEPT.append(vars(Stubborn)["method"])
+"""
+)
+
+
+@pytest.fixture
+def faulty(world):
+    """A good fix, every bad one, and a good one again, in the order of the index."""
+    world.library(core=STUBBORN, second="def f():\n    return 'broken'\n")
+    for number, (body, _) in enumerate(FAULTS.values()):
+        world.fix(f"bad-{number:02}", body=body)
+    world.fix("bad-claim", claims={"lib": "at least two"})
+    world.fix("good-core")
+    world.fix("good-second", target="lib.second")
+    return world
+
+
+def test_every_fault_has_its_sentence_and_touches_nothing(faulty) -> None:
+    del faulty.index["good-core"]
+    ids = sorted(faulty.index)
+    outcome = faulty.run(f"""
+        import logging
+        records = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())
+        logging.getLogger("diffusers_quantfix").addHandler(handler)
+        import diffusers_quantfix, lib.core, lib.second
+        import diffusers_quantfix as qf
+        board = qf.status(load=False)
+        logged = len(records)
+        qf.apply(); qf.apply(); qf.status()
+        core = lib.core
+        tell(states=[board[name].state for name in {ids!r}], reasons={{a.id: a.reason for a in board}},
+             untouched=core.f is core.KEPT[0] and vars(core.Stubborn)["method"] is core.KEPT[1],
+             second=lib.second.f(), ok=board.ok, once=len(records) == logged, logged=records)
+    """)
+    assert outcome["states"] == ["failed"] * (len(ids) - 1) + ["applied"]
+    for number, (name, (_, sentence)) in enumerate(FAULTS.items()):
+        assert sentence in outcome["reasons"][f"bad-{number:02}"], name
+    assert (
+        "could not be decided" in outcome["reasons"]["bad-claim"]
+        or "InvalidSpecifier" in outcome["reasons"]["bad-claim"]
+    )
+    assert outcome["untouched"]
+    assert outcome["second"] == "mended"
+    assert outcome["ok"] is False
+    assert outcome["once"], "a fault is logged once"
+    assert len(outcome["logged"]) == len(ids) - 1
+    assert "\n" not in "".join(outcome["reasons"].values())
+    assert not outcome.out
+
+
+def test_a_fix_for_the_same_target_is_asked_after_the_bad_ones(faulty) -> None:
+    outcome = faulty.run(
+        "import lib.core, diffusers_quantfix; tell(state=states('good-core'), f=lib.core.f())"
+    )
+    assert outcome.told == {"state": "applied", "f": "mended"}
+
+
+QUIET = {  # claims, files, body -> state, sentence
+    "applied": ({"lib": "<2"}, CORE, PROBE, "mended in lib 1.0"),
+    "healthy": (
+        {"lib": "<2"},
+        CORE.replace("broken", "fine"),
+        PROBE,
+        "the defect is not there in lib 1.0; left alone",
+    ),
+    "out-of-range": (
+        {"lib": "<1"},
+        CORE.replace("broken", "fine"),
+        PROBE,
+        "lib 1.0 is outside <1; mended upstream in lib 0.9",
+    ),
+    "candidate": ({"lib": ">1"}, CORE, PROBE, "the defect seems to be there although lib 1.0 is outside >1"),
+    "missing": (
+        {"lib": "<2"},
+        "g = 1",
+        PROBE.replace("module.f()", "resolve(module, 'f')()"),
+        "lib.core has no f",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", QUIET)
+@pytest.mark.parametrize("order", ["us, lib.core", "lib.core, us"])
+def test_states_of_an_imported_target(world, state, order) -> None:
+    claims, core, probe, sentence = QUIET[state]
+    world.library(core=core)
+    world.fix(
+        claims=claims,
+        healed="lib 0.9",
+        body="from diffusers_quantfix.engine.probe import resolve\n" + probe + MEND,
+    )
+    outcome = world.run(f"""
+        import {order.replace("us", "diffusers_quantfix")}
+        before = states("fix-f")
+        board = diffusers_quantfix.status()
+        answer = board["fix-f"]
+        tell(before=before, state=answer.state, reason=answer.reason, ok=board.ok, changes=answer.changes)
+    """)
+    assert (outcome["before"], outcome["state"]) == (state, state)
+    assert sentence in outcome["reason"]
+    assert outcome["ok"]
+    assert outcome["changes"] == (["lib.core.f"] if state == "applied" else [])
+    assert not outcome.err and not outcome.out
+
+
+def test_a_probe_that_fails_outside_its_range_is_no_fault(world) -> None:
+    world.library(version="3.0")
+    world.fix("raises", body="def broken(m): raise ValueError" + MEND)
+    world.fix(
+        "gone",
+        body="from diffusers_quantfix.engine.fix import TargetMissing\ndef broken(m): raise TargetMissing"
+        + MEND,
+    )
+    outcome = world.run("import diffusers_quantfix, lib.core; tell(states=states('raises', 'gone'))")
+    assert outcome["states"] == ["out-of-range", "out-of-range"]
+    assert not outcome.err
+
+
+def test_waiting_and_missing(world) -> None:
+    world.library()
+    world.fix("here")
+    world.fix("module-gone", target="lib.gone")
+    world.fix("part-gone", target="lib.gone.deeper")
+    world.fix("not-installed", target="absent.core", claims={"absent": "<2"})
+    world.fix("companion-not-installed", claims={"lib": "<2", "friend": ">=1"})
+    ids = tuple(world.index)
+    outcome = world.run(f"""
+        import sys, diffusers_quantfix as qf
+        waiting = states(*{ids!r}), [a.reason for a in qf.status(load=False)], "lib" in sys.modules
+        board = qf.status()
+        tell(waiting=waiting, states=[board[name].state for name in {ids!r}], loaded=board.loaded, ok=board.ok,
+             reasons={{a.id: a.reason for a in board}}, again=qf.status().loaded)
+    """)
+    states, reasons, imported = outcome["waiting"]
+    assert states == ["waiting", "waiting", "waiting", "missing", "waiting"]
+    assert "lib.core has not been imported yet" in reasons
+    assert not imported
+    assert outcome["states"] == ["applied", "missing", "missing", "missing", "missing"]
+    assert outcome["reasons"]["module-gone"] == "lib 1.0 has no module lib.gone"
+    assert outcome["reasons"]["part-gone"] == "lib 1.0 has no module lib.gone"
+    assert outcome["reasons"]["not-installed"] == "absent is not installed"
+    assert outcome["reasons"]["companion-not-installed"] == "friend is not installed"
+    assert outcome["loaded"] == ["lib.core"]
+    assert outcome["again"] == []
+    assert outcome["ok"]
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("raise RuntimeError('CUDA\\nSetup failed')", "RuntimeError: CUDA Setup failed"),
+        ("import not_there_either", "ModuleNotFoundError: No module named 'not_there_either'"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+        ("import", "SyntaxError"),
+    ],
+)
+def test_a_library_that_cannot_be_imported(world, file, sentence) -> None:
+    world.library(core=file)
+    world.fix()
+    outcome = world.run("""
+        import diffusers_quantfix as qf
+        board = qf.status()
+        later = qf.status(load=False)
+        tell(state=board["fix-f"].state, reason=board["fix-f"].reason, ok=board.ok, later=later["fix-f"].reason)
+    """)
+    assert outcome["state"] == "waiting"
+    assert outcome["reason"].startswith("lib is installed but cannot be imported: ")
+    assert sentence in outcome["reason"]
+    assert outcome["later"] == outcome["reason"]
+    assert outcome["ok"] is False
+
+
+def test_a_target_that_fails_once_is_mended_when_it_comes(world) -> None:
+    world.library(
+        core="import sys\nif not sys.__dict__.get('ready'): raise RuntimeError('too early')\n" + CORE
+    )
+    world.fix()
+    outcome = world.run("""
+        import sys, diffusers_quantfix as qf
+        try:
+            import lib.core
+        except RuntimeError as error:
+            first = str(error), qf.status()["fix-f"].state
+        sys.ready = True
+        import lib.core
+        tell(first=first, f=lib.core.f(), state=states("fix-f"))
+    """)
+    assert outcome.told == {"first": ["too early", "waiting"], "f": "mended", "state": "applied"}
+
+
+@pytest.mark.parametrize("version", ["banana", "", "1.0 final"])
+def test_a_corrupt_version_is_said_once_and_nothing_is_touched(world, version) -> None:
+    world.library(version=version)
+    world.fix()
+    world.fix("fix-g")
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        tell(states=states("fix-f", "fix-g"), reason=reason("fix-f"), f=lib.core.f(),
+             installed=qf.status().installed, table=str(qf.status()))
+    """)
+    assert outcome["states"] == ["failed", "failed"]
+    assert (
+        outcome["reason"] == f"lib states the version {version!r}, which is no valid version; reinstall lib"
+    )
+    assert outcome["f"] == "broken"
+    assert outcome["installed"] == {"lib": version}
+    assert outcome.err.count("no valid version") == 1
+    assert ("(unreadable version)" in outcome["table"]) == (version == "")
+
+
+@pytest.mark.parametrize("revert", [False, True])
+def test_overwritten_by_a_stranger(simple, revert) -> None:
+    (simple.site / "stranger.py").write_text("def other():\n    return 'broken'\n")
+    outcome = simple.run(f"""
+        import diffusers_quantfix as qf, lib.core, stranger
+        ours, lib.core.f = lib.core.f, stranger.other
+        before = states("fix-f"), reason("fix-f"), qf.status().ok
+        if {revert}:
+            qf.revert()
+            refused = states("fix-f"), reason("fix-f"), lib.core.f is stranger.other
+            lib.core.f = ours
+            qf.revert()
+            tell(refused=refused, after=states("fix-f"), original=lib.core.f is lib.core.KEPT[0])
+        else:
+            tell(after=qf.apply()["fix-f"].state, f=lib.core.f())
+        tell(before=before)
+    """)
+    state, reason, ok = outcome["before"]
+    assert state == "overwritten"
+    assert "lib.core.f now holds code of stranger" in reason
+    assert not ok
+    if revert:
+        state, reason, stays = outcome["refused"]
+        assert (state, stays) == ("overwritten", True)
+        assert "cannot be taken back: lib.core.f now holds code of stranger" in reason
+        assert (outcome["after"], outcome["original"]) == ("disabled", True)
+    else:
+        assert (outcome["after"], outcome["f"]) == ("applied", "mended")

@@ -1,0 +1,165 @@
+"""Imports in several threads: everything is mended, nothing twice, nobody waits for ever.
+
+A deadlock shows as the time limit of the script.
+"""
+
+from __future__ import annotations
+
+SLOW = """
+import time
+def f():
+    return "broken"
+KEPT = [f]
+time.sleep(0.1)
+"""
+
+COUNTING = """
+import sys, time
+def broken(module):
+    return module.f() == "broken"
+def mend(module, ledger):
+    calls = sys.__dict__.setdefault("mends", [])
+    calls.append(module.__name__)
+    time.sleep(0.1)
+    ledger.around(module, "f", lambda original: lambda: "mended" if original() == "broken" else "twice")
+"""
+
+THREADS = """
+import importlib, sys, threading
+barrier = threading.Barrier({number})
+faults = []
+def work(names):
+    barrier.wait()
+    for name in names:
+        module = importlib.import_module(name)
+        if module.f() != "mended":
+            faults.append(name + " " + module.f())
+def together(*jobs):
+    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def test_two_threads_two_targets(world) -> None:
+    world.library(one=SLOW, two=SLOW)
+    world.fix("fix-one", "lib.one", body=COUNTING)
+    world.fix("fix-two", "lib.two", body=COUNTING)
+    outcome = world.run(
+        THREADS.format(number=2)
+        + """
+import diffusers_quantfix
+together(["lib.one"], ["lib.two"])
+tell(faults=faults, mends=sorted(sys.mends), states=states("fix-one", "fix-two"))
+"""
+    )
+    assert outcome.told == {"faults": [], "mends": ["lib.one", "lib.two"], "states": ["applied", "applied"]}
+
+
+def test_many_threads_one_target(world) -> None:
+    world.library(one=SLOW)
+    world.fix("fix-one", "lib.one", body=COUNTING)
+    outcome = world.run(
+        THREADS.format(number=8)
+        + """
+import diffusers_quantfix
+together(*[["lib.one"]] * 8)
+tell(faults=faults, mends=sys.mends)
+"""
+    )
+    assert outcome.told == {"faults": [], "mends": ["lib.one"]}
+
+
+def test_mends_that_import_each_others_targets(world) -> None:
+    """Each thread holds the import lock of its target while its fix imports the other's."""
+    for name, other in (("one", "two"), ("two", "one")):
+        world.fix(
+            f"fix-{name}",
+            f"lib.{name}",
+            body=COUNTING.replace("time.sleep(0.1)", f"time.sleep(0.1); import lib.{other}"),
+        )
+    world.library(one=SLOW, two=SLOW)
+    outcome = world.run(
+        THREADS.format(number=2)
+        + """
+import diffusers_quantfix
+together(["lib.one"], ["lib.two"])
+diffusers_quantfix.apply()
+import lib.one, lib.two
+tell(both=[lib.one.f(), lib.two.f()], states=states("fix-one", "fix-two"))
+"""
+    )
+    assert outcome.told == {"both": ["mended", "mended"], "states": ["applied", "applied"]}
+
+
+def test_a_mend_may_import_another_target(world) -> None:
+    world.library(one=SLOW, two=SLOW)
+    world.fix("fix-one", "lib.one", body=COUNTING.replace("time.sleep(0.1)", "import lib.two"))
+    world.fix("fix-two", "lib.two", body=COUNTING)
+    outcome = world.run("""
+        import sys, diffusers_quantfix, lib.one, lib.two
+        tell(both=[lib.one.f(), lib.two.f()], mends=sys.mends)
+    """)
+    assert outcome.told == {"both": ["mended", "mended"], "mends": ["lib.one", "lib.two"]}
+
+
+def test_a_fix_that_reloads_its_own_target_ends(world) -> None:
+    world.library(one=SLOW)
+    body = COUNTING.replace("time.sleep(0.1)", "import importlib; importlib.reload(module)")
+    world.fix("fix-one", "lib.one", body=body)
+    outcome = world.run("""
+        import sys, diffusers_quantfix, lib.one
+        tell(f=lib.one.f(), mends=len(sys.mends), state=states("fix-one"))
+    """)
+    assert (outcome["f"], outcome["state"]) == ("mended", "applied")
+    assert outcome["mends"] <= 3
+
+
+def test_a_target_that_arrives_while_another_thread_asks_its_fix(world) -> None:
+    """`apply` in one thread is in the probe when the other thread executes the target anew: both see it mended."""
+    world.library(one=SLOW.replace("time.sleep(0.1)", ""))
+    body = """
+        import sys, threading, time
+        sys.inside, sys.reloaded = threading.Event(), threading.Event()
+        def broken(module):
+            answer = module.f() == "broken"
+            if threading.current_thread().name == "asker" and not sys.inside.is_set():
+                sys.inside.set()
+                sys.reloaded.wait(10)
+            return answer
+        def mend(module, ledger):
+            ledger.around(module, "f", lambda original: lambda: "mended")
+    """
+    world.fix("fix-one", "lib.one", body=body)
+    outcome = world.run("""
+        import importlib, sys, threading, diffusers_quantfix, lib.one
+        asker = threading.Thread(target=diffusers_quantfix.apply, name="asker")
+        asker.start()
+        sys.inside.wait(10)
+        importlib.reload(lib.one)
+        sys.reloaded.set()
+        asker.join()
+        tell(f=lib.one.f(), state=states("fix-one"))
+    """)
+    assert outcome.told == {"f": "mended", "state": "applied"}
+
+
+def test_importing_us_in_many_threads_while_targets_arrive(world) -> None:
+    world.library(one=SLOW, two=SLOW)
+    world.fix("fix-one", "lib.one", body=COUNTING)
+    world.fix("fix-two", "lib.two", body=COUNTING)
+    outcome = world.run("""
+        import importlib, sys, threading
+        names = ["diffusers_quantfix", "lib.one", "lib.two"] * 3
+        threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        import diffusers_quantfix, lib.one, lib.two
+        tell(states=[diffusers_quantfix.status()[name].state for name in ("fix-one", "fix-two")],
+             both=[lib.one.f(), lib.two.f()], mends=sorted(sys.mends),
+             finders=sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path))
+    """)
+    assert outcome["states"] == ["applied", "applied"]
+    assert outcome["both"] == ["mended", "mended"]
+    assert outcome["mends"] == ["lib.one", "lib.two"]
+    assert outcome["finders"] == 1
