@@ -1,0 +1,147 @@
+"""``from x import f``: copies in modules of the same library follow, both ways; other people's names do not."""
+
+from __future__ import annotations
+
+LIBRARY = {
+    "core": """
+        def f(): return "broken"
+        def fast(): return "mended"
+        LIMIT = 5
+        KEPT = [f]
+        same = f
+    """,
+    "early": "from lib.core import f, LIMIT\nfrom lib.core import f as g",
+    "late": "from lib.core import f\nfrom lib.core import f as g\nfrom lib.core import fast",
+    "holder": "from lib.core import f\nlazily = None",
+    "other": "def f(): return 'another f'\nLIMIT = 5",
+}
+
+
+def test_copies_before_us_after_us_and_after_revert(world) -> None:
+    world.library(**LIBRARY)
+    world.fix()
+    (world.site / "program.py").write_text("from lib.core import f")
+    outcome = world.run("""
+        import lib.core, lib.early, lib.other, program
+        import diffusers_quantfix as qf
+        core, early = lib.core, lib.early
+        import lib.late
+        late = lib.late
+        mended = [core.f(), core.same(), early.f(), early.g(), late.f(), late.g()]
+        others = lib.other.f(), program.f(), lib.other.LIMIT
+        changes = qf.status()["fix-f"].changes
+        qf.revert()
+        back = [m.f is core.KEPT[0] for m in (core, early, late, program)]
+        back += [early.g is core.KEPT[0], late.g is core.KEPT[0], core.same is core.KEPT[0]]
+        import lib.holder
+        qf.apply()
+        again = [core.f(), early.f(), late.f(), lib.holder.f()]
+        qf.revert()
+        tell(mended=mended, others=others, back=back, again=again, changes=changes,
+             last=[m.f is core.KEPT[0] for m in (core, early, late, lib.holder)])
+    """)
+    assert outcome["mended"] == ["mended"] * 6
+    assert outcome["others"] == ["another f", "broken", 5], "a program's own name is its own"
+    assert outcome["changes"] == ["lib.core.f", "lib.core.same", "lib.early.f", "lib.early.g"]
+    assert all(outcome["back"])
+    assert outcome["again"] == ["mended"] * 4
+    assert all(outcome["last"])
+
+
+def test_a_replacement_by_something_that_others_hold_too(world) -> None:
+    """Undo gives back copies of ours only: the library's own ``fast`` was there before."""
+    body = """
+        def broken(core): return core.f() == "broken"
+        def mend(core, ledger): ledger.replace(core, "f", core.fast)
+    """
+    world.library(**LIBRARY)
+    world.fix(body=body)
+    outcome = world.run("""
+        import lib.early, lib.late, diffusers_quantfix as qf
+        core = lib.core
+        mended = core.f(), lib.early.f(), lib.late.f()
+        qf.revert()
+        tell(mended=mended, f=[core.f(), lib.early.f(), lib.late.f()], fast=[core.fast(), lib.late.fast()])
+    """)
+    assert outcome.told == {"mended": ["mended"] * 3, "f": ["broken"] * 3, "fast": ["mended"] * 2}
+
+
+def test_a_slot_in_a_module_that_only_imported_the_function_means_that_slot(world) -> None:
+    world.library(**LIBRARY)
+    world.fix(target="lib.holder")
+    outcome = world.run("""
+        import lib.early, lib.holder, diffusers_quantfix as qf
+        mended = [lib.holder.f(), lib.core.f(), lib.early.f()]
+        qf.revert()
+        tell(mended=mended, back=lib.holder.f is lib.core.f)
+    """)
+    assert outcome.told == {"mended": ["mended", "broken", "broken"], "back": True}
+
+
+def test_constants_are_no_copies(world) -> None:
+    body = """
+        def broken(core): return core.LIMIT == 5
+        def mend(core, ledger): ledger.replace(core, "LIMIT", 6)
+    """
+    world.library(**LIBRARY)
+    world.fix(body=body)
+    outcome = world.run("""
+        import lib.early, lib.other, diffusers_quantfix as qf
+        tell(limits=[lib.core.LIMIT, lib.early.LIMIT, lib.other.LIMIT], back=qf.revert() and lib.core.LIMIT)
+    """)
+    assert outcome.told == {"limits": [6, 5, 5], "back": 5}
+
+
+def test_a_copy_that_is_gone_or_used_otherwise_does_not_stop_the_way_back(world) -> None:
+    world.library(**LIBRARY)
+    world.fix()
+    outcome = world.run("""
+        import lib.early, lib.late, diffusers_quantfix as qf
+        del lib.early.f
+        lib.early.g = None
+        lib.late.f = len
+        before = states("fix-f")
+        tell(before=before, after=qf.revert()["fix-f"].state,
+             left=[lib.early.g, lib.late.f is len, hasattr(lib.early, "f")],
+             f=lib.core.f is lib.core.KEPT[0])
+    """)
+    assert outcome.told == {"before": "applied", "after": "disabled", "left": [None, True, False], "f": True}
+
+
+def test_fixes_on_one_function_come_and_go_in_any_order(world) -> None:
+    world.library(
+        core="""
+        def f(): return ()
+        KEPT = [f]
+    """,
+        user="from lib.core import f",
+    )
+    for name in "abc":
+        world.fix(
+            f"fix-{name}",
+            body=f"""
+            def broken(core): return {name!r} not in core.f()
+            def mend(core, ledger):
+                ledger.around(core, "f", lambda original: lambda: (*original(), {name!r}))
+        """,
+        )
+    outcome = world.run("""
+        import itertools, diffusers_quantfix as qf, lib.user
+        core, faults = lib.core, []
+        names = ["fix-a", "fix-b", "fix-c"]
+        for going in itertools.permutations(names):
+            there = set(names)
+            for step in (qf.revert, qf.apply):
+                for name in going:
+                    board = step(name)
+                    (there.discard if step is qf.revert else there.add)(name)
+                    seen = {"fix-" + letter for letter in core.f()}
+                    copied = {"fix-" + letter for letter in lib.user.f()}
+                    stated = {answer.id for answer in board if answer.state == "applied"}
+                    if not (seen == copied == stated == there) or len(core.f()) != len(there):
+                        faults.append([going, step.__name__, name, core.f(), lib.user.f(), sorted(stated)])
+                if step is qf.revert and core.f is not core.KEPT[0]:
+                    faults.append([going, "not the original"])
+        tell(faults=faults)
+    """)
+    assert outcome["faults"] == []

@@ -1,0 +1,181 @@
+"""Targets that are being imported, fail, or come back, when we look."""
+
+from __future__ import annotations
+
+import pytest
+
+from .harness import CORE
+
+
+def test_a_package_that_imports_us_in_the_middle_of_its_own_import(world) -> None:
+    world.library(
+        __init__="import diffusers_quantfix\nfrom . import core\nfrom .core import f\n"
+        + CORE.replace("KEPT", "K"),
+        core=CORE,
+    )
+    world.fix()
+    world.fix("fix-package", target="lib")
+    outcome = world.run("""
+        import lib, diffusers_quantfix as qf
+        core = lib.core.f()
+        answer = qf.status(load=False)["fix-package"]
+        tell(core=core, state=answer.state, f=lib.f())
+    """)
+    assert outcome.told == {"core": "mended", "state": "applied", "f": "mended"}
+
+
+def test_asked_in_the_middle_it_says_waiting(world) -> None:
+    world.library(
+        __init__="import diffusers_quantfix as qf, sys\nsys.said = qf.status()['fix-package']\nqf.apply()\n"
+        + CORE
+    )
+    world.fix("fix-package", target="lib")
+    outcome = world.run("""
+        import sys, lib
+        first = sys.said.state, sys.said.reason
+        import diffusers_quantfix
+        tell(first=first, applied=diffusers_quantfix.apply()["fix-package"].state, f=lib.f())
+    """)
+    assert outcome["first"] == [
+        "waiting",
+        "lib is still being imported; apply() or the next target asks again",
+    ]
+    assert (outcome["applied"], outcome["f"]) == ("applied", "mended")
+
+
+@pytest.mark.parametrize("first", ["lib.core", "lib.other"])
+def test_circular_imports(world, first) -> None:
+    world.library(
+        core="from . import other\n" + CORE,
+        other="from . import core\n" + CORE,
+        __init__="from . import core, other",
+    )
+    world.fix("fix-core", target="lib.core")
+    world.fix("fix-other", target="lib.other")
+    world.fix(
+        "fix-package",
+        target="lib",
+        body="def broken(lib): return lib.core.f() != 'mended'\n"
+        "def mend(lib, ledger): raise RuntimeError('asked too early')\n",
+    )
+    outcome = world.run(f"""
+        import diffusers_quantfix, {first}
+        tell(both=[lib.core.f(), lib.other.f()], states=states("fix-core", "fix-other", "fix-package"))
+    """)
+    assert outcome.told == {"both": ["mended", "mended"], "states": ["applied", "applied", "healthy"]}
+
+
+def test_a_target_whose_execution_fails_and_then_succeeds(simple) -> None:
+    core = simple.site / "lib" / "core.py"
+    good = core.read_text()
+    core.write_text(good + "raise OSError('disk')\n")
+    outcome = simple.run(f"""
+        import diffusers_quantfix, sys
+        for _ in range(2):
+            try:
+                import lib.core
+            except OSError as error:
+                said = str(error)
+        failed = "lib.core" in sys.modules, states("fix-f")
+        open({str(core)!r}, "w").write({good!r})
+        import lib.core
+        tell(said=said, failed=failed, f=lib.core.f(), state=states("fix-f"))
+    """)
+    assert outcome.told == {"said": "disk", "failed": [False, "waiting"], "f": "mended", "state": "applied"}
+
+
+def test_a_reload_that_raises(simple) -> None:
+    core = simple.site / "lib" / "core.py"
+    outcome = simple.run(f"""
+        import importlib, diffusers_quantfix as qf, lib.core
+        first = lib.core.f
+        good = open({str(core)!r}).read()
+        open({str(core)!r}, "w").write(good + "raise OSError('disk')")
+        try:
+            importlib.reload(lib.core)
+        except OSError as error:
+            said = str(error)
+        half = lib.core.f(), states("fix-f"), reason("fix-f")
+        applied = qf.apply()["fix-f"].state, lib.core.f()
+        reverted = qf.revert()["fix-f"].state, lib.core.f is lib.core.KEPT[0]
+        open({str(core)!r}, "w").write(good)
+        qf.apply()
+        importlib.reload(lib.core)
+        tell(said=said, half=half, applied=applied, reverted=reverted, last=[lib.core.f(), states("fix-f")])
+    """)
+    assert outcome["said"] == "disk"
+    value, state, sentence = outcome["half"]
+    assert (value, state) == ("broken", "overwritten")
+    assert sentence == "lib.core.f now holds code of lib.core; apply() tries to install it again"
+    assert outcome["applied"] == ["applied", "mended"]
+    assert outcome["reverted"] == ["disabled", True]
+    assert outcome["last"] == ["mended", "applied"]
+
+
+def test_revert_after_a_failed_reload_leaves_the_new_code(simple) -> None:
+    core = simple.site / "lib" / "core.py"
+    outcome = simple.run(f"""
+        import importlib, diffusers_quantfix as qf, lib.core
+        open({str(core)!r}, "a").write("raise OSError('disk')")
+        try:
+            importlib.reload(lib.core)
+        except OSError:
+            pass
+        tell(state=qf.revert()["fix-f"].state, new=lib.core.f is lib.core.KEPT[0])
+    """)
+    assert outcome.told == {"state": "disabled", "new": True}
+
+
+def test_a_reload_of_a_mended_release_retires_the_fix(simple) -> None:
+    core = simple.site / "lib" / "core.py"
+    outcome = simple.run(f"""
+        import importlib, diffusers_quantfix as qf, lib.core
+        open({str(core)!r}, "w").write("def f(): return 'fine'")
+        importlib.reload(lib.core)
+        first = lib.core.f(), states("fix-f")
+        qf.revert()
+        tell(first=first, last=lib.core.f())
+    """)
+    assert outcome.told == {"first": ["fine", "healthy"], "last": "fine"}
+
+
+def test_a_target_deleted_and_imported_anew(simple) -> None:
+    outcome = simple.run("""
+        import sys, diffusers_quantfix as qf, lib.core
+        old = lib.core
+        del sys.modules["lib.core"]
+        gone = qf.apply()["fix-f"].state
+        import lib.core
+        new = sys.modules["lib.core"]
+        values = old is not new, old.f(), new.f(), states("fix-f")
+        qf.revert()
+        tell(gone=gone, values=values, originals=[old.f is old.KEPT[0], new.f is new.KEPT[0]])
+    """)
+    assert outcome["values"] == [True, "mended", "mended", "applied"]
+    assert outcome["originals"] == [True, True]
+    assert outcome["gone"] == "applied"
+
+
+@pytest.mark.parametrize("blocked", ["lib", "lib.core"])
+def test_a_blocked_import_stays_blocked(simple, blocked) -> None:
+    outcome = simple.run(f"""
+        import sys, diffusers_quantfix as qf
+        sys.modules[{blocked!r}] = None
+        try:
+            import lib.core
+        except ModuleNotFoundError as error:
+            tell(said=str(error), state=qf.status()["fix-f"].state)
+    """)
+    assert "lib" in outcome["said"]
+    assert outcome["state"] in ("waiting", "missing")
+
+
+def test_a_hand_made_module_without_a_spec(simple) -> None:
+    outcome = simple.run("""
+        import sys, types, diffusers_quantfix as qf
+        made = types.ModuleType("lib.core")
+        made.f = lambda: "broken"
+        sys.modules["lib.core"] = made
+        tell(state=qf.status()["fix-f"].state, f=made.f())
+    """)
+    assert outcome.told == {"state": "applied", "f": "mended"}

@@ -1,0 +1,332 @@
+"""The verbs of the ledger on every kind of slot, and the way back: the very same objects stand there again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+import sys
+import types
+
+import pytest
+
+from diffusers_quantfix.engine.fix import ForeignPatch, TargetMissing
+from diffusers_quantfix.engine.ledger import Draft, Ledger
+
+CORE = """
+import functools
+
+def f(x: int, *, y: str = "y") -> tuple:
+    "What f does."
+    return ("f", x, y)
+
+f.mark = "of f"
+
+LIMIT = 5
+partial = functools.partial(f, 1)
+
+class Base:
+    def inherited(self): return "inherited"
+    @classmethod
+    def made(cls, x=0): return ("made", cls.__name__, x)
+    @staticmethod
+    def free(x=0): return ("free", x)
+    @property
+    def prop(self): return "prop"
+    @functools.cached_property
+    def cached(self): return "cached"
+
+class Class(Base):
+    def method(self, x=0): return ("method", x)
+    @classmethod
+    def own_made(cls, x=0): return ("own_made", cls.__name__, x)
+    @staticmethod
+    def own_free(x=0): return ("own_free", x)
+    @property
+    def own_prop(self):
+        "What own_prop is."
+        return "own_prop"
+    @own_prop.setter
+    def own_prop(self, value): self.value = value
+"""
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """A fresh module ``fakelib.core``, in the process itself."""
+    package = types.ModuleType("fakelib")
+    module = types.ModuleType("fakelib.core")
+    monkeypatch.setitem(sys.modules, "fakelib", package)
+    monkeypatch.setitem(sys.modules, "fakelib.core", module)
+    exec(CORE, vars(module))
+    return module
+
+
+@pytest.fixture
+def ledger():
+    return Ledger({"fakelib"})
+
+
+def write(ledger, verb, owner, name, *arguments, fix_id="fix") -> None:
+    draft = ledger.draft(fix_id)
+    getattr(draft, verb)(owner, name, *arguments)
+    ledger.commit(draft)
+
+
+def tagged(original):
+    """A plain function around ``original``."""
+    return lambda *args, **kwargs: ("ours", original(*args, **kwargs))
+
+
+def wrapper(wrapped, instance, args, kwargs):
+    return ("ours", wrapped(*args, **kwargs))
+
+
+CALLS = {
+    "method": lambda core: core.Class().method(3),
+    "own_made": lambda core: core.Class.own_made(3),
+    "own_free": lambda core: core.Class.own_free(3),
+    "inherited": lambda core: core.Class().inherited(),
+    "made": lambda core: core.Class().made(3),
+    "free": lambda core: core.Class().free(3),
+}
+
+
+@pytest.mark.parametrize("verb", ["around", "wrap"])
+@pytest.mark.parametrize("name", CALLS)
+def test_methods_of_every_kind(core, ledger, verb, name) -> None:
+    call = CALLS[name]
+    before, slots = call(core), dict(vars(core.Class))
+    write(ledger, verb, core.Class, name, tagged if verb == "around" else wrapper)
+    assert call(core) == ("ours", before)
+    assert call(types.SimpleNamespace(Class=type("Sub", (core.Class,), {})))[0] == "ours"
+    if name in ("inherited", "made", "free"):
+        base = types.SimpleNamespace(Class=core.Base)
+        assert call(base)[0] != "ours", "only the class that was named"
+    assert ledger.undo("fix") == []
+    assert call(core) == before
+    assert dict(vars(core.Class)) == slots
+    assert all(vars(core.Class)[key] is value for key, value in slots.items())
+
+
+@pytest.mark.parametrize("name", ["own_prop", "prop"])
+def test_properties(core, ledger, name) -> None:
+    slots = dict(vars(core.Class))
+    write(
+        ledger, "around", core.Class, name, lambda old: property(tagged(old.fget), old.fset, doc=old.__doc__)
+    )
+    assert getattr(core.Class(), name) == ("ours", name)
+    ledger.undo("fix")
+    assert getattr(core.Class(), name) == name
+    assert dict(vars(core.Class)) == slots
+
+
+def test_replace_any_kind_by_any_other(core, ledger) -> None:
+    slots = dict(vars(core.Class))
+    draft = ledger.draft("fix")
+    draft.replace(core.Class, "method", property(lambda self: "now a property"))
+    draft.replace(core.Class, "own_prop", lambda self: "now a method")
+    draft.replace(core.Class, "own_made", staticmethod(lambda: "now static"))
+    draft.replace(core.Class, "free", classmethod(lambda cls: cls.__name__))
+    draft.replace(core.Base, "cached", property(lambda self: "computed"))
+    draft.replace(core, "LIMIT", 6)
+    draft.replace(core, "partial", None)
+    assert dict(vars(core.Class)) == slots, "a draft writes nothing"
+    ledger.commit(draft)
+    one = core.Class()
+    assert (one.method, one.own_prop(), one.own_made(), one.free()) == (
+        "now a property",
+        "now a method",
+        "now static",
+        "Class",
+    )
+    assert (one.cached, core.LIMIT, core.partial) == ("computed", 6, None)
+    assert ledger.entries("fix")[0].where == "fakelib.core.Class.method"
+    ledger.undo("fix")
+    assert dict(vars(core.Class)) == slots
+    assert (core.LIMIT, core.partial()) == (5, ("f", 1, "y"))
+
+
+def test_code_of_a_function(core, ledger) -> None:
+    function, code = core.f, core.f.__code__
+    write(
+        ledger,
+        "replace",
+        core.f,
+        "__code__",
+        code.replace(co_consts=tuple("g" if c == "f" else c for c in code.co_consts)),
+    )
+    assert core.f is function
+    assert core.f(1) == ("g", 1, "y")
+    assert [entry.where for entry in ledger.entries("fix")] == ["fakelib.core.f.__code__"]
+    assert ledger.lost("fix") == []
+    ledger.undo("fix")
+    assert core.f.__code__ is code
+
+
+def test_an_instance_that_stands_for_a_module(core, ledger) -> None:
+    one = core.Class()
+    one.own = "own"
+    draft = ledger.draft("fix")
+    draft.replace(one, "own", "ours")
+    draft.replace(one, "method", lambda: "ours")
+    ledger.commit(draft)
+    assert (one.own, one.method()) == ("ours", "ours")
+    ledger.undo("fix")
+    assert vars(one) == {"own": "own"}
+
+
+def test_around_keeps_what_readers_and_tools_see(core, ledger) -> None:
+    original = core.f
+    write(ledger, "around", core, "f", tagged)
+    assert core.f is not original
+    assert inspect.signature(core.f) == inspect.signature(original)
+    assert inspect.unwrap(core.f) is original
+    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "mark"):
+        assert getattr(core.f, name) == getattr(original, name), name
+    assert type(core.f) is types.FunctionType
+    # exec left the module without a file; pickle finds the function by name all the same.
+    core.f.__module__ = "fakelib.core"
+    assert pickle.loads(pickle.dumps(core.f)) is core.f
+    write(ledger, "around", core.Class, "own_free", tagged, fix_id="static")
+    assert core.Class.own_free.__qualname__ == "Class.own_free"
+    assert type(vars(core.Class)["own_free"]) is staticmethod
+    write(ledger, "wrap", core.Class, "own_made", wrapper, fix_id="wrapped")
+    assert inspect.signature(core.Class.own_made) == inspect.signature(lambda x=0: x)
+    assert core.Class.own_made.__name__ == "own_made"
+
+
+def test_wrapt_passes_instance_and_arguments(core, ledger) -> None:
+    seen = []
+
+    def spy(wrapped, instance, args, kwargs):
+        seen.append((instance, args, kwargs))
+        return wrapped(*args, **kwargs)
+
+    draft = ledger.draft("fix")
+    for owner, name in (
+        (core, "f"),
+        (core.Class, "method"),
+        (core.Class, "own_made"),
+        (core.Class, "own_free"),
+    ):
+        draft.wrap(owner, name, spy)
+    ledger.commit(draft)
+    one = core.Class()
+    assert core.f(1, y=2) == ("f", 1, 2)
+    assert one.method(x=3) == ("method", 3)
+    assert core.Class.own_made(4) == ("own_made", "Class", 4)
+    assert one.own_free(5) == ("own_free", 5)
+    assert seen == [(None, (1,), {"y": 2}), (one, (), {"x": 3}), (core.Class, (4,), {}), (None, (5,), {})]
+
+
+def test_targets_that_are_not_there(core, ledger) -> None:
+    draft = ledger.draft("fix")
+    draft.replace(core, "f", print)
+    for verb, argument in (("replace", 1), ("around", tagged), ("wrap", wrapper)):
+        for owner in (core, core.Class, core.f):
+            with pytest.raises(TargetMissing, match="has no gone"):
+                getattr(draft, verb)(owner, "gone", argument)
+    with pytest.raises(TypeError, match=r"fakelib.core.Class.own_prop is a property"):
+        draft.wrap(core.Class, "own_prop", wrapper)
+    assert core.f(1) == ("f", 1, "y")
+
+
+def test_two_writes_to_one_slot_stack(core, ledger) -> None:
+    original = core.f
+    draft = ledger.draft("fix")
+    draft.around(core, "f", tagged)
+    draft.around(core, "f", tagged)
+    ledger.commit(draft)
+    assert core.f(1) == ("ours", ("ours", ("f", 1, "y")))
+    assert ledger.undo("fix") == []
+    assert core.f is original
+
+
+def test_two_fixes_on_one_slot_go_in_reverse(core, ledger) -> None:
+    original = core.f
+    write(ledger, "around", core, "f", tagged, fix_id="below")
+    write(ledger, "around", core, "f", tagged, fix_id="above")
+    assert ledger.overlap("below", "above")
+    assert ledger.lost("below") == []
+    (refusal,) = ledger.undo("below")
+    assert refusal.startswith("fakelib.core.f now holds code of ")
+    assert (ledger.undo("above"), ledger.undo("below")) == ([], [])
+    assert core.f is original
+
+
+class Stubborn(type):
+    def __setattr__(cls, name, value):
+        super().__setattr__(name, value)
+        if value == "refused":
+            raise OSError("half written")
+
+
+def test_a_failed_draft_leaves_nothing(core, ledger) -> None:
+    stubborn = Stubborn("stubborn", (core.Base,), {"method": 1})
+    user = types.ModuleType("fakelib.user")
+    user.copied = core.f
+    sys.modules["fakelib.user"] = user
+    original = core.f
+    try:
+        draft = ledger.draft("fix")
+        draft.around(core, "f", tagged)
+        draft.around(core.Class, "inherited", tagged)
+        draft.replace(stubborn, "inherited", "refused")
+        with pytest.raises(OSError, match="half written"):
+            ledger.commit(draft)
+        assert user.copied is original
+    finally:
+        del sys.modules["fakelib.user"]
+    assert core.f is original
+    assert "inherited" not in vars(core.Class)
+    assert "inherited" not in vars(stubborn)
+    assert ledger.entries("fix") == []
+
+
+def test_immutable_classes_refuse(core, ledger) -> None:
+    draft = ledger.draft("fix")
+    draft.around(core, "f", tagged)
+    draft.replace(dict, "get", None)
+    with pytest.raises(TypeError, match="immutable type"):
+        ledger.commit(draft)
+    assert core.f(1) == ("f", 1, "y")
+
+
+def test_installed_again_it_works_on_the_original(core, ledger) -> None:
+    original, method = core.f, vars(core.Class)["method"]
+    for _ in range(3):
+        draft = ledger.draft("fix")
+        draft.around(core, "f", tagged)
+        draft.around(core.Class, "method", tagged)
+        draft.around(core.Class, "inherited", tagged)
+        ledger.commit(draft)
+        assert core.f(1) == ("ours", ("f", 1, "y")), "not around our own work"
+        core.Class.method = method  # one of the slots is lost
+        ledger.forget_lost("fix")
+    assert ledger.undo("fix") == []
+    assert core.f is original
+    assert vars(core.Class)["method"] is method
+    assert "inherited" not in vars(core.Class)
+
+
+def test_a_draft_needs_no_ledger(core) -> None:
+    draft = Draft("fix")
+    draft.replace(core, "f", print)
+    assert [(entry.where, entry.old, entry.new) for entry in draft.entries] == [
+        ("fakelib.core.f", core.f, print)
+    ]
+
+
+def test_foreign_class_in_a_slot_is_not_code(core, ledger) -> None:
+    """Values, classes and partials of others are no patches; a function of others is one."""
+    core.tool = functools.partial(print)
+    core.kind = OSError
+    core.call = lambda: 1
+    draft = ledger.draft("fix")
+    draft.replace(core, "kind", ValueError)
+    draft.replace(core, "tool", print)
+    with pytest.raises(
+        ForeignPatch, match=r"fakelib.core.call was replaced by tests.engine.test_ledger before us"
+    ):
+        draft.replace(core, "call", print)
