@@ -15,6 +15,8 @@ from .activation import settings
 COMMANDS = {
     "status": ("status", "run", "what became of every fix here, and why"),
     "verify": ("verify", "run", "reproduce each defect on tiny models, without and with the fix"),
+    "explain": ("explain", "run", "everything that is known of one fix"),
+    "check": ("check", "run", "the known defects of pinned versions, from requirements and lock files"),
     "run": ("run", "run", "run a program with the package activated: run app.py ..., run -m module ..."),
     "enable": ("startup", "enable", "activate at every start of this environment's interpreter"),
     "disable": ("startup", "disable", "take that back"),
