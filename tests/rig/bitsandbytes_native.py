@@ -27,8 +27,6 @@ def install(undo: Undo) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("bitsandbytes.") and vars(module).get("lib", ours) is theirs:
             undo.set(module, "lib", ours)
-    # Code books that it keeps on whatever device asked first must not outlive the devices.
-    undo.call(sys.modules["bitsandbytes.functional"].name2qmap.clear)
 
 
 class NativeLibrary:
