@@ -75,7 +75,7 @@ def test_selection(tmp_path):
         "bitsandbytes-0.45.10",
     ]
     assert names("ranges", "D05") == names("all")[1:]
-    with pytest.raises(ValueError, match="no cell is called 'D99'.*D04, D05"):
+    with pytest.raises(ValueError, match=r"no cell is called 'D99'.*D04, D05"):
         names("D99")
 
 
