@@ -14,7 +14,7 @@ from . import newest
 from .cells import Cell, read
 from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
 from .report import Progress, summary
-from .run_cell import previous, run_cell
+from .run_cell import blank, previous, run_cell
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +49,11 @@ def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool) -> list[dict[st
             found = None if fresh else previous(folder, cell)
             if found is not None and not found["failures"]:
                 return found, True
-            return run_cell(cell, folder, lambda name: progress.phase(cell.name, name)), False
+            try:
+                return run_cell(cell, folder, lambda name: progress.phase(cell.name, name)), False
+            except Exception as error:  # the other cells go on, and this one is not good
+                said = f"the driver failed: {type(error).__name__}: {error}"
+                return blank(cell, folder) | {"failures": [said]}, False
 
     pool = ThreadPoolExecutor(max_workers=jobs)
     try:

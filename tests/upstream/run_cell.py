@@ -85,6 +85,15 @@ def previous(folder: Path, cell: Cell) -> dict[str, Any] | None:
     return result if result.get("key") == digest([cell.key, sources_key()]) else None
 
 
+def blank(cell: Cell, folder: Path) -> dict[str, Any]:
+    """A result in which nothing has run yet."""
+    return {
+        "cell": cell.name, "pins": cell.pins, "alone": cell.alone, "declared": "", "failures": [], "fixes": {},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "skips": [], "counts": {}, "seconds": {},
+        "logs": str(folder / "logs" / cell.name),
+    }  # fmt: skip
+
+
 def run_cell(
     cell: Cell,
     folder: Path,
@@ -104,10 +113,7 @@ def run_cell(
     logs = folder / "logs" / cell.name
     logs.mkdir(parents=True, exist_ok=True)
     key = digest([cell.key, sources_key()])
-    result: dict[str, Any] = {
-        "cell": cell.name, "pins": cell.pins, "alone": cell.alone, "declared": declared_key(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "logs": str(logs), "seconds": {},
-    }  # fmt: skip
+    result = blank(cell, folder) | {"declared": declared_key()}
     began = time.monotonic()
     log = logs / "install.log"
     log.write_text("")
@@ -116,7 +122,7 @@ def run_cell(
         environment = prepare(cell, folder, log)
     except CannotInstall as error:
         return _keep(
-            folder, cell, result | {"failures": [str(error)], "fixes": {}, "skips": [], "counts": {}}
+            folder, cell, result | {"failures": [str(error)]}
         )
     result["seconds"]["install"] = round(time.monotonic() - began, 1)
     ids = relevant(cell)

@@ -72,6 +72,19 @@ def test_other_pins_other_sources_and_failures_are_run_again(counted, tmp_path, 
     assert run_cell.previous(tmp_path, newer) is None
 
 
+def test_a_fault_of_the_driver_is_a_failure_of_its_cell_and_the_others_go_on(counted, monkeypatch, tmp_path):
+    made = driver.run_cell
+
+    def run(cell, folder, phase):
+        return made(cell, folder, phase) if cell.name == "D04" else 1 / 0
+
+    monkeypatch.setattr(driver, "run_cell", run)
+    bad, good = driver.run([Cell("D03", "3.11", {}), CELL], tmp_path, jobs=1, fresh=False)
+    assert bad["failures"] == ["the driver failed: ZeroDivisionError: division by zero"]
+    assert not good["failures"]
+    assert "1 of 2 cells good" in summary([bad, good])
+
+
 def test_results_depend_on_fixes_and_their_tests_but_not_on_documentation(tmp_path):
     for name in ("diffusers_quantfix/fixes/a.py", "tests/fixes/test_a.py", "diffusers_quantfix/verify/a.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
