@@ -1,0 +1,163 @@
+"""What a program calls: `apply`, `revert`, `status`."""
+
+from __future__ import annotations
+
+import pytest
+
+KEYS = {"quantfix", "python", "installed", "settings", "loaded", "fixes"}
+ANSWER = {"id", "title", "state", "reason", "module", "claims", "upstream", "changes"}
+
+
+@pytest.fixture
+def three(simple):
+    for name in ("second", "third"):
+        (simple.site / "lib" / f"{name}.py").write_text("def f(): return 'broken'\nKEPT = [f]\n")
+        simple.fix(f"fix-{name}", target=f"lib.{name}")
+    return simple
+
+
+def test_ids(three) -> None:
+    outcome = three.run("""
+        import diffusers_quantfix as qf, lib.core, lib.second, lib.third
+        def values(board):
+            return [answer.state for answer in board], [lib.core.f(), lib.second.f(), lib.third.f()]
+        steps = [values(qf.status()), values(qf.revert("fix-second")), values(qf.revert("fix-second", "fix-f")),
+                 values(qf.apply("fix-f")), values(qf.revert()), values(qf.revert()), values(qf.apply("fix-third")),
+                 values(qf.apply()), values(qf.apply())]
+        tell(steps=steps)
+    """)
+
+    def row(*on):
+        return [
+            ["applied" if one in on else "disabled" for one in range(3)],
+            ["mended" if one in on else "broken" for one in range(3)],
+        ]
+
+    assert outcome["steps"] == [
+        row(0, 1, 2),
+        row(0, 2),
+        row(2),
+        row(0, 2),
+        row(),
+        row(),
+        row(2),
+        row(0, 1, 2),
+        row(0, 1, 2),
+    ]
+
+
+def test_revert_before_the_target_comes(three) -> None:
+    outcome = three.run("""
+        import diffusers_quantfix as qf
+        qf.status(load=False)
+        board = qf.revert("fix-f")
+        import lib.core, lib.second
+        first = board["fix-f"].state, board.ok, lib.core.f(), lib.second.f()
+        qf.revert()
+        import lib.third
+        last = lib.third.f(), states("fix-third"), qf.status()["fix-third"].state, reason("fix-third")
+        import lib.third
+        tell(first=first, last=last, back=[qf.apply()["fix-third"].state, lib.third.f(), lib.core.f()])
+    """)
+    # The board says "disabled" for what was taken back, whether its target has come or not.
+    assert outcome["first"] == ["disabled", False, "broken", "mended"]
+    assert outcome["last"] == [
+        "broken",
+        "disabled",
+        "disabled",
+        "taken back by revert(); apply() installs it again",
+    ]
+    assert outcome["back"] == ["applied", "mended", "mended"]
+
+
+@pytest.mark.parametrize("call", ["apply", "revert"])
+def test_an_unknown_id(three, call) -> None:
+    outcome = three.run(f"""
+        import diffusers_quantfix as qf, lib.core
+        said = []
+        for name in ("fix-secnod", "zzz", ""):
+            try:
+                qf.{call}("fix-f", name)
+            except ValueError as error:
+                said.append(str(error))
+        try:
+            qf.status()["fix-thrid"]
+        except KeyError as error:
+            said.append(error.args[0])
+        tell(said=said, f=lib.core.f())
+    """)
+    assert [sentence.partition(" or ")[0].rstrip("?") for sentence in outcome["said"]] == [
+        "no fix is called 'fix-secnod'; did you mean fix-second",
+        "no fix is called 'zzz'; see `python -m diffusers_quantfix status`",
+        "no fix is called ''; see `python -m diffusers_quantfix status`",
+        "no fix is called 'fix-thrid'; did you mean fix-third",
+    ]
+    assert outcome["f"] == "mended", "a wrong call changes nothing"
+
+
+def test_the_board(three) -> None:
+    outcome = three.run("""
+        import json, diffusers_quantfix as qf
+        board = qf.status()
+        text = str(board)
+        tell(machine=json.loads(json.dumps(board.to_dict())), text=text, same=repr(board) == text, length=len(board),
+             ids=[answer.id for answer in board])
+    """)
+    machine = outcome["machine"]
+    assert set(machine) == KEYS
+    assert all(set(answer) == ANSWER for answer in machine["fixes"])
+    assert machine["installed"] == {"lib": "1.0"}
+    assert machine["loaded"] == ["lib.core", "lib.second", "lib.third"]
+    assert machine["fixes"][0] == {
+        "id": "fix-f",
+        "title": "title of fix-f",
+        "state": "applied",
+        "reason": "mended in lib 1.0",
+        "module": "lib.core",
+        "claims": {"lib": "<2"},
+        "upstream": ["https://example.org/1"],
+        "changes": ["lib.core.f"],
+    }
+    assert outcome["ids"] == sorted(outcome["ids"])
+    assert (outcome["same"], outcome["length"]) == (True, 3)
+    text = outcome["text"]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "installed: lib 1.0" in text
+    assert "imported to answer: lib.core, lib.second, lib.third" in text
+    assert "applied      fix-f" in text
+    assert text.endswith("3 applied")
+
+
+def test_the_board_is_a_snapshot(three) -> None:
+    outcome = three.run("""
+        import diffusers_quantfix as qf
+        board = qf.status()
+        qf.revert()
+        tell(old=[answer.state for answer in board], new=[answer.state for answer in qf.status()])
+    """)
+    assert outcome.told == {"old": ["applied"] * 3, "new": ["disabled"] * 3}
+
+
+def test_status_does_not_watch_after_revert_or_off(three) -> None:
+    outcome = three.run("""
+        import sys, diffusers_quantfix as qf
+        qf.revert()
+        board = qf.status()
+        tell(states=[answer.state for answer in board], loaded="lib" in sys.modules, ok=board.ok)
+    """)
+    assert outcome.told == {"states": ["disabled"] * 3, "loaded": False, "ok": True}
+
+
+def test_a_typo_in_a_release_is_not_our_traceback(three) -> None:
+    """A library that breaks on a second target leaves the first one mended."""
+    (three.site / "lib" / "second.py").write_text("import torch_that_is_not_there")
+    outcome = three.run("""
+        import diffusers_quantfix as qf
+        board = qf.status()
+        tell(states=[answer.state for answer in board], reason=board["fix-second"].reason, loaded=board.loaded)
+    """)
+    assert outcome["states"] == ["applied", "waiting", "applied"]
+    assert outcome["reason"] == (
+        "lib is installed but cannot be imported: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
+    )
+    assert outcome["loaded"] == ["lib.core", "lib.third"]

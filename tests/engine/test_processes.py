@@ -1,0 +1,168 @@
+"""Child processes, several copies of the package, and the end of the interpreter."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(simple, method) -> None:
+    (simple.site / "work.py").write_text(
+        "def work(activate):\n"
+        "    import sys\n"
+        "    before = 'diffusers_quantfix' in sys.modules\n"
+        "    if activate:\n"
+        "        import diffusers_quantfix\n"
+        "    import lib.core\n"
+        "    return [before, lib.core.f(), sum(type(finder).__name__ == 'Watcher' for finder in sys.meta_path)]\n"
+    )
+    outcome = simple.run(f"""
+        if __name__ == "__main__":
+            import multiprocessing, diffusers_quantfix, lib.core, work
+            context = multiprocessing.get_context({method!r})
+            with context.Pool(1) as pool:
+                answers = [pool.apply(work.work, (activate,)) for activate in (False, True)]
+            tell(answers=answers, f=lib.core.f())
+    """)
+    inherits = method == "fork"
+    assert outcome["answers"] == [
+        [inherits, "mended" if inherits else "broken", int(inherits)],
+        [inherits, "mended", 1],
+    ]
+    assert outcome["f"] == "mended"
+
+
+def test_a_subprocess_inherits_the_settings_and_nothing_else(simple) -> None:
+    outcome = simple.run(
+        """
+        import subprocess, sys, diffusers_quantfix, lib.core
+        code = ("import sys, os, lib.core; print('diffusers_quantfix' in sys.modules, lib.core.f(),"
+                "os.environ['DIFFUSERS_QUANTFIX'])")
+        tell(child=subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split())
+    """,
+        "debug",
+    )
+    assert outcome["child"] == ["False", "broken", "debug"]
+
+
+def test_a_fork_while_another_thread_is_busy(world) -> None:
+    world.library(core="def f(): return 'broken'", slow="def f(): return 'broken'")
+    world.fix()
+    body = """
+        import os, sys
+        def broken(m): return m.f() == "broken"
+        def mend(m, ledger):
+            if os.getpid() == sys.parent:
+                sys.entered.set()
+                sys.leave.wait(10)
+            ledger.around(m, "f", lambda original: lambda: "mended")
+    """
+    world.fix("slow", target="lib.slow", body=body)
+    outcome = world.run("""
+        import os, sys, threading, warnings, diffusers_quantfix as qf, lib.core
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks with threads
+        sys.parent, sys.entered, sys.leave = os.getpid(), threading.Event(), threading.Event()
+        thread = threading.Thread(target=__import__, args=("lib.slow",))
+        thread.start()
+        sys.entered.wait(10)
+        reading, writing = os.pipe()
+        if not os.fork():
+            import signal
+            signal.alarm(10)
+            sys.modules.pop("lib.slow")
+            import importlib.machinery
+            spec = importlib.machinery.PathFinder.find_spec("lib.slow", sys.modules["lib"].__path__)
+            slow = importlib.util.module_from_spec(spec)
+            sys.modules["lib.slow"] = slow
+            spec.loader.exec_module(slow)
+            answer = qf.apply("slow")["slow"].state + " " + slow.f()
+            qf.revert()
+            os.write(writing, answer.encode())
+            os._exit(0)
+        os.close(writing)
+        child = open(reading).read()
+        sys.leave.set()
+        thread.join()
+        tell(child=child, parent=sys.modules["lib.slow"].f())
+    """)
+    assert outcome.told == {"child": "applied mended", "parent": "mended"}
+
+
+FORGET = """
+def forget(whole):
+    import sys
+    fakes = sys.modules["diffusers_quantfix.fixes"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "diffusers_quantfix"]:
+        if whole or name == "diffusers_quantfix":
+            del sys.modules[name]
+    sys.modules["diffusers_quantfix.fixes"] = fakes
+"""
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["every module", "the package"])
+@pytest.mark.parametrize("target", ["first", "last"])
+def test_deleted_from_sys_modules_and_imported_again(simple, whole, target) -> None:
+    """The second copy takes over: the first one's work is taken back, and its watcher goes."""
+    (simple.site / "lib" / "second.py").write_text("def f(): return 'broken'\n")
+    simple.fix("fix-second", target="lib.second")
+    script = f"""
+        import sys
+        import diffusers_quantfix as one
+        if {target == "first"}:
+            import lib.core
+        for _ in range(2):
+            forget({whole})
+            import diffusers_quantfix as two
+            import lib.core
+        import lib.second
+        core = lib.core
+        mended = [core.f(), lib.second.f()]
+        states = [answer.state for answer in two.status()]
+        finders = sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path)
+        two.revert()
+        tell(mended=mended, states=states, finders=finders, other=one is not two, back=core.f is core.KEPT[0])
+    """
+    outcome = simple.run(FORGET + textwrap.dedent(script))
+    assert outcome.told == {
+        "mended": ["mended", "mended"],
+        "states": ["applied", "applied"],
+        "finders": 1,
+        "other": True,
+        "back": True,
+    }
+
+
+def test_reloads_of_our_modules(simple) -> None:
+    outcome = simple.run("""
+        import importlib, sys, diffusers_quantfix as qf, lib.core
+        importlib.reload(qf)
+        importlib.reload(sys.modules["diffusers_quantfix.activation"])
+        importlib.reload(qf)
+        importlib.reload(lib.core)
+        values = lib.core.f(), states("fix-f"), sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path)
+        qf.revert()
+        tell(values=values, back=lib.core.f is lib.core.KEPT[0])
+    """)
+    assert outcome.told == {"values": ["mended", "applied", 1], "back": True}
+
+
+def test_a_target_imported_at_the_end_of_the_interpreter(simple) -> None:
+    outcome = simple.run("""
+        import atexit, diffusers_quantfix
+        class Late:
+            def __del__(self):
+                try:
+                    import lib.core
+                    tell(f=lib.core.f())
+                except ImportError:  # too late for any import
+                    tell(f="gone")
+        def last():
+            import lib.core
+            tell(at_exit=lib.core.f())
+        atexit.register(last)
+        late = Late()
+    """)
+    assert outcome["at_exit"] == "mended"
+    assert "diffusers_quantfix" not in outcome.err

@@ -1,0 +1,151 @@
+"""The shape of the package: which way imports go, what the light path may load, what a fix must declare."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from diffusers_quantfix.engine.fix import Fix
+from diffusers_quantfix.fixes import DISTRIBUTIONS, INDEX
+
+from .harness import ROOT
+
+PACKAGE = ROOT / "diffusers_quantfix"
+ENGINE = sorted((PACKAGE / "engine").glob("*.py"))
+LIGHT = [PACKAGE / name for name in ("__init__.py", "activation.py", "fixes/__init__.py")] + [
+    PACKAGE / "engine" / name for name in ("__init__.py", "settings.py", "watcher.py", "fix.py")
+]
+FIXES = sorted(path for path in (PACKAGE / "fixes").rglob("*.py") if path.name != "__init__.py")
+LIBRARIES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "optimum",
+    "quanto",
+    "gguf",
+    "torchao",
+    "peft",
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE.parent).with_suffix("")).replace("/", ".").removesuffix(".__init__")
+
+
+def imports(path: Path, inside_functions: bool = True) -> set[str]:
+    """Full names of the modules that a file imports; not those for type checkers only."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if not inside_functions and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = (
+                ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            )
+            base = ".".join(part for part in (base, node.module) if part)
+            found.update({base, *(f"{base}.{alias.name}" for alias in node.names)})
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=name_of)
+def test_the_engine_knows_no_library_by_name(path) -> None:
+    """Examples in docstrings and comments may name one; what runs may not."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) is not None
+        ):
+            node.body[0] = ast.Pass()
+    code = ast.unparse(tree).replace("diffusers_quantfix", "").replace("DIFFUSERS_QUANTFIX", "")
+    assert not re.findall("|".join(LIBRARIES), code)
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=name_of)
+def test_the_engine_imports_the_engine_only(path) -> None:
+    ours = {name for name in imports(path) if name.partition(".")[0] == "diffusers_quantfix"}
+    # The board states the version of the package.
+    assert {name for name in ours if not name.startswith("diffusers_quantfix.engine")} <= {
+        "diffusers_quantfix",
+        "diffusers_quantfix.__version__",
+    }
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=name_of)
+def test_the_light_path_loads_the_builtins_only(path) -> None:
+    outside = {name.partition(".")[0] for name in imports(path, inside_functions=False)} - {
+        "diffusers_quantfix"
+    }
+    assert outside <= {"__future__", "os", "sys", "_thread"}
+
+
+@pytest.mark.parametrize("path", FIXES, ids=name_of)
+def test_a_fix_imports_the_engine_and_shared_homes_only(path) -> None:
+    for name in imports(path):
+        assert not name.startswith("diffusers_quantfix.fixes."), "no fix imports another"
+    top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
+    assert not top & {*LIBRARIES, "wrapt", "packaging", "typing", "re", "dataclasses", "logging"}
+
+
+def test_every_fix_file_is_listed_and_every_listed_file_is_there() -> None:
+    files = {name_of(path).removeprefix("diffusers_quantfix.fixes.") for path in FIXES}
+    listed = [file for file, _ in INDEX.values()]
+    assert set(listed) == files
+    assert len(listed) == len(set(listed))
+    assert list(INDEX) == sorted(INDEX)
+
+
+@pytest.mark.parametrize("fix_id", INDEX)
+def test_a_fix_declares_itself(fix_id) -> None:
+    file, target = INDEX[fix_id]
+    before = set(sys.modules)
+    module = importlib.import_module(f"diffusers_quantfix.fixes.{file}")
+    assert not {name.partition(".")[0] for name in set(sys.modules) - before} & set(LIBRARIES)
+    fix = module.FIX
+    assert isinstance(fix, Fix)
+    assert (fix.id, fix.module) == (fix_id, target)
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", fix.id)
+    assert 0 < len(fix.title) <= 100 and not fix.title.endswith(".")
+    assert len(fix.symptom) > 10
+    assert fix.upstream and all(re.match(r"https://github\.com/[^/]+/[^/]+/", link) for link in fix.upstream)
+    assert fix.claims and set(fix.claims) <= set(DISTRIBUTIONS), "status lists what decides"
+    for specifier in fix.claims.values():
+        SpecifierSet(specifier)
+    if fix.healed:
+        distribution, _, version = fix.healed.partition(" ")
+        assert distribution in fix.claims and re.match(r"\d+\.\d+", version), "as in 'bitsandbytes 0.45.3'"
+    docstring = module.__doc__ or ""
+    for word in ("Symptom:", "Cause:", "Upstream:", "Cure:"):
+        assert f"\n{word}" in docstring, f"the docstring has no {word!r}"
+    assert callable(module.broken) and callable(module.mend)
+
+
+def test_files_stay_small() -> None:
+    for path in [*PACKAGE.rglob("*.py"), *Path(__file__).parent.glob("*.py")]:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+@pytest.mark.parametrize("fix_id", INDEX)
+def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "fixes").glob("test_*.py"))
+    assert fix_id in re.findall(r'"([a-z0-9-]+)"', tests), (
+        "no test in tests/fixes has the mark defect(...) of this fix"
+    )

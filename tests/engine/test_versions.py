@@ -1,0 +1,120 @@
+"""Version claims: development, local and post versions, several distributions, bad metadata."""
+
+from __future__ import annotations
+
+import pytest
+
+from diffusers_quantfix.engine.versions import contains, installed_version, judge
+
+FITS = {
+    "<0.36": [
+        "0.35.2",
+        "0.36.0.dev0",
+        "0.36.0rc1",
+        "0.36.0.dev0+g1a2b3c",
+        "0.35.2+cu121",
+        "0.35.2.post1",
+        "0",
+    ],
+    ">=0.36": [
+        "0.36.0",
+        "0.36.0.dev0",
+        "0.36.0rc1",
+        "0.36.0.dev0+g1a2b3c",
+        "0.36.0.post1",
+        "1!0.1",
+        "0.36.0+local",
+    ],
+    ">=0.33,<0.36": ["0.33.0", "0.33.0.dev0", "0.36.0.dev0", "0.35.9"],
+    ">=0.31.0,<=0.33.1": ["0.31.0.dev0", "0.33.1", "0.33.1+cu121", "0.33.1rc1"],
+    "==0.33.1": ["0.33.1", "0.33.1+git", "0.33.1.dev0"],
+    "==0.33.*": ["0.33.0", "0.33.1.dev0", "0.33.0rc1"],
+    "!=0.34.0": ["0.33.0", "0.34.1", "0.34.0.dev0"],
+    "~=0.33.1": ["0.33.1", "0.33.9"],
+    ">0.33": ["0.33.1", "0.34.0.dev0"],
+    "": ["0.1", "2.0.dev0"],
+}
+OUTSIDE = {
+    "<0.36": ["0.36.0", "0.36.0.post1", "0.36.0+cu121", "0.36.1.dev0", "0.37.0.dev0"],
+    ">=0.36": [
+        "0.35.2",
+        "0.35.2.post1",
+        "0.35.9.dev1",
+        "0.36a0.dev0.post1".replace(".post1", "") and "0.35.0rc1",
+    ],
+    ">=0.33,<0.36": ["0.32.2", "0.36.0", "0.32.9.dev0", "0.36.1rc1"],
+    ">=0.31.0,<=0.33.1": ["0.33.2", "0.33.1.post1", "0.34.0.dev0", "0.30.3"],
+    "==0.33.1": ["0.33.0", "0.33.1.post1"],
+    "!=0.34.0": ["0.34.0", "0.34.0+cu121"],
+    "~=0.33.1": ["0.34.0", "0.33.0"],
+    ">0.33": ["0.33", "0.33+cu121", "0.32"],
+}
+
+
+@pytest.mark.parametrize("specifier", FITS)
+def test_contains(specifier) -> None:
+    assert [version for version in FITS[specifier] if not contains(specifier, version)] == []
+    assert [version for version in OUTSIDE.get(specifier, ()) if contains(specifier, version)] == []
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Puts the metadata of a distribution on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, metadata: str | None) -> None:
+        folder = tmp_path / f"{name.replace('-', '_')}-0.dist-info"
+        folder.mkdir()
+        if metadata is not None:
+            (folder / "METADATA").write_text(metadata)
+
+    return write
+
+
+def version(number: str, name: str = "x") -> str:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+
+
+def test_all_distributions_of_a_claim_must_fit(install) -> None:
+    install("fake-one", version("1.5", "fake-one"))
+    install("fake-two", version("2.0.dev3+cu121", "fake-two"))
+    for claims, kind, reason in [
+        ({"fake-one": "<2"}, "fits", "fake-one 1.5"),
+        ({"fake-one": "<2", "fake-two": ">=2"}, "fits", "fake-one 1.5, fake-two 2.0.dev3+cu121"),
+        ({"fake-one": ">=2", "fake-two": "<3"}, "out-of-range", "fake-one 1.5 is outside >=2"),
+        (
+            {"fake-one": ">=2", "fake-two": "<1"},
+            "out-of-range",
+            "fake-one 1.5 is outside >=2 and fake-two 2.0.dev3+cu121 is outside <1",
+        ),
+        ({"fake-one": ">=2", "fake-three": "<3"}, "missing", "fake-three is not installed"),
+        ({"Fake_One": "<2"}, "fits", "Fake_One 1.5"),
+    ]:
+        verdict = judge(claims)
+        assert (verdict.kind, verdict.reason, verdict.fits) == (kind, reason, kind == "fits")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "stated"),
+    [
+        (version("not.a.version"), "not.a.version"),
+        ("Metadata-Version: 2.1\nName: x\n", ""),
+        (version(""), ""),
+        ("", ""),
+        ("\x00\x01garbage", ""),
+    ],
+)
+def test_corrupt_metadata(install, metadata, stated) -> None:
+    install("fake-bad", metadata)
+    assert installed_version("fake-bad") == stated
+    verdict = judge({"fake-bad": "<2"})
+    assert (verdict.kind, verdict.reason) == (
+        "unreadable",
+        f"fake-bad states the version {stated!r}, which is no valid version; reinstall fake-bad",
+    )
+
+
+def test_a_folder_without_metadata_has_no_valid_version(install) -> None:
+    install("fake-empty", None)
+    assert installed_version("fake-empty") in (None, "")
+    assert judge({"fake-empty": "<2"}).kind in ("missing", "unreadable")
