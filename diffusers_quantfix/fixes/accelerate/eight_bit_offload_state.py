@@ -1,0 +1,127 @@
+"""Sequential offload keeps every 8-bit weight that was used once on the GPU.
+
+Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload`` or ``accelerate.cpu_offload``, 91 % of
+    it is on the GPU and stays there, and the peak is the whole model. Taking the hooks off then leaves a model that
+    raises "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute".
+Cause: bitsandbytes takes the weight of an 8-bit layer over into ``layer.state`` in its first forward pass. After the
+    pass ``AlignDevicesHook.post_forward`` clears ``state.CxB``, which bitsandbytes 0.45.0 gave up for ``state.CB``.
+    ``init_hook`` does not look at the state at all, when a model is offloaded that has run before. ``detach_hook``
+    gives the weight back without its scales (SCB) before accelerate 1.14.
+Upstream: accelerate PRs 3907 and 4044 care for SCB only; open.
+Cure: the three hook methods. Where a weight was put on meta, the state gives up the tensors that belong to it; where a
+    weight comes back for good, it gets its scales from the weights map, and a map that the hook makes itself has them.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="accelerate-8bit-offload-state",
+    title="sequential offload keeps every 8-bit weight on the GPU after its first use",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.45.0"},
+    upstream=(
+        "https://github.com/huggingface/accelerate/pull/3907",
+        "https://github.com/huggingface/accelerate/pull/4044",
+    ),
+    symptom="CUDA out of memory with an 8-bit model under enable_sequential_cpu_offload; "
+    "'NoneType' object has no attribute 'unsqueeze' after remove_all_hooks",
+    hot=True,
+)
+
+# What the state of a layer holds of a weight, and of the last activations (subB, idx).
+_OF_THE_WEIGHT = {"CB", "CxB", "SB", "SCB", "CBt", "CxBt", "SBt", "SCBt", "subB", "idx", "_tile_indices"}
+
+
+def broken(hooks) -> bool:
+    """Let the hook offload a layer of one weight, which has run; does its state keep CB?"""
+    import torch
+
+    class Linear8bitLt(torch.nn.Module):
+        pass
+
+    layer = Linear8bitLt()
+    layer.weight = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    layer.state = State()
+    layer.state.CB, layer.state.SCB = layer.weight.data, torch.zeros(1)
+    hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, weights_map={})
+    hook.tied_pointers_to_remove = set()
+    hook.post_forward(layer, None)
+    return layer.state.CB is not None
+
+
+class State:
+    """What the probe's layer has for a ``MatmulLtState``."""
+
+    CB = CxB = SCB = None
+
+
+def mend(hooks, ledger) -> None:
+    hook_class = resolve(hooks, "AlignDevicesHook")
+
+    def make_init(original):
+        def init_hook(self, module):
+            if not self.offload:
+                return original(self, module)
+            scales = None
+            if self.weights_map is None:
+                scales = {f"{name}SCB": scales_of(layer) for name, layer in layers_below(self, module)}
+            result = original(self, module)
+            if scales:
+                self.weights_map.update(
+                    {name: scb.to("cpu") for name, scb in scales.items() if scb is not None}
+                )
+            give_up(self, module)
+            return result
+
+        return init_hook
+
+    def make_post(original):
+        def post_forward(self, module, output):
+            output = original(self, module, output)
+            if self.offload:
+                give_up(self, module)
+            return output
+
+        return post_forward
+
+    def make_detach(original):
+        def detach_hook(self, module):
+            result = original(self, module)
+            if self.offload:
+                for name, layer in layers_below(self, module):
+                    weight = layer.weight
+                    if weight.is_meta or scales_of(layer) is not None or f"{name}SCB" not in self.weights_map:
+                        continue
+                    weight.SCB = self.weights_map[f"{name}SCB"].to(weight.device)
+            return result
+
+        return detach_hook
+
+    def layers_below(hook, module):
+        """The 8-bit layers whose weights the hook handles: (their prefix in its weights map, layer)."""
+        if not hook.place_submodules:
+            return [("", module)] if is_8bit(module) else []
+        return [
+            (f"{name}." if name else "", layer) for name, layer in module.named_modules() if is_8bit(layer)
+        ]
+
+    def is_8bit(module):
+        return type(module).__name__ == "Linear8bitLt" and hasattr(module, "state")
+
+    def scales_of(layer):
+        scales = getattr(layer.weight, "SCB", None)
+        return layer.state.SCB if scales is None else scales
+
+    def give_up(hook, module):
+        for _, layer in layers_below(hook, module):
+            if layer.weight.is_meta:
+                held = vars(layer.state)
+                for name in held.keys() & _OF_THE_WEIGHT:
+                    held[name] = None
+
+    ledger.around(hook_class, "init_hook", make_init)
+    ledger.around(hook_class, "post_forward", make_post)
+    ledger.around(hook_class, "detach_hook", make_detach)

@@ -1,0 +1,74 @@
+"""``Int8Params.to`` and ``.cuda`` quantize int8 data once more, and leave CB and SCB where they were.
+
+Symptom: an 8-bit weight that went to the CPU and comes back to the GPU has lost its scales, every row of SCB is 127: a
+    wrong output without any error. On the way to the CPU it keeps CB and SCB on the GPU. Every way to the GPU takes
+    three times the memory of the weight for a moment: a copy in 16 bits, and a new int8 matrix.
+Cause: up to 0.47.0 the parameter takes the CPU for the place where weights are not quantized yet, and its other branch
+    hands over the references of CB and SCB unmoved.
+Upstream: mended in bitsandbytes 0.48.0.
+Cure: ``Int8Params.to``, the entry of every move of a parameter, and ``.cuda``, which is not a call of it before
+    0.46.0: int8 data is moved as it is, with its SCB; CB is the moved data.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-int8-requantize",
+    title="moving an Int8Params to the GPU quantizes its int8 data again and loses the scales",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<0.48.0"},
+    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332",),
+    symptom="wrong output of an 8-bit layer after .to('cpu') and .to('cuda'); SCB is 127 in every row",
+    healed="bitsandbytes 0.48.0",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Send a quantized parameter to ``meta``: does SCB stay behind?"""
+    import torch
+
+    resolve(modules, "Int8Params.to")
+    weight = modules.Int8Params(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
+    weight.CB, weight.SCB = weight.data, torch.zeros(1)
+    return not weight.to("meta").SCB.is_meta
+
+
+def mend(modules, ledger) -> None:
+    import torch
+
+    int8_params = resolve(modules, "Int8Params")
+    parse = torch._C._nn._parse_to
+    make_subclass = torch.Tensor._make_subclass
+
+    def make(original):
+        def to(self, *args, **kwargs):
+            quantized = self.data.dtype == torch.int8
+            device, dtype, non_blocking, _ = parse(*args, **kwargs)
+            if not quantized or dtype not in (None, torch.int8):
+                return original(self, *args, **kwargs)
+            result = make_subclass(
+                type(self), self.data.to(device, non_blocking=non_blocking), self.requires_grad
+            )
+            vars(result).update(vars(self))
+            result.CB = result.data
+            if self.SCB is not None and device is not None:
+                # On meta it has no values; whoever fetches the weight brings them (accelerate, from its weights map).
+                result.SCB = None if self.SCB.is_meta and device.type != "meta" else self.SCB.to(device)
+            return result
+
+        return to
+
+    def make_cuda(original):
+        def cuda(self, device=None, *args, **kwargs):
+            if self.data.dtype != torch.int8:
+                return original(self, device, *args, **kwargs)
+            return self.to("cuda" if device is None else device, *args, **kwargs)
+
+        return cuda
+
+    ledger.around(int8_params, "to", make)
+    ledger.around(int8_params, "cuda", make_cuda)

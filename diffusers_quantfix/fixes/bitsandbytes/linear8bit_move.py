@@ -1,0 +1,117 @@
+"""A parent's ``.to()`` leaves the companions of an 8-bit weight behind.
+
+Symptom: after ``model.to("cpu")`` 95 % of an 8-bit model stays on the GPU, and back on the GPU it takes 1.9 times the
+    memory; a forward pass on the new device raises "Expected all tensors to be on the same device" or "All input
+    tensors need to be on the same GPU"; ``enable_model_cpu_offload`` frees nothing; ``.to("meta")`` and the swap mode
+    of torch raise "Creating a Parameter from an instance of type Int8Params requires that detach() returns".
+Cause: a parent moves its layers by ``child._apply(fn)``, and ``nn.Module._apply`` takes the bytes of what ``fn`` gave
+    and drops the rest: the moved CB and SCB, which hang on the parameter before the first forward pass and on
+    ``layer.state`` after it. ``Linear8bitLt.to`` (0.48.0) is not called on that way. Where the bytes cannot be put
+    into the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` even quantizes
+    the quantized weight once more when it goes back to the GPU, and loses its scales.
+Upstream: bitsandbytes issues 1332 and 1793, diffusers issues 11329 and 10653; open.
+Cure: ``_apply`` of the two layers with an 8-bit weight. Bias and buffers go upstream's way; ``fn`` is given the plain
+    int8 data, so that nothing is quantized twice; CB becomes the new ``weight.data``, never a copy of it; SCB and what
+    else the state holds follows to its device, without a cast. All ways come through here, a move of the layer
+    itself, of a parent, ``.cuda()``, ``.to_empty()``, while a forward pass does not.
+"""
+
+from __future__ import annotations
+
+from ... import companions
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-linear8bit-move",
+    title="moving a model leaves its 8-bit weights on the old device",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
+    upstream=(
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332",
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1793",
+        "https://github.com/huggingface/diffusers/issues/11329",
+        "https://github.com/huggingface/diffusers/issues/10653",
+    ),
+    symptom="8-bit model stays on the GPU after .to('cpu'); Expected all tensors to be on the same device; "
+    "Creating a Parameter from an instance of type Int8Params requires that detach() returns",
+    hot=True,
+)
+
+# Both are the matrix of ``weight.data``: CB in rows, CxB (before 0.45) in the layout of the GPU.
+_ALIASES = ("CB", "CxB")
+
+
+def broken(modules) -> bool:
+    """Move a quantized layer through a parent to ``meta``, a device that is always there."""
+    import torch
+
+    layer_class = resolve(modules, "Linear8bitLt")
+    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    layer = layer_class.__new__(layer_class)
+    torch.nn.Module.__init__(layer)
+    layer.weight = modules.Int8Params(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
+    layer.weight.CB, layer.weight.SCB = layer.weight.data, torch.zeros(1)
+    try:
+        torch.nn.Sequential(layer)._apply(lambda tensor: tensor.to("meta"))
+    except RuntimeError:
+        return True
+    weight = layer.weight
+    if not isinstance(weight, modules.Int8Params) or weight.CB is None or weight.SCB is None:
+        return True
+    return not (weight.CB.is_meta and weight.SCB.is_meta)
+
+
+def mend(modules, ledger) -> None:
+    import torch
+
+    int8_params = resolve(modules, "Int8Params")
+
+    def make(original):
+        def _apply(self, fn, recurse=True):
+            weight = self._parameters.get("weight")
+            if not isinstance(weight, int8_params):
+                return original(self, fn, recurse)
+            data, cls, held = weight.data, type(weight), dict(vars(weight))
+
+            def moved(tensor):
+                if tensor is not weight:
+                    return fn(tensor)
+                if data.dtype == torch.int8:
+                    return fn(data)
+                result = fn(weight)  # quantizes a 16-bit weight on its way from the CPU
+                held.update(vars(weight))
+                return result.data  # of an Int8Params nn.Module._apply could not make a Parameter
+
+            original(self, moved, recurse)
+            new = self._parameters["weight"]
+            if type(new) is not cls:
+                new.__class__ = cls
+                vars(new).update(held)
+            follow(self, new)
+            return self
+
+        return _apply
+
+    def follow(layer, weight):
+        """Bring the companions of ``layer`` to where ``weight`` is now."""
+        for found in companions.companions(layer):
+            tensor = found.tensor
+            if is_weight(found, weight):
+                new = weight.data
+            elif tensor.device == weight.device:
+                continue
+            elif tensor.is_meta:
+                new = torch.empty_like(tensor, device=weight.device)  # as to_empty() does with the weight
+            else:
+                new = tensor.to(weight.device)
+            setattr(found.holder, found.attribute, new)
+
+    def is_weight(found, weight):
+        tensor = found.tensor
+        # A layer with has_fp16_weights keeps a 16-bit weight, and in CB what it quantized of it: another matrix.
+        return found.attribute in _ALIASES and tensor.dtype == weight.dtype and tensor.shape == weight.shape
+
+    ledger.around(resolve(modules, "Linear8bitLt"), "_apply", make)
+    if hasattr(modules, "Embedding8bit"):  # from 0.44.0 on
+        ledger.around(modules.Embedding8bit, "_apply", make)
