@@ -20,8 +20,9 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 def install(undo: Undo) -> None:
     """Exchange the native library of an imported bitsandbytes that calls one for everything."""
+    has_torch_operators = "bitsandbytes._ops" in sys.modules  # 0.46+, see bitsandbytes_ops
     cextension = sys.modules.get("bitsandbytes.cextension")
-    if cextension is None or "bitsandbytes._ops" in sys.modules:  # 0.46+ has torch operators, see bitsandbytes_ops
+    if cextension is None or has_torch_operators:
         return
     theirs, ours = cextension.lib, NativeLibrary()
     for name, module in list(sys.modules.items()):
@@ -68,7 +69,8 @@ def _quantize(code, A, absmax, out, blocksize, n, *stream, dtype, kind):
 def _dequantize(code, A, absmax, out, blocksize, n, *stream, dtype, kind):
     table = blockwise.CODES[kind] if kind else at(code, 256, torch.float32)
     indices = blockwise.unpack(at(A, (n + 1) // 2, torch.uint8), n) if kind else at(A, n, torch.uint8)
-    at(out, n, _DTYPES[dtype]).copy_(blockwise.dequantize(indices, table, _scale(absmax, n, blocksize), blocksize))
+    values = blockwise.dequantize(indices, table, _scale(absmax, n, blocksize), blocksize)
+    at(out, n, _DTYPES[dtype]).copy_(values)
 
 
 def _gemv(m, n, k, A, B, absmax, code, out, lda, ldb, ldc, blocksize, *stream, dtype):

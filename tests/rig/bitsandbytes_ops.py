@@ -75,6 +75,10 @@ def _dequantize_4bit(A, absmax, blocksize, quant_type, shape, dtype):
     return blockwise.dequantize(indices, code, absmax, blocksize).view(*shape).to(dtype)
 
 
+def _dequantize_blockwise(A, absmax, code, blocksize, dtype):
+    return torch.ops.bitsandbytes.dequantize_blockwise(A, absmax, code, blocksize, dtype)
+
+
 def _int8_double_quant(A, threshold=0.0):
     rows, row_stats, outliers = torch.ops.bitsandbytes.int8_vectorwise_quant(A, threshold=threshold)
     small = A.float()
@@ -99,6 +103,6 @@ _STAND_INS = {
     "quantize_4bit": _quantize_4bit,
     "dequantize_4bit": _dequantize_4bit,
     "dequantize_4bit.out": _writing_to_out(_dequantize_4bit),
-    "dequantize_blockwise.out": _writing_to_out(lambda *args: torch.ops.bitsandbytes.dequantize_blockwise(*args)),
+    "dequantize_blockwise.out": _writing_to_out(_dequantize_blockwise),
     "int8_double_quant": _int8_double_quant,
 }

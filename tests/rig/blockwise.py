@@ -27,7 +27,9 @@ def quantize(values: torch.Tensor, code: torch.Tensor, blocksize: int) -> tuple[
     return torch.cat(parts).view(-1)[:count].to(torch.uint8), absmax
 
 
-def dequantize(indices: torch.Tensor, code: torch.Tensor, absmax: torch.Tensor, blocksize: int) -> torch.Tensor:
+def dequantize(
+    indices: torch.Tensor, code: torch.Tensor, absmax: torch.Tensor, blocksize: int
+) -> torch.Tensor:
     return code.float()[indices.long()] * absmax.float().repeat_interleave(blocksize)[: indices.numel()]
 
 

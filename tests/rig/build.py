@@ -48,7 +48,8 @@ def _find_torch() -> tuple[Path, str]:
     about = (folder / "version.py").read_text()
     if re.search(r"^(cuda|hip)\b.*=\s*['\"]", about, re.MULTILINE):
         raise Unavailable("this torch is built for real GPUs, the rig needs a CPU-only build")
-    return folder, re.search(r"^__version__\s*=\s*['\"](.+)['\"]", about, re.MULTILINE).group(1)
+    version = re.search(r"^__version__\s*=\s*['\"](.+)['\"]", about, re.MULTILINE)
+    return folder, version.group(1) if version else about
 
 
 def _find_compiler() -> str:
@@ -60,11 +61,11 @@ def _find_compiler() -> str:
 
 
 def _content_key(torch_version: str, compiler: str) -> str:
-    about_compiler = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256(repr((torch_version, about_compiler, FLAGS, platform.machine())).encode())
+    asked = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    digest = hashlib.sha256(repr((torch_version, asked.stdout, FLAGS, platform.machine())).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return f"rig-torch{torch_version}-{digest.hexdigest()[:16]}"
+    return f"rig-{digest.hexdigest()[:24]}"
 
 
 def _cache_folder() -> Path:
@@ -120,5 +121,6 @@ def _run(command: list[str], failure: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        telling = [line for line in lines if "error" in line.lower()] or lines or [f"exit status {done.returncode}"]
-        raise Unavailable(f"{failure}: {telling[0].strip()}")
+        errors = [line for line in lines if "error" in line.lower()]
+        first = (errors or lines or [f"exit status {done.returncode}"])[0]
+        raise Unavailable(f"{failure}: {first.strip()}")

@@ -98,7 +98,7 @@ def gpu() -> Iterator[RigDevices | RealDevices]:
         devices.reset()
         yield devices
     else:
-        _require_rig()
+        require_rig()
         with rig.devices():
             yield RigDevices()
 
@@ -106,12 +106,13 @@ def gpu() -> Iterator[RigDevices | RealDevices]:
 @pytest.fixture
 def rig_devices() -> Iterator[RigDevices]:
     """The rig's devices, for tests of things that real ones cannot do or tell, such as counting traffic."""
-    _require_rig()
+    require_rig()
     with rig.devices():
         yield RigDevices()
 
 
-def _require_rig() -> None:
+def require_rig() -> None:
+    """Load the rig, or skip (in CI: fail) the test with the reason."""
     reason = rig.unavailable_reason()
     if reason and os.environ.get("DIFFUSERS_QUANTFIX_REQUIRE_RIG") == "1":
         pytest.fail(f"the rig is required and not available: {reason}")

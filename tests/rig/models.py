@@ -185,7 +185,11 @@ def bnb_config(library: str, bits: int = 4, **options):
     import torch
 
     if bits == 4:
-        defaults = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float16}
+        defaults = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": torch.float16,
+        }
     else:
         defaults = {"load_in_8bit": True}
     return importlib.import_module(library).BitsAndBytesConfig(**{**defaults, **options})

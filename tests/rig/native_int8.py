@@ -24,7 +24,9 @@ def vector_quant(A, out, row_stats, threshold, rows, columns, *stream):
 
 def matmul(context, m, n, k, A, B, C, row_scale, lda, ldb, ldc, *stream):
     # cuBLAS is column-major: A is the weight [ldc, lda], B the activations [n, ldb], C their product [n, ldc].
-    _int8_product(matrix(B, n, ldb, torch.int8), matrix(A, ldc, lda, torch.int8), matrix(C, n, ldc, torch.int32))
+    _int8_product(
+        matrix(B, n, ldb, torch.int8), matrix(A, ldc, lda, torch.int8), matrix(C, n, ldc, torch.int32)
+    )
     return 0
 
 
@@ -62,7 +64,9 @@ def row_and_column_quant(
     values, outliers = _without_outliers(source, threshold)
     row_scale = at(row_stats, rows, torch.float32)[:, None]
     matrix(out_rows, rows, columns, torch.int8).copy_(_to_int8(values, row_scale))
-    matrix(out_columns, rows, columns, torch.int8).copy_(_to_int8(values, at(column_stats, columns, torch.float32)))
+    matrix(out_columns, rows, columns, torch.int8).copy_(
+        _to_int8(values, at(column_stats, columns, torch.float32))
+    )
     if row_index:
         found = outliers.nonzero().int()
         at(row_index, len(found), torch.int32).copy_(found[:, 0])

@@ -98,5 +98,5 @@ def test_only_results_count_as_allocated(rig_devices):
 def test_a_forward_with_parts_on_another_device_raises(rig_devices):
     layer = _linear_4bit("cuda:1")
     layer.weight.quant_state.absmax = layer.weight.quant_state.absmax.to("cuda:0")
-    with pytest.raises((RuntimeError, TypeError), match="same device|same GPU"):
+    with pytest.raises((RuntimeError, TypeError), match=r"same device|same GPU"):
         layer(torch.randn(1, 128, device="cuda:1", dtype=torch.float16))

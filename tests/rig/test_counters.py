@@ -123,7 +123,11 @@ def test_torch_gives_the_same_figures():
     assert torch.cuda.get_device_properties(1).total_memory == total
     del x
     assert torch.cuda.memory_allocated(1) == torch.cuda.memory_reserved(1) == 0
-    assert torch.cuda.max_memory_allocated(1) == torch.cuda.memory_stats(1)["allocated_bytes.all.peak"] == 4 * MEGA
+    assert (
+        torch.cuda.max_memory_allocated(1)
+        == torch.cuda.memory_stats(1)["allocated_bytes.all.peak"]
+        == 4 * MEGA
+    )
     torch.cuda.reset_peak_memory_stats(1)
     assert torch.cuda.max_memory_allocated(1) == 0
     with pytest.raises(ValueError, match="CUDA devices only"):

@@ -54,7 +54,9 @@ def test_a_4bit_transformer_loads_and_runs(gpu, tmp_path, quant_type, double_qua
     state = model.transformer_blocks[0].attn.to_q.weight.quant_state
     assert (state.quant_type, state.nested) == (quant_type, double_quant)
     latents = models.call_flux(models.flux_pipeline(model))
-    whole = models.call_flux(models.flux_pipeline(models.flux_transformer().to(gpu.devices[0], torch.float16)))
+    whole = models.call_flux(
+        models.flux_pipeline(models.flux_transformer().to(gpu.devices[0], torch.float16))
+    )
     assert torch.nn.functional.cosine_similarity(latents.flatten(), whole.flatten(), dim=0) > 0.95
 
 
@@ -65,7 +67,9 @@ def test_an_8bit_transformer_loads_and_runs(gpu, tmp_path):
     model = _load_8bit(FluxTransformer2DModel, models.saved(models.flux_transformer(), tmp_path))
     assert model.transformer_blocks[0].attn.to_q.weight.dtype == torch.int8
     latents = models.call_flux(models.flux_pipeline(model))
-    whole = models.call_flux(models.flux_pipeline(models.flux_transformer().to(gpu.devices[0], torch.float16)))
+    whole = models.call_flux(
+        models.flux_pipeline(models.flux_transformer().to(gpu.devices[0], torch.float16))
+    )
     assert torch.nn.functional.cosine_similarity(latents.flatten(), whole.flatten(), dim=0) > 0.99
 
 
