@@ -70,7 +70,9 @@ def refuse_foreign(owner: Any, name: str, value: Any) -> None:
     home = home_of(value) if _is_code(value) else ""
     library = home.partition(".")[0]
     module = _module_of(owner)
-    if not home or module is None or library in (OURS, "builtins", module.__name__.partition(".")[0]):
+    if not home or module is None or library in (OURS, module.__name__.partition(".")[0]):
+        return
+    if library in sys.stdlib_module_names:  # it patches no one; a dataclass has methods made by reprlib
         return
     defined = _names_defined(module)
     for attribute, held in list(vars(module).items()):
