@@ -99,7 +99,7 @@ def misfit(entry: Entry) -> str:
         )
         return "" if same else f"{entry.where}: the exchanged code takes other arguments"
     try:
-        old = inspect.signature(_plain(entry.old), follow_wrapped=False)
+        old = inspect.signature(_plain(entry.old))  # what upstream means, behind its own decorators
         new = inspect.signature(_plain(entry.new), follow_wrapped=False)
     except (TypeError, ValueError):
         return ""  # a value, or a function of C

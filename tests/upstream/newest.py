@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .cells import MAIN, Cell, Table
+from .cells import MAIN, Cell, Table, digest
 from .environments import resolve
 from .report import Progress, summary
 from .run_cell import run_cell
@@ -39,8 +39,7 @@ def wanted(words: list[str], table: Table) -> Cell:
         if not (name and equals and release):
             raise ValueError(f"{word!r} is not NAME=RELEASE, as in diffusers=0.43.0 or bitsandbytes=latest")
         pins[name] = "" if release == "latest" else release
-    named = "-".join(word.replace("==", "=").replace("=", "-") for word in sorted(words))
-    return Cell(f"new-{named}", table.python, pins)
+    return Cell(f"new-{digest(sorted(words))[:6]}", table.python, pins)
 
 
 def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:

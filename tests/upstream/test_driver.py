@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -99,6 +100,19 @@ def test_results_depend_on_fixes_and_their_tests_but_not_on_documentation(tmp_pa
     assert run_cell.sources_key(tmp_path) == before
     (tmp_path / "tests/fixes/test_a.py").write_text("2")
     assert run_cell.sources_key(tmp_path) != before
+
+
+def test_a_range_runs_the_tests_of_its_fixes_only(tmp_path):
+    (tmp_path / "tests/fixes").mkdir(parents=True)
+    for name in ("test_bnb_a.py", "test_bnb_a_more.py", "test_diffusers_b.py", "helpers.py"):
+        (tmp_path / "tests/fixes" / name).touch()
+    everything = [
+        "tests/fixes/test_bnb_a.py",
+        "tests/fixes/test_bnb_a_more.py",
+        "tests/fixes/test_diffusers_b.py",
+    ]
+    assert run_cell.test_paths(["bnb-a"], "bitsandbytes", tmp_path) == everything[:2]
+    assert run_cell.test_paths(["bnb-a"], "", tmp_path) == everything
 
 
 # ---------------------------------------------------------------- environments
@@ -216,6 +230,18 @@ def test_a_fix_that_meets_what_it_expects_leaves_everything_as_it_was(target):
 def test_what_is_written_must_take_every_call(target, new, says):
     mend = inspect_fix(fake_fix(new), "fakelib")["mend"]
     assert says in mend if says else mend == "ok"
+
+
+def test_a_decorator_of_upstream_does_not_hide_its_signature(target):
+    original = target.move
+
+    @functools.wraps(original)
+    def decorated(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    target.move = decorated
+    assert inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")["mend"] == "ok"
+    assert "it takes no argument" in inspect_fix(fake_fix(lambda state, device: "moved"), "fakelib")["mend"]
 
 
 def test_a_target_that_moved(target):
