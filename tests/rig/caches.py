@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import ModuleType
+
+from .undo import Undo
 
 _LIBRARIES = {"accelerate", "bitsandbytes", "diffusers", "peft", "transformers"}
+
+
+def install(undo: Undo) -> None:
+    """Forget now and once more when ``undo`` is done."""
+    undo.call(clear)
+    clear()
+    # The one answer that is no function but a constant, computed at import.
+    pipelines = sys.modules.get("diffusers.pipelines.pipeline_utils")
+    supported = getattr(pipelines, "SUPPORTED_DEVICE_MAP", ["cuda"])
+    if "cpu" in supported and "cuda" not in supported:
+        undo.set(pipelines, "SUPPORTED_DEVICE_MAP", [*supported, "cuda"])
 
 
 def clear() -> None:
     """Empty their ``lru_cache`` answers, accelerate's current device and bitsandbytes' code books."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _LIBRARIES:
-            for value in list(vars(module).values()):  # not getattr: some of these modules import lazily
-                if isinstance(value, functools._lru_cache_wrapper):
-                    value.cache_clear()
+            for answer in _cached_answers(module):
+                answer.cache_clear()
     state = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is not None:
         functional.name2qmap.clear()  # tensors, on whatever device asked first
+
+
+@functools.cache
+def _cached_answers(module: ModuleType) -> list:
+    """The ``lru_cache`` functions of a module and of the classes in it."""
+    found = []
+    for value in list(vars(module).values()):  # not getattr: some of these modules import lazily
+        members = vars(value).values() if isinstance(value, type) else (value,)
+        functions = (getattr(member, "__func__", member) for member in members)
+        found += [function for function in functions if isinstance(function, functools._lru_cache_wrapper)]
+    return found
