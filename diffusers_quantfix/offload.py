@@ -5,7 +5,7 @@ keeps the weights away from the device (CPU or disk, ``meta`` in between) and fe
 ``enable_sequential_cpu_offload``, ``cpu_offload`` and a ``device_map`` with "cpu" or "disk" do; with ``offload=False``
 it only brings the inputs to the weights, as ``dispatch_model`` does for every 8-bit model and for every model that is
 spread over several GPUs. Code that looks at the class alone takes the second for the first. The fixes that have to
-tell them apart share these two functions.
+tell them apart share these functions.
 
 Neither torch nor accelerate is imported here: without ``accelerate.hooks`` in the process no hook can exist.
 
@@ -15,9 +15,10 @@ Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``SequentialHook``), accele
 
 from __future__ import annotations
 
+import itertools
 import sys
 
-__all__ = ["is_sequentially_offloaded", "offload_execution_device"]
+__all__ = ["is_held_on_meta", "is_sequentially_offloaded", "offload_execution_device", "offloaded_stand_in"]
 
 
 def is_sequentially_offloaded(module) -> bool:
@@ -50,6 +51,39 @@ def offload_execution_device(module):
         # accelerate takes a bare int for the accelerator of that index, as torch does.
         return device if isinstance(device, torch.device) else torch.device(device)
     return None
+
+
+def is_held_on_meta(module) -> bool:
+    """True if ``module`` seems to be on ``meta``, because an offloading hook holds its weights for now.
+
+    The first parameter (or buffer, without parameters) decides, as it does for the ``device`` of a model. False for an
+    honest meta model, which no hook holds, and for anything that is no module.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return False
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        # Hooks last: most modules are not on meta, and a walk through all submodules takes milliseconds.
+        return tensor.device.type == "meta" and is_sequentially_offloaded(module)
+    return False
+
+
+def offloaded_stand_in(cls):
+    """A bare instance of the ``torch.nn.Module`` class ``cls`` with one weight, as if accelerate had offloaded it.
+
+    For probes: no config is needed, nothing is allocated (the weight is on meta), no forward can be run. Its hook
+    runs on the CPU. None where accelerate is not loaded, and nothing can be offloaded.
+    """
+    hooks = sys.modules.get("accelerate.hooks")
+    if not hasattr(hooks, "AlignDevicesHook"):
+        return None
+    import torch
+
+    module = cls.__new__(cls)
+    torch.nn.Module.__init__(module)
+    module.weight = torch.nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
+    module._hf_hook = hooks.AlignDevicesHook(execution_device=torch.device("cpu"), offload=True)
+    return module
 
 
 def _offloading_hooks(module):

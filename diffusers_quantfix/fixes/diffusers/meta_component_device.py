@@ -1,0 +1,66 @@
+"""A diffusers model that accelerate offloads says that it is on ``meta``.
+
+Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the
+expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends a tensor to
+``self.vae.device`` (GLIGEN), or from code that does so outside of a pipeline.
+Cause: ``ModelMixin.device`` is the device of the first parameter. Between two forward passes a hook of accelerate
+holds the weights and leaves meta tensors in their place, where nothing can be sent.
+Upstream: diffusers issue 10958; PR 11195 cured the one pipeline that was reported. Where diffusers offloads by itself
+(group offloading) this property already gives the device of the hook; so does ``BarkModel.device`` of transformers for
+accelerate's hooks, and ``get_module_execution_device`` of diffusers 0.41, which a few pipelines call instead.
+Cure: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
+hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
+
+Why the property, and not the calls of pipelines: prompt weighting libraries and user code read
+``pipe.text_encoder.device`` outside of any call. All readers in diffusers 0.31.0 to 0.42.1 were gone through. Only
+``DiffusionPipeline.device`` takes a model's ``meta`` for offloading; see ``diffusers-meta-pipeline-device``.
+``_execution_device`` asks the hooks, ``enable_*_offload`` remove the hooks before they look, ``.to`` only prints it,
+loading looks before there are hooks. ``model.to(model.device)`` of an offloaded model, as in loading an IP-Adapter,
+now fails at once; upstream moves the adapter's fresh weights to meta, where they are lost until the run fails.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-meta-component-device",
+    title="the device of a sequentially offloaded diffusers model is meta",
+    module="diffusers.models.modeling_utils",
+    claims={"diffusers": "<=0.42.1", "accelerate": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/10958",
+        "https://github.com/huggingface/diffusers/pull/11195",
+    ),
+    symptom="Cannot copy out of meta tensor; no data!",
+    hot=True,
+)
+
+
+def broken(modeling_utils) -> bool:
+    """Does a model whose only weight is held by an offloading hook say that it is on meta?"""
+    from ...offload import offloaded_stand_in
+
+    model = offloaded_stand_in(resolve(modeling_utils, "ModelMixin"))
+    return model is not None and model.device.type == "meta"
+
+
+def mend(modeling_utils, ledger) -> None:
+    from ...offload import offload_execution_device
+
+    def make(upstream):
+        if not isinstance(upstream, property):
+            raise TargetMissing("ModelMixin.device is no property")
+        first_device = upstream.fget
+
+        def device(self):
+            answer = first_device(self)
+            # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
+            if answer.type != "meta":
+                return answer
+            return offload_execution_device(self) or answer
+
+        return property(device, doc=upstream.__doc__)
+
+    ledger.around(resolve(modeling_utils, "ModelMixin"), "device", make)

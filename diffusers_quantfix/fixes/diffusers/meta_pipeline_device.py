@@ -1,0 +1,75 @@
+"""A sequentially offloaded pipeline says that it is on ``meta``.
+
+Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" from a pipeline that sends its inputs to
+``self.device`` instead of ``self._execution_device`` (LongCat-Image, SEGA, LEdits++), and from user code that sends
+its own tensors to ``pipe.device``.
+Cause: ``DiffusionPipeline.device`` is the device of one component, and under ``enable_sequential_cpu_offload`` the
+weights of every component are meta tensors between two forward passes.
+Upstream: diffusers issue 10958. Since 0.40 the property prefers a component that is neither on the CPU nor on meta, so
+that a pipeline with components in several places answers with the accelerator on which it computes.
+Cure: components that an offloading hook holds have no say, as they take inputs from any device; upstream's own rule is
+asked about the others. If all are held, the answer is the execution device of the first.
+
+This is more than ``diffusers-meta-component-device`` and its twin, which cure the components: with those alone, an
+offloaded text encoder that runs on cuda:1 could outvote the transformer that lies on cuda:0, where today meta does not
+count. All readers in diffusers 0.31.0 to 0.42.1 were gone through: none takes meta for offloading.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-meta-pipeline-device",
+    title="the device of a sequentially offloaded pipeline is meta",
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": "<=0.42.1", "accelerate": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/10958",),
+    symptom="Cannot copy out of meta tensor; no data!",
+)
+
+
+def broken(pipeline_utils) -> bool:
+    """Does a pipeline whose only component is held by an offloading hook, and says meta, say so too?"""
+    import torch
+
+    from ...offload import offloaded_stand_in
+
+    class Component(torch.nn.Module):  # no ModelMixin: its device may be cured already
+        device = torch.device("meta")
+
+    class Pipeline(resolve(pipeline_utils, "DiffusionPipeline")):
+        def __init__(self, component):
+            self.component = component
+
+    component = offloaded_stand_in(Component)
+    return component is not None and Pipeline(component).device.type == "meta"
+
+
+def mend(pipeline_utils, ledger) -> None:
+    import torch
+
+    from ...offload import is_held_on_meta, offload_execution_device
+
+    def make(upstream):
+        if not isinstance(upstream, property):
+            raise TargetMissing("DiffusionPipeline.device is no property")
+        chosen_device = upstream.fget
+
+        def device(self):
+            parts = {name: getattr(self, name, None) for name in sorted(self._get_signature_keys(self)[0])}
+            modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+            held = [name for name, module in modules.items() if is_held_on_meta(module)]
+            if not held:
+                return chosen_device(self)
+            if len(held) == len(modules):
+                return offload_execution_device(modules[held[0]])
+            # The same pipeline without them; its constructor must not run again.
+            others = object.__new__(type(self))
+            others.__dict__.update(vars(self), **dict.fromkeys(held))
+            return chosen_device(others)
+
+        return property(device, doc=upstream.__doc__)
+
+    ledger.around(resolve(pipeline_utils, "DiffusionPipeline"), "device", make)

@@ -1,0 +1,81 @@
+"""A transformers model that accelerate offloads says that it is on ``meta``.
+
+Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the
+expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends the token ids to
+``self.text_encoder.device`` (EasyAnimate, LongCat-Image, Ideogram 4, Pix2PixZero, CogView4 before its release), from
+prompt weighting libraries, and from a model's own ``generate`` or ``forward``.
+Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between two forward passes a hook of
+accelerate holds the weights and leaves meta tensors in their place, where nothing can be sent.
+Upstream: diffusers issue 10958; PR 11195 cured the one pipeline that was reported. ``BarkModel.device`` looks for the
+hook's device just like this; ``generate`` works around meta in two places (PR 44848 of transformers).
+Cure: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
+hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
+
+Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. All readers in
+transformers 4.44.2 to 5.23.0 were gone through; one depends on meta. ``generate`` compiles the forward of a model with
+a static cache if its device is a GPU, and keeps its hands off an offloaded one only because it is not: torch.compile
+of an offloaded forward crashes, says transformers itself, which otherwise knows offloading by ``hf_device_map`` alone.
+So ``get_compiled_call`` goes on answering with the plain call there.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="transformers-meta-component-device",
+    title="the device of a sequentially offloaded transformers model is meta",
+    module="transformers.modeling_utils",
+    claims={"transformers": "<=5.23.0", "accelerate": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/10958",
+        "https://github.com/huggingface/diffusers/pull/11195",
+    ),
+    symptom="Cannot copy out of meta tensor; no data!",
+    hot=True,
+)
+
+
+def broken(modeling_utils) -> bool:
+    """Does a model whose only weight is held by an offloading hook say that it is on meta?"""
+    from ...offload import offloaded_stand_in
+
+    model = offloaded_stand_in(resolve(modeling_utils, "PreTrainedModel"))
+    return model is not None and model.device.type == "meta"
+
+
+def mend(modeling_utils, ledger) -> None:
+    from ...offload import is_held_on_meta, offload_execution_device
+
+    model_class = resolve(modeling_utils, "PreTrainedModel")
+
+    def make_device(upstream):
+        if not isinstance(upstream, property):
+            raise TargetMissing("PreTrainedModel.device is no property")
+        first_device = upstream.fget
+
+        def device(self):
+            answer = first_device(self)
+            # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
+            if answer.type != "meta":
+                return answer
+            return offload_execution_device(self) or answer
+
+        return property(device, doc=upstream.__doc__)
+
+    def make_compiled_call(upstream):
+        def get_compiled_call(self, compile_config):
+            # What upstream decided when the device was meta: no, unless someone insists on every device.
+            insists = getattr(compile_config, "_compile_all_devices", False)
+            if not insists and is_held_on_meta(self):
+                return self.__call__
+            return upstream(self, compile_config)
+
+        return get_compiled_call
+
+    # The class that has the property: ModuleUtilsMixin, a base of PreTrainedModel.
+    owner = next((cls for cls in model_class.__mro__ if "device" in vars(cls)), model_class)
+    ledger.around(owner, "device", make_device)
+    if "get_compiled_call" in vars(model_class):  # since 4.47
+        ledger.around(model_class, "get_compiled_call", make_compiled_call)
