@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
@@ -233,13 +232,8 @@ def test_what_is_written_must_take_every_call(target, new, says):
 
 
 def test_a_decorator_of_upstream_does_not_hide_its_signature(target):
-    original = target.move
-
-    @functools.wraps(original)
-    def decorated(*args, **kwargs):
-        return original(*args, **kwargs)
-
-    target.move = decorated
+    code = "import functools\noriginal = move\n@functools.wraps(original)\ndef move(*args): return original(*args)"
+    exec(code, target.__dict__)
     assert inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")["mend"] == "ok"
     assert "it takes no argument" in inspect_fix(fake_fix(lambda state, device: "moved"), "fakelib")["mend"]
 
