@@ -28,10 +28,6 @@ WIDTH = 80
 # Combinations that import, and then fail in a way that no fix of ours can reach.  Each was seen on real releases.
 KNOWN_BAD = (
     (
-        {"bitsandbytes": "==0.46.1"},
-        "int8 layers with float32 activations give NaN on the CPU; use bfloat16 activations, or bitsandbytes >= 0.47",
-    ),
-    (
         {"bitsandbytes": ">=0.45.1,<=0.45.3"},
         "its CPU library needs GLIBCXX_3.4.32; on older systems 4-bit and 8-bit work on a GPU only",
     ),
