@@ -64,11 +64,10 @@ def devices() -> Iterator[None]:
         stack.callback(gc.unfreeze)
         stack.callback(gc.collect)
         undo = stack.enter_context(Undo())
-        stack.callback(caches.clear)
         cuda_bindings.install(undo)
         bitsandbytes_native.install(undo)
         bitsandbytes_ops.install(undo)
-        caches.clear()
+        caches.install(undo)
         reset()
         yield
 

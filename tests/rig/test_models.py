@@ -8,14 +8,14 @@ import pytest
 
 from tests.rig import models
 
+torch = pytest.importorskip("torch")
+
 
 def _devices_of(model) -> set:
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
 
 
 def test_a_pipeline_with_text_encoders_runs_the_same_on_any_device(gpu):
-    import torch
-
     pipeline = models.flux_pipeline(text=True)
     reference = models.prompt_flux(pipeline)
     assert reference.isfinite().all()
@@ -38,10 +38,27 @@ def test_deep_copies_of_text_encoders_stay_on_their_device(gpu):
         assert gpu.allocated(gpu.devices[-1]) < before
 
 
+@pytest.mark.parametrize("offload", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
+def test_offloading_uses_the_device_and_leaves_it_empty(gpu, offload):
+    transformer = models.flux_transformer()
+    size = sum(parameter.nbytes for parameter in transformer.parameters())
+    reference = models.call_flux(models.flux_pipeline(transformer), "cpu", dtype=transformer.dtype)
+    pipeline = models.flux_pipeline(transformer)
+    getattr(pipeline, offload)()
+    gpu.reset()
+    latents = models.call_flux(pipeline, gpu.devices[0], dtype=reference.dtype)
+    assert latents.device == gpu.devices[0]
+    torch.testing.assert_close(latents.cpu(), reference, rtol=1e-4, atol=1e-4)
+    pipeline.maybe_free_model_hooks()
+    assert gpu.peak(gpu.devices[0]) > 1000
+    assert gpu.allocated(gpu.devices[0]) < latents.nbytes + 1000  # the scheduler's time steps
+    if gpu.kind == "rig":
+        assert size <= gpu.traffic().h2d < size * 1.05
+
+
 @pytest.mark.parametrize("double_quant", [False, True], ids=["", "double"])
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 def test_a_4bit_transformer_loads_and_runs(gpu, tmp_path, quant_type, double_quant):
-    import torch
     from diffusers import FluxTransformer2DModel
 
     model = models.load_quantized(
@@ -61,7 +78,6 @@ def test_a_4bit_transformer_loads_and_runs(gpu, tmp_path, quant_type, double_qua
 
 
 def test_an_8bit_transformer_loads_and_runs(gpu, tmp_path):
-    import torch
     from diffusers import FluxTransformer2DModel
 
     model = _load_8bit(FluxTransformer2DModel, models.saved(models.flux_transformer(), tmp_path))
@@ -76,8 +92,6 @@ def test_an_8bit_transformer_loads_and_runs(gpu, tmp_path):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("name", ["t5_encoder", "clip_text"])
 def test_a_quantized_text_encoder_loads_and_runs(gpu, tmp_path, name, bits):
-    import torch
-
     whole = getattr(models, name)()
     folder = models.saved(whole, tmp_path)
     load = _load_8bit if bits == 8 else _load_4bit_text_encoder
