@@ -28,6 +28,4 @@ def case(work: str) -> str | None:
     cpu_offload(pipe.unet, torch.device("cpu"))
     error = (predict(pipe) - reference).abs().max().item()
     assert error == 0, f"the prediction of the offloaded UNet is wrong by {error:.3g}"
-    return (
-        f"the offloaded pipeline says {pipe.device}, where it runs; its prediction is exact"
-    )
+    return f"the offloaded pipeline says {pipe.device}, where it runs; its prediction is exact"
