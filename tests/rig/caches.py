@@ -42,6 +42,7 @@ def _cached_answers(module: ModuleType) -> list:
     found = []
     for value in list(vars(module).values()):  # not getattr: some of these modules import lazily
         members = vars(value).values() if isinstance(value, type) else (value,)
-        functions = (getattr(member, "__func__", member) for member in members)
+        # Not getattr here either: transformers 5.5 has module objects that import something for any name.
+        functions = (m.__func__ if isinstance(m, (staticmethod, classmethod)) else m for m in members)
         found += [function for function in functions if isinstance(function, functools._lru_cache_wrapper)]
     return found
