@@ -1,8 +1,8 @@
 """QuantState.to leaves ``code`` on the old device.
 
-Symptom: RuntimeError "All input tensors need to be on the same GPU, but found the following tensor and device
-    combinations" (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model went to another GPU.
-    Larger batches do not read ``code`` and pass.
+Symptom: RuntimeError "Input tensors need to be on the same GPU, but found the following tensor and device combinations"
+    (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model went to another GPU. Larger batches do
+    not read ``code`` and pass.
 Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
 Upstream: bitsandbytes issue 1527, mended in 0.45.3.
 Cure: ``QuantState.to`` itself, which every move of a 4-bit weight goes through (``Params4bit.to``, a parent's ``.to``,
@@ -20,7 +20,7 @@ FIX = Fix(
     module="bitsandbytes.functional",
     claims={"bitsandbytes": ">=0.43.0,<0.45.3"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527",),
-    symptom="RuntimeError: All input tensors need to be on the same GPU, but found the following tensor and device "
+    symptom="RuntimeError: Input tensors need to be on the same GPU, but found the following tensor and device "
     "combinations",
     healed="bitsandbytes 0.45.3",
     hot=True,

@@ -24,7 +24,7 @@ FIX = Fix(
     id="bnb-quant-state-meta",
     title="4-bit weights lose their quant state under sequential offload",
     module="bitsandbytes.nn.modules",
-    claims={"bitsandbytes": ">=0.43.0"},
+    claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(
         "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525",
         "https://github.com/huggingface/diffusers/issues/10800",

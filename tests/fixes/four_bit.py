@@ -1,0 +1,145 @@
+"""4-bit layers and models for tests, and what belongs to them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from diffusers_quantfix.companions import companions
+from tests.rig import models
+
+FEATURES = 128
+
+quantizations = pytest.mark.parametrize(
+    ("quant_type", "double_quant"),
+    [("nf4", False), ("nf4", True), ("fp4", False), ("fp4", True)],
+    ids=["nf4", "nf4-double", "fp4", "fp4-double"],
+)
+
+
+def linear(device, quant_type: str = "nf4", double_quant: bool = False, seed: int = 0, bias: bool = True):
+    """A ``Linear4bit`` [FEATURES, FEATURES], quantized by bitsandbytes on its way to ``device``."""
+    import torch
+    from bitsandbytes.nn import Linear4bit
+
+    torch.manual_seed(seed)
+    layer = Linear4bit(
+        FEATURES,
+        FEATURES,
+        bias=bias,
+        compute_dtype=torch.float32,
+        compress_statistics=double_quant,
+        quant_type=quant_type,
+    )
+    return layer.to(device).eval()
+
+
+def stack(device, quant_type: str = "nf4", double_quant: bool = False, layers: int = 2):
+    """A model of 4-bit layers with a normal one between them, on ``device``."""
+    import torch
+
+    parts = [linear(device, quant_type, double_quant, seed=i) for i in range(layers)]
+    return torch.nn.Sequential(*parts[:1], torch.nn.LayerNorm(FEATURES, device=device), *parts[1:]).eval()
+
+
+def embedding(device, quant_type: str = "nf4"):
+    """An ``Embedding4bit`` [64, FEATURES] on ``device``; skips where bitsandbytes has none."""
+    import torch
+
+    nn = pytest.importorskip("bitsandbytes.nn")
+    if not hasattr(nn, "Embedding4bit"):
+        pytest.skip("Embedding4bit came with bitsandbytes 0.44.0")
+    torch.manual_seed(0)
+    return nn.Embedding4bit(64, FEATURES, quant_type=quant_type).to(device).eval()
+
+
+def batch(device, rows: int = 3):
+    """Inputs [rows, FEATURES]; one row takes the gemv path on CUDA, which reads ``code``."""
+    import torch
+
+    return torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(7)).to(device)
+
+
+def run(model, device, rows: int = 3):
+    """The output of ``model`` on ``device``, on the CPU."""
+    import torch
+
+    with torch.no_grad():
+        return model(batch(device, rows)).cpu()
+
+
+def look_up(model, device):
+    """The rows that an embedding gives, on the CPU."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([0, 5, 63], device=device)).cpu()
+
+
+def layers_of(model) -> list:
+    """The 4-bit layers of a model."""
+    return [module for module in model.modules() if type(module).__name__ in ("Linear4bit", "Embedding4bit")]
+
+
+def assert_whole(model, device) -> None:
+    """Every 4-bit weight and every tensor of its quant state is on ``device``."""
+    import torch
+
+    device, layers = torch.device(device), layers_of(model)
+    assert layers
+    for layer in layers:
+        assert type(layer.weight).__name__ == "Params4bit"
+        assert layer.weight.device == device, f"the weight is on {layer.weight.device}, not on {device}"
+        found = list(companions(layer))
+        assert {"weight.quant_state.absmax", "weight.quant_state.code"} <= {one.name for one in found}
+        for one in found:
+            assert one.tensor.device == device, f"{one.name} is on {one.tensor.device}, not on {device}"
+
+
+def bytes_of(model) -> int:
+    """What the weights of ``model`` with all their companions take."""
+    import torch
+
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [one.tensor for module in model.modules() for one in companions(module)]
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    assert not any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def state_of(model) -> dict:
+    """A copy of the state dict on the CPU; it is taken before a CPU with AVX512-BF16 repacks the layers."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def differences(one: dict, other: dict) -> list[str]:
+    """The names under which two state dicts differ."""
+    import torch
+
+    return sorted(
+        name
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or not torch.equal(one[name].cpu(), other[name].cpu())
+    )
+
+
+def load(model_class, folder, **options):
+    """``from_pretrained`` in 4 bits; skips where another defect forbids it."""
+    try:
+        return models.load_quantized(model_class, folder, **options)
+    except TypeError as error:
+        if "_is_hf_initialized" in str(error):
+            pytest.skip("these releases cannot load 4-bit text encoders (bnb-param-kwargs)")
+        raise
+
+
+@contextlib.contextmanager
+def current_device_kept():
+    """The current CUDA device is the same after the block as before."""
+    import torch
+
+    before = torch.cuda.current_device()
+    yield
+    after = torch.cuda.current_device()
+    assert after == before, f"the current device was cuda:{before}, it is cuda:{after} now"
