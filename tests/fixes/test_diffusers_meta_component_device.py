@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 
 import pytest
 
@@ -139,6 +140,20 @@ def test_the_device_of_a_4bit_model(gpu, tmp_path):
     model = models.load_quantized(FluxTransformer2DModel, folder)
     offload(model, device=gpu.devices[-1])
     assert model.device == gpu.devices[-1]
+
+
+def test_without_accelerate_nothing_is_offloaded(monkeypatch):
+    """No hook can exist, the probe finds nothing to mend, and the property answers as upstream's does."""
+    import torch
+    from diffusers.models import modeling_utils
+
+    from diffusers_quantfix.fixes.diffusers.meta_component_device import broken
+
+    monkeypatch.delitem(sys.modules, "accelerate.hooks")
+    with torch.device("meta"):
+        assert models.vae().device.type == "meta"
+    assert models.vae().device.type == CPU
+    assert not broken(modeling_utils)
 
 
 def test_moving_an_offloaded_model_to_its_device_fails_at_once():
