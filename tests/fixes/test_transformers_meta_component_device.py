@@ -165,9 +165,10 @@ def test_generate_does_not_compile_an_offloaded_model(gpu):
     offload(model, device=gpu.devices[0])
     assert model.get_compiled_call(config) == model.__call__
     assert not hasattr(model, "_compiled_call")
-    config._compile_all_devices = True  # upstream's own tests insist
-    model.get_compiled_call(config)
-    assert hasattr(model, "_compiled_call")
+    if hasattr(config, "_compile_all_devices"):  # upstream's own tests insist, since 4.49
+        config._compile_all_devices = True
+        model.get_compiled_call(config)
+        assert hasattr(model, "_compiled_call")
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
