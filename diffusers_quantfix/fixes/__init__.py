@@ -10,16 +10,25 @@ from __future__ import annotations
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
+    "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
     "bnb-quant-state-code": ("bitsandbytes.quant_state_code", "bitsandbytes.functional"),
     "bnb-quant-state-meta": ("bitsandbytes.quant_state_meta", "bitsandbytes.nn.modules"),
+    "diffusers-8bit-hooks-follow": ("diffusers.eight_bit_hooks_follow", "diffusers.models.modeling_utils"),
+    "diffusers-8bit-model-gate": ("diffusers.eight_bit_model_gate", "diffusers.models.modeling_utils"),
+    "diffusers-8bit-modular-gate": (
+        "diffusers.eight_bit_modular_gate",
+        "diffusers.modular_pipelines.modular_pipeline",
+    ),
+    "diffusers-8bit-move-gate": ("diffusers.eight_bit_move_gate", "diffusers.pipelines.pipeline_utils"),
     "diffusers-8bit-offload-detection": (
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
     "diffusers-meta-pipeline-device": ("diffusers.meta_pipeline_device", "diffusers.pipelines.pipeline_utils"),
+    "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
     "transformers-meta-component-device": ("transformers.meta_component_device", "transformers.modeling_utils"),
 }
 

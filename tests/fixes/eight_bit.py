@@ -19,8 +19,11 @@ def linear(device, features: int = FEATURES, bias: bool = True, threshold: float
 
     layer = Linear8bitLt(features, features, bias=bias, has_fp16_weights=False, threshold=threshold)
     generator = torch.Generator().manual_seed(seed)
+    # The deviation of a trained layer's weights: its outputs are no outliers for the next one.
+    scale = features**-0.5
     weights = {
-        name: torch.randn(tensor.shape, generator=generator) for name, tensor in layer.named_parameters()
+        name: scale * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in layer.named_parameters()
     }
     layer.load_state_dict(weights)
     return layer.half().to(device)
@@ -36,10 +39,12 @@ def stack(device, layers: int = 2):
 
 
 def batch(device, rows: int = 3):
-    """Inputs [rows, features] in 16 bits."""
+    """Inputs [rows, features] in 16 bits, with one column of outliers, which bitsandbytes computes apart."""
     import torch
 
-    return torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(7)).half().to(device)
+    inputs = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(7))
+    inputs[:, 5] += 20
+    return inputs.half().to(device)
 
 
 def run(model, device):

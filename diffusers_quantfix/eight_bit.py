@@ -1,0 +1,144 @@
+"""Which 8-bit models can be moved, and moving them past the gates of older releases.
+
+bitsandbytes could not move 8-bit layers, so diffusers and transformers refuse to move a model that has them, each at
+several places and by version numbers of each other. Where the layers move whole (``bnb-linear8bit-move``, or a
+bitsandbytes that does it by itself) the refusals have no reason left. The fixes of these gates share the question
+whether a model can move, and the move.
+
+accelerate before 1.13 puts hooks on every 8-bit model that send its inputs to the device where it was loaded. They
+would tear inputs and weights apart after a move, so they follow.
+
+Neither torch nor another library is imported here at module level.
+
+Upstream: diffusers/models/modeling_utils.py, diffusers/pipelines/pipeline_utils.py, transformers/modeling_utils.py,
+accelerate/hooks.py (``AlignDevicesHook``), bitsandbytes/nn/modules.py (``Linear8bitLt``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .companions import companions
+from .offload import is_sequentially_offloaded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["align", "asked_device", "can_move", "destination", "is_8bit", "move", "texts_of", "written_in"]
+
+
+def is_8bit(model: Any) -> bool:
+    """Whether ``model`` was loaded in 8 bits by bitsandbytes, through diffusers or transformers."""
+    if not getattr(model, "is_loaded_in_8bit", False) or not hasattr(model, "parameters"):
+        return False
+    method = getattr(model, "quantization_method", None)
+    return getattr(method, "value", method) == "bitsandbytes"
+
+
+def can_move(model: Any) -> bool:
+    """Whether a move takes the whole 8-bit ``model``, and nothing else has its say about where it is.
+
+    Not a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would leave
+    their matrices behind.
+    """
+    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+        return False
+    plain = sys.modules["torch"].nn.Module._apply
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if type(weight).__name__ == "Int8Params" and type(module)._apply is plain:
+            return False
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return False
+    return not is_sequentially_offloaded(model) and not _is_group_offloaded(model)
+
+
+def destination(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ``torch.device`` to which ``model.to(*args, **kwargs)`` may take an 8-bit model past the gates.
+
+    None where upstream has to answer: for another model, for a cast, and where the model cannot move, unless it is
+    there already, to the last tensor.
+    """
+    if not is_8bit(model) or _is_group_offloaded(model):
+        return None
+    device, dtype, _, _ = sys.modules["torch"]._C._nn._parse_to(*args, **kwargs)
+    if device is None or dtype is not None or not (can_move(model) or _rests_on(model, device)):
+        return None
+    return device
+
+
+def move(model: Any, device: Any) -> None:
+    """Move an 8-bit model to ``device`` past every gate; hooks that align its inputs follow."""
+    sys.modules["torch"].nn.Module.to(model, device)
+    align(model)
+
+
+def align(model: Any) -> None:
+    """Let the hooks that bring the inputs to ``model``, which is on one device, bring them to where it is now."""
+    hooks = sys.modules.get("accelerate.hooks")
+    first = next(iter(model.parameters()), None)
+    if hooks is None or first is None:
+        return
+    for module in model.modules():
+        pending = [getattr(module, "_hf_hook", None)]
+        while pending:
+            hook = pending.pop()
+            if isinstance(hook, hooks.SequentialHook):
+                pending.extend(hook.hooks)
+            elif isinstance(hook, hooks.AlignDevicesHook) and hook.execution_device is not None:
+                hook.execution_device = first.device
+
+
+def asked_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ``torch.device`` in the arguments of a pipeline's ``.to()``; None if there is none, or nonsense."""
+    torch = sys.modules["torch"]
+    found = [*args[:1], kwargs.get("device")]
+    for value in found:
+        if value is None or isinstance(value, torch.dtype):
+            continue
+        try:
+            return torch.device(value)
+        except (RuntimeError, TypeError):  # upstream says what is wrong with it
+            return None
+    return None
+
+
+def texts_of(function: Any) -> str:
+    """All string constants in the code of a function and of what it wraps, for probes that look for a message."""
+    texts: list[str] = []
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            texts.extend(constant for constant in code.co_consts if isinstance(constant, str))
+        function = getattr(function, "__wrapped__", None)
+    return "\n".join(texts)
+
+
+def written_in(function: Any, file: str) -> bool:
+    """Whether the code of ``function``, or of something that it wraps, stands in ``file``."""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_filename == file:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def _rests_on(model: Any, device: Any) -> bool:
+    device = sys.modules["torch"].device(device)
+    for module in model.modules():
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        tensors += [found.tensor for found in companions(module)]
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
+                return False
+    return True
+
+
+def _is_group_offloaded(model: Any) -> bool:
+    offloading = sys.modules.get("diffusers.hooks.group_offloading")
+    enabled = getattr(offloading, "_is_group_offload_enabled", None)
+    return enabled is not None and enabled(model)

@@ -1,0 +1,82 @@
+"""An 8-bit layer that has run once cannot be loaded again.
+
+Symptom: RuntimeError "Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported. Please call
+    module.cuda() before module.load_state_dict()" from ``load_state_dict`` with the layer's own state dict.
+Cause: the first forward pass takes CB and SCB from the weight over into ``layer.state``. ``_load_from_state_dict``
+    looks for SCB on the weight only.
+Upstream: none.
+Cure: for the time of the loading the weight has the scales of the state, the very tensor, into which upstream copies.
+    Before 0.45.0, where a layer that has run keeps its weight in tiles of the GPU's, it is put back into rows first.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-int8-reload",
+    title="load_state_dict of an 8-bit layer fails after its first forward pass",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
+    upstream=(),
+    symptom="RuntimeError: Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Load SCB into a layer that has it in its state, as after a forward pass."""
+    import torch
+
+    layer_class = resolve(modules, "Linear8bitLt")
+    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    layer = layer_class.__new__(layer_class)
+    torch.nn.Module.__init__(layer)
+    layer.weight = modules.Int8Params(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
+    layer.state = State()
+    layer.state.SCB = torch.zeros(1)
+    try:
+        layer._load_from_state_dict(
+            {"weight": layer.weight.data, "SCB": torch.ones(1)}, "", {}, True, [], ["SCB"], []
+        )
+    except RuntimeError:
+        return True
+    return not torch.equal(layer.state.SCB, torch.ones(1))
+
+
+class State:
+    """What the probe's layer has for a ``MatmulLtState``."""
+
+    CxB = CB = SCB = None
+    has_fp16_weights = False
+
+
+def mend(modules, ledger) -> None:
+    def make(original):
+        def _load_from_state_dict(self, *args, **kwargs):
+            weight, state = self.weight, self.state
+            if state.SCB is None or state.has_fp16_weights or getattr(weight, "SCB", None) is not None:
+                return original(self, *args, **kwargs)
+            if vars(state).get("CxB") is not None:
+                back_to_rows(self)
+                return original(self, *args, **kwargs)
+            weight.SCB = state.SCB
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                weight.SCB = None
+
+        return _load_from_state_dict
+
+    def back_to_rows(layer):
+        """Make ``layer`` what it was before its first forward pass; rows cannot be loaded into a weight in tiles."""
+        from bitsandbytes.autograd._functions import undo_layout
+
+        weight, state = layer.weight, layer.state
+        rows = undo_layout(state.CxB, state.tile_indices)
+        weight.data = rows[: layer.out_features, : layer.in_features].contiguous()
+        weight.CB, weight.SCB = weight.data, state.SCB
+        state.CB = state.CxB = state.SB = state.SCB = state._tile_indices = None
+
+    ledger.around(resolve(modules, "Linear8bitLt"), "_load_from_state_dict", make)

@@ -1,0 +1,53 @@
+"""An 8-bit model of diffusers that was moved gets its inputs where it was before.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device" from an 8-bit model after a move to another one.
+Cause: accelerate before 1.13.0 puts hooks on every 8-bit model, all over its tree, that send the inputs to the device
+    where it was loaded. diffusers 0.37.0 allows to move the model, but the hooks stay what they are.
+Upstream: accelerate 1.13.0 puts no hooks on them.
+Cure: after a move by ``ModelMixin.to`` or ``.cuda`` the hooks that only bring the inputs bring them to the new device.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-8bit-hooks-follow",
+    title="after a move, hooks send the inputs of an 8-bit model to its old device",
+    module="diffusers.models.modeling_utils",
+    claims={"diffusers": ">=0.37.0,<=0.42.1", "accelerate": "<1.13.0", "bitsandbytes": ">=0.48.0"},
+    upstream=("https://github.com/huggingface/diffusers/pull/12972",),
+    symptom="RuntimeError: Expected all tensors to be on the same device, after moving an 8-bit model",
+    healed="accelerate 1.13.0",
+)
+
+
+def broken(modeling_utils) -> bool:
+    """``ModelMixin.to`` knows no hooks in any release; the claim tells where there are some."""
+    return not eight_bit.written_in(resolve(modeling_utils, "ModelMixin.to"), __file__)
+
+
+def mend(modeling_utils, ledger) -> None:
+    def make_to(original):
+        def to(self, *args, **kwargs):
+            result = original(self, *args, **kwargs)
+            if eight_bit.is_8bit(self) and eight_bit.can_move(self):
+                eight_bit.align(self)
+            return result
+
+        return to
+
+    def make_cuda(original):
+        def cuda(self, *args, **kwargs):
+            result = original(self, *args, **kwargs)
+            if eight_bit.is_8bit(self) and eight_bit.can_move(self):
+                eight_bit.align(self)
+            return result
+
+        return cuda
+
+    model = resolve(modeling_utils, "ModelMixin")
+    ledger.around(model, "to", make_to)
+    ledger.around(model, "cuda", make_cuda)

@@ -1,0 +1,65 @@
+"""An 8-bit model of diffusers refuses every move, even the one to where it is.
+
+Symptom: ValueError "`.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is", from
+    ``model.to(...)``; with accelerate >= 1.13 and bitsandbytes >= 0.48 from every ``from_pretrained`` in 8 bits.
+Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36.0, and from 0.37.0 on where
+    bitsandbytes is older than 0.48.0. accelerate 1.13.0 ends the loading of a model with ``model.to(device)`` where
+    bitsandbytes can move it, while it put hooks on it before.
+Upstream: diffusers PR 12972 (0.37.0) allows the move.
+Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
+    cast, a model that is spread over devices, an offloaded one: upstream's answer.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-8bit-model-gate",
+    title="8-bit models of diffusers refuse to move, and to load with accelerate 1.13",
+    module="diffusers.models.modeling_utils",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
+    upstream=("https://github.com/huggingface/diffusers/pull/12972",),
+    symptom="ValueError: `.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is",
+)
+
+
+def broken(modeling_utils) -> bool:
+    """Look for the message, and for the version on which it depends: building a model here would import too much."""
+    to = resolve(modeling_utils, "ModelMixin.to")
+    if eight_bit.written_in(to, __file__):
+        return False
+    said = eight_bit.texts_of(to)
+    if "`.to` is not supported for `8-bit`" in said:
+        return True
+    return "is not supported for `8-bit`" in said and modeling_utils.is_bitsandbytes_version("<", "0.48.0")
+
+
+def mend(modeling_utils, ledger) -> None:
+    import torch
+
+    def make_to(original):
+        def to(self, *args, **kwargs):
+            device = eight_bit.destination(self, args, kwargs)
+            if device is None:
+                return original(self, *args, **kwargs)
+            eight_bit.move(self, device)
+            return self
+
+        return to
+
+    def make_cuda(original):
+        def cuda(self, device=None):
+            target = eight_bit.destination(self, (torch.device("cuda", device),), {})
+            if target is None:
+                return original(self, device)
+            eight_bit.move(self, target)
+            return self
+
+        return cuda
+
+    model = resolve(modeling_utils, "ModelMixin")
+    ledger.around(model, "to", make_to)
+    ledger.around(model, "cuda", make_cuda)

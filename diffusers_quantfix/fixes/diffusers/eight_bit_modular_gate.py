@@ -1,0 +1,37 @@
+"""A modular pipeline does not move its 8-bit components, and says that it cannot be done.
+
+Symptom: after ``pipe.to("cpu")`` of a ``ModularPipeline`` the warning "has been loaded in `bitsandbytes` 8bit and
+    moving it to cpu via `.to()` is not supported", and the component is still on the GPU.
+Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 opened ``DiffusionPipeline.to`` only.
+Upstream: diffusers PR 12972.
+Cure: ``to`` takes the 8-bit components along that can move whole (``bnb-linear8bit-move``).
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit, pipeline_8bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-8bit-modular-gate",
+    title="modular pipelines do not move their 8-bit components",
+    module="diffusers.modular_pipelines.modular_pipeline",
+    claims={"diffusers": ">=0.35.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
+    upstream=("https://github.com/huggingface/diffusers/pull/12972",),
+    symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
+    "Module is still on",
+)
+
+
+def broken(modular_pipeline) -> bool:
+    """Look for the refusal."""
+    to = resolve(modular_pipeline, "ModularPipeline.to")
+    return pipeline_8bit.REFUSAL in eight_bit.texts_of(to) and not eight_bit.written_in(
+        to, pipeline_8bit.__file__
+    )
+
+
+def mend(modular_pipeline, ledger) -> None:
+    pipeline = resolve(modular_pipeline, "ModularPipeline")
+    ledger.around(pipeline, "to", lambda original: pipeline_8bit.moving_to(original, modular_pipeline.logger))

@@ -1,0 +1,78 @@
+"""A pipeline does not move its 8-bit components.
+
+Symptom: after ``pipe.to("cpu")`` the 8-bit components are still on the GPU: up to 0.36.0 with the warning "has been
+    loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported", from 0.37.0 on without one word
+    where transformers is older than 4.58. ``enable_model_cpu_offload()`` leaves them out: they stay on the GPU all
+    the time.
+Cause: ``DiffusionPipeline.to`` and ``enable_model_cpu_offload`` skip 8-bit components, always up to 0.36.0, and then
+    where transformers, whose release says nothing about a model of diffusers, or bitsandbytes (< 0.48.0) is older.
+Upstream: diffusers issue 11329, PR 12972 (0.37.0).
+Cure: both methods take the 8-bit components along that can move whole (``bnb-linear8bit-move``), past the gates; what
+    is spread over devices or offloaded is left to upstream, with its warning.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit, pipeline_8bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-8bit-move-gate",
+    title="pipelines do not move or offload their 8-bit components",
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/11329",
+        "https://github.com/huggingface/diffusers/pull/12972",
+    ),
+    symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
+    "Module is still on",
+)
+
+
+def broken(pipeline_utils) -> bool:
+    """Look for the refusal, and for the versions on which it depends since 0.37.0."""
+    to = resolve(pipeline_utils, "DiffusionPipeline.to")
+    said = eight_bit.texts_of(to)
+    if eight_bit.written_in(to, pipeline_8bit.__file__) or pipeline_8bit.REFUSAL not in said:
+        return False
+    if "4.58.0" not in said:
+        return True
+    open_for = pipeline_utils.is_transformers_version(">", "4.58.0")
+    return not (open_for and pipeline_utils.is_bitsandbytes_version(">=", "0.48.0"))
+
+
+def mend(pipeline_utils, ledger) -> None:
+    def make_offload(original):
+        def enable_model_cpu_offload(self, *args, **kwargs):
+            result = original(self, *args, **kwargs)
+            hook_what_was_skipped(self)
+            return result
+
+        return enable_model_cpu_offload
+
+    def hook_what_was_skipped(pipe):
+        """Put the 8-bit components into the chain of hooks, each of which sends its predecessor to the CPU."""
+        from accelerate import cpu_offload_with_hook
+
+        hooks = {id(hook.model): hook for hook in pipe._all_hooks}
+        before = None
+        for name in pipe.model_cpu_offload_seq.split("->"):
+            model = getattr(pipe, name, None)
+            hook = hooks.get(id(model))
+            if hook is not None:
+                if before is not None:
+                    hook.hook.prev_module_hook = before
+            elif pipeline_8bit.movable([model]):
+                try:
+                    _, hook = cpu_offload_with_hook(model, pipe._offload_device, prev_module_hook=before)
+                except ValueError:  # its own gate is closed: it stays where it is used, as upstream has it
+                    eight_bit.move(model, pipe._offload_device)
+                    continue
+                pipe._all_hooks.append(hook)
+            before = hook or before
+
+    pipeline = resolve(pipeline_utils, "DiffusionPipeline")
+    ledger.around(pipeline, "to", lambda original: pipeline_8bit.moving_to(original, pipeline_utils.logger))
+    ledger.around(pipeline, "enable_model_cpu_offload", make_offload)

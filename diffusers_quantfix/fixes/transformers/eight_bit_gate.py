@@ -1,0 +1,64 @@
+"""An 8-bit model of transformers refuses ``.cuda()``, and before 5.0 ``.to()`` as well.
+
+Symptom: ValueError "Calling `cuda()` is not supported for `8-bit` quantized models." while ``.to("cuda")`` works;
+    before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so a text encoder in 8 bits stays on
+    the GPU and ``enable_model_cpu_offload`` leaves it out.
+Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 opened ``.to`` only, for bitsandbytes >=
+    0.48.0.
+Upstream: transformers PR 43258 (5.0.0) for ``.to``; ``.cuda`` is open.
+Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
+    cast, a model that is spread over devices, an offloaded one: upstream's answer.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="transformers-8bit-cuda",
+    title="8-bit models of transformers refuse to move",
+    module="transformers.modeling_utils",
+    claims={"transformers": ">=4.44.2,<=5.23.0", "bitsandbytes": ">=0.43.0"},
+    upstream=("https://github.com/huggingface/transformers/pull/43258",),
+    symptom="ValueError: Calling `cuda()` is not supported for `8-bit` quantized models.",
+)
+
+_REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8-bit`")
+
+
+def broken(modeling_utils) -> bool:
+    """Look for the message: building a model here would import too much."""
+    cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
+    if eight_bit.written_in(cuda, __file__):
+        return False
+    return any(refusal in eight_bit.texts_of(cuda) for refusal in _REFUSALS)
+
+
+def mend(modeling_utils, ledger) -> None:
+    import torch
+
+    def make_to(original):
+        def to(self, *args, **kwargs):
+            device = eight_bit.destination(self, args, kwargs)
+            if device is None:
+                return original(self, *args, **kwargs)
+            eight_bit.move(self, device)
+            return self
+
+        return to
+
+    def make_cuda(original):
+        def cuda(self, device=None):
+            target = eight_bit.destination(self, (torch.device("cuda", device),), {})
+            if target is None:
+                return original(self, device)
+            eight_bit.move(self, target)
+            return self
+
+        return cuda
+
+    model = resolve(modeling_utils, "PreTrainedModel")
+    ledger.around(model, "to", make_to)
+    ledger.around(model, "cuda", make_cuda)

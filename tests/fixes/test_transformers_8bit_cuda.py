@@ -1,0 +1,49 @@
+"""transformers-8bit-cuda: 8-bit models of transformers refuse to move."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import eight_bit, eight_bit_models
+
+FIX_ID = "transformers-8bit-cuda"
+REFUSED = eight_bit_models.REFUSED
+
+
+@pytest.mark.defect(FIX_ID, shows=REFUSED)
+def test_cuda_where_it_is(gpu, tmp_path):
+    model = eight_bit_models.text_encoder(tmp_path)
+    assert model.cuda() is model
+    assert model.cuda(0) is model
+    eight_bit.assert_whole(model, gpu.devices[0])
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["before forward", "after forward"])
+@pytest.mark.defect(FIX_ID, shows=REFUSED + "|bytes stayed")
+@pytest.mark.defect("bnb-linear8bit-move", shows=REFUSED + "|bytes stayed")
+def test_it_moves_whole(gpu, tmp_path, first):
+    import torch
+
+    here, there = gpu.devices[0], gpu.devices[-1]
+    model = eight_bit_models.text_encoder(tmp_path)
+    reference = eight_bit_models.encode(eight_bit_models.text_encoder(tmp_path), here)
+    if first:
+        eight_bit_models.encode(model, here)
+    size = gpu.allocated(here)
+    model.to("cpu")
+    eight_bit.assert_gone(gpu, here)
+    eight_bit.assert_whole(model, "cpu")
+    model.cuda(there.index)
+    eight_bit.assert_whole(model, there)
+    assert torch.equal(eight_bit_models.encode(model, there), reference)
+    model.to(here)
+    assert gpu.allocated(here) <= size
+    assert torch.equal(eight_bit_models.encode(model, here), reference)
+
+
+def test_a_cast_is_still_refused(gpu, tmp_path):
+    import torch
+
+    model = eight_bit_models.text_encoder(tmp_path)
+    with pytest.raises(ValueError, match=r"cast|is not supported for"):
+        model.to(torch.float32)
