@@ -12,9 +12,10 @@ from typing import Any
 
 from . import newest
 from .cells import Cell, read
+from .edges import loose
 from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
 from .report import Progress, summary
-from .run_cell import blank, previous, run_cell
+from .run_cell import blank, declarations, previous, run_cell
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{time.monotonic() - began:.0f} s with {options.jobs} at a time; results and logs in {options.folder}"
     )
-    return int(any(result["failures"] for result in results))
+    return int(bool(too_wide) or any(result["failures"] for result in results))
 
 
 def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool) -> list[dict[str, Any]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
 from .cells import Cell, fits
+from .verdict import HEALTHY, NOT_APPLICABLE
 
 
 def edges(specifier: str, releases: list[str]) -> tuple[str, str]:
@@ -54,3 +56,30 @@ def uncovered(
                 f"it is said to be healed in {healed}, but by its claim that is {name} {first or 'never'}"
             )
     return missing
+
+
+def loose(
+    claims: Mapping[str, str],
+    fix_id: str,
+    releases: Mapping[str, list[str]],
+    results: Iterable[tuple[Cell, dict[str, Any]]],
+) -> list[str]:
+    """The ends of a claim where the defect shows in no cell, as sentences: there the claim is too wide.
+
+    Args:
+        claims: distribution -> specifier.
+        fix_id: whose claim it is.
+        releases: all releases of each distribution, ascending.
+        results: every cell with its result; those that hold an end decide.
+    """
+    inside = [
+        (cell, result["fixes"].get(fix_id, {})) for cell, result in results if fits(dict(claims), cell.pins)
+    ]
+    found = []
+    for name, specifier in claims.items():
+        known = [release for release in releases.get(name, ()) if release in SpecifierSet(specifier)]
+        for release in dict.fromkeys([known[0], known[-1]] if known and specifier else ()):
+            states = [said.get("state") for cell, said in inside if cell.pins[name] == release]
+            if states and all(state in (HEALTHY, NOT_APPLICABLE) for state in states) and HEALTHY in states:
+                found.append(f"its claim on {name} is too wide: with {release} the defect shows in no cell")
+    return found

@@ -14,7 +14,7 @@ from .cells import MAIN, Cell, Table, digest
 from .environments import resolve
 from .report import Progress, summary
 from .run_cell import run_cell
-from .verdict import FAILED, Run, Verdict, judge
+from .verdict import FAILED, Run, Verdict, box, judge
 
 RETIRED = "retired"
 APPLIES = "still applies"
@@ -47,6 +47,8 @@ def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:
     claim, probe = found["claim"], found["probe"]
     if claim == "fits":
         if probe == "healthy":
+            if box(found):
+                return RETIRED, f"healthy with {found['why']} together; see what it is beside older releases"
             return RETIRED, f"close its claim below {found['why']} and name that release in healed"
         if probe == "broken" and found["mend"] == "ok" and state != FAILED:
             return APPLIES, "nothing to do" if shown else "nothing to do, but no test could show it here"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ class Reporter:
             import diffusers_quantfix
 
             board = diffusers_quantfix.status().to_dict()
-        self._line(end=int(exitstatus), board=board)
+        self._line(end=int(exitstatus), board=board, processor_seconds=round(time.process_time(), 1))
         if self._inspect[0]:
             _inspect_in_a_child(self._inspect)
 

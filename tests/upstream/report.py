@@ -66,8 +66,13 @@ class Progress:
         self._out.flush()
 
 
-def summary(results: list[dict[str, Any]]) -> str:
-    """A row per cell, the failures, the reasons of all skips with their counts, and the totals."""
+def summary(results: list[dict[str, Any]], faults: list[str] | None = None) -> str:
+    """A row per cell, the failures, the reasons of all skips with their counts, and the totals.
+
+    Args:
+        results: of the cells.
+        faults: what is wrong with no single cell.
+    """
     lines = ["", f"{'cell':<20} {'mended':>6} {'applied':>7} {'healthy':>7} {'n/a':>4} {'failed':>6}"
                  f" {'tests':>6} {'skips':>6} {'time':>7}", "-" * (WIDTH - 1)]  # fmt: skip
     for result in results:
@@ -89,6 +94,10 @@ def summary(results: list[dict[str, Any]]) -> str:
             lines += ["", f"{result['cell']}  (logs in {result['logs']})"]
             for failure in result["failures"]:
                 lines += _wrapped(f"  - {failure}", "    ")
+    if faults:
+        lines += ["", "over all cells"]
+        for fault in faults:
+            lines += _wrapped(f"  - {fault}", "    ")
     unseen = never_shown(results)
     if unseen:
         lines += ["", "applied, but in no cell of this run could a test show the defect:"]
@@ -101,7 +110,7 @@ def summary(results: list[dict[str, Any]]) -> str:
     lines += ["", f"{len(results) - len(bad)} of {len(results)} cells good"
                   + (f"; not good: {', '.join(bad)}" if bad else "")]  # fmt: skip
     # The plain closing line that a reader of logs can count on; a cell that never got to its tests is a failure.
-    failed = max(total["failed"], sum(bool(result["failures"]) for result in results))
+    failed = max(total["failed"], sum(bool(result["failures"]) for result in results)) + len(faults or ())
     lines.append(f"{total['passed']} passed, {failed} failed, {total['skipped']} skipped")
     return "\n".join(lines)
 

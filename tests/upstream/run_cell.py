@@ -130,6 +130,7 @@ def run_cell(
         phase(side)
         more = ["--cell-inspect", str(report), *flags] if side == "bare" else []
         runs[side] = _pytest(cell, environment, side, paths, more, logs, result["seconds"])
+        result["seconds"][f"{side} processor"] = runs[side].processor_seconds
     died = ""
     if not report.exists():
         phase("inspect")

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.upstream import newest
+from tests.upstream.cells import Cell
+from tests.upstream.edges import loose
 from tests.upstream.verdict import APPLIED, FAILED, HEALTHY, MENDED, NOT_APPLICABLE, Run, judge
 
 FIX = "bnb-quant-state-code"
@@ -50,6 +52,31 @@ def test_a_claim_that_is_too_wide_fails():
     verdict = judge([FIX], ran("healthy: 0.45.3"), ran(state="healthy"), found("fits", "healthy", ""))
     assert state_of(verdict) == FAILED
     assert "the claim is too wide" in verdict.failures[0]
+
+
+def test_a_box_may_hold_a_healthy_cell_but_every_side_must_be_touched():
+    claims = {"diffusers": "<=0.42.1", "bitsandbytes": ""}
+    inside = found("fits", "healthy", "")
+    inside[FIX]["claims"] = claims | {"bitsandbytes": "<0.48"}
+    assert state_of(judge([FIX], ran("healthy: x"), ran(state="healthy"), inside)) == HEALTHY
+    inside[FIX]["claims"] = claims
+    assert state_of(judge([FIX], ran("healthy: x"), ran(state="healthy"), inside)) == FAILED
+
+    releases = {"diffusers": ["0.36.0", "0.42.1"], "bitsandbytes": ["0.45.2", "0.50.2"]}
+    claims = {"diffusers": "<=0.42.1", "bitsandbytes": ">=0.45"}
+
+    def results(*states):
+        pins = [("0.36.0", "0.50.2"), ("0.42.1", "0.45.2"), ("0.42.1", "0.50.2")]
+        return [
+            (Cell("x", "3.11", {"diffusers": d, "bitsandbytes": b}), {"fixes": {FIX: {"state": state}}})
+            for (d, b), state in zip(pins, states, strict=True)
+        ]
+
+    assert loose(claims, FIX, releases, results(MENDED, MENDED, HEALTHY)) == []
+    assert loose(claims, FIX, releases, results(MENDED, HEALTHY, HEALTHY)) == [
+        "its claim on diffusers is too wide: with 0.42.1 the defect shows in no cell",
+        "its claim on bitsandbytes is too wide: with 0.45.2 the defect shows in no cell",
+    ]
 
 
 def test_a_claim_that_is_too_narrow_fails():
