@@ -32,10 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     began = time.monotonic()
     results = run(cells, options.folder, options.jobs, options.fresh)
-    print(summary(results))
-    print(
-        f"{time.monotonic() - began:.0f} s with {options.jobs} at a time; results and logs in {options.folder}"
-    )
+    too_wide = []
+    if {cell.name for cell in table.cells} <= {cell.name for cell in cells}:
+        pairs = list(zip(cells, results, strict=True))
+        for fix_id, said in declarations().items():
+            too_wide += [f"{fix_id}: {line}" for line in loose(said["claims"], fix_id, table.releases, pairs)]
+    print(summary(results, too_wide))
+    took = f"{time.monotonic() - began:.0f} s with {options.jobs} at a time"
+    print(f"{took}; results and logs in {options.folder}")
     return int(bool(too_wide) or any(result["failures"] for result in results))
 
 

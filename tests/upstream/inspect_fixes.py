@@ -36,8 +36,8 @@ def inspect_fix(fix: Any, target: str, try_candidates: bool = False) -> dict[str
         try_candidates: mend also where the probe says broken outside of the claim.
 
     Returns:
-        ``claims``; ``claim`` ("fits", "out-of-range", "missing", "unreadable"), ``why``, ``probe`` ("broken", "healthy",
-        "missing", "absent", "failed"), ``mend`` ("" when not tried, "ok", or what went wrong), ``slots``.
+        ``claims``; ``claim`` ("fits", "out-of-range", "missing", "unreadable"), ``why``, ``probe`` ("broken",
+        "healthy", "missing", "absent", "failed"), ``mend`` ("" when not tried, "ok", or what went wrong), ``slots``.
     """
     verdict = judge(fix.FIX.claims)
     said = {"claim": verdict.kind, "why": verdict.reason, "probe": "", "detail": "", "mend": "", "slots": []}

@@ -101,6 +101,23 @@ def test_results_depend_on_fixes_and_their_tests_but_not_on_documentation(tmp_pa
     assert run_cell.sources_key(tmp_path) != before
 
 
+def test_the_exit_status(counted, monkeypatch, tmp_path, capsys):
+    place = ["--folder", str(tmp_path), "--jobs", "1"]
+    monkeypatch.setattr(environments, "find_uv", lambda: ["uv"])
+    monkeypatch.setattr(driver, "find_uv", lambda: ["uv"])
+    assert driver.main(["--cells", "D04", *place]) == 0
+    assert driver.main(["--cells", "D99", *place]) == 2
+    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase: result(cell.name, ["one"]))
+    assert driver.main(["--cells", "D05", *place]) == 1
+    # With every cell there, the sides of each claim are looked at too.
+    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase: result(cell.name))
+    monkeypatch.setattr(driver, "declarations", lambda: {"a-fix": {"claims": {"bitsandbytes": "<=0.50.2"}}})
+    assert driver.main(["--cells", "all", "--fresh", *place]) == 0
+    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase: result(cell.name, state="healthy"))
+    assert driver.main(["--cells", "all", "--fresh", *place]) == 1
+    assert "a-fix: its claim on bitsandbytes is too wide" in capsys.readouterr().out
+
+
 def test_a_range_runs_the_tests_of_its_fixes_only(tmp_path):
     (tmp_path / "tests/fixes").mkdir(parents=True)
     for name in ("test_bnb_a.py", "test_bnb_a_more.py", "test_diffusers_b.py", "helpers.py"):
