@@ -14,7 +14,7 @@ import pytest
 
 from diffusers_quantfix.engine.fix import Fix, TargetMissing
 from tests.upstream import __main__ as driver
-from tests.upstream import environments, newest, run_cell, tables
+from tests.upstream import environments, newest, run_cell
 from tests.upstream.cells import Cell, digest, read
 from tests.upstream.inspect_fixes import inspect_fix
 from tests.upstream.report import WIDTH, Progress, summary
@@ -309,52 +309,6 @@ def test_progress_on_a_terminal_and_in_a_log():
         progress.close()
         assert ("\r" in out.getvalue()) is live
         assert "[1/2] D04" in out.getvalue()
-
-
-# ---------------------------------------------------------------- tables
-
-SAID = {"a-fix": {"claims": {"bitsandbytes": ">=0.43.0,<0.45.3"}, "healed": "bitsandbytes 0.45.3", "module": "m",
-                  "title": "t", "symptom": "RuntimeError: a | b", "upstream":
-                  ["https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527"]}}  # fmt: skip
-
-
-def test_the_table_of_fixes():
-    line = tables.fixes_table(SAID).splitlines()[-1]
-    assert line == (
-        "| `a-fix` | RuntimeError: a \\| b | [bitsandbytes#1527](https://github.com/bitsandbytes-foundation/"
-        "bitsandbytes/issues/1527) | bitsandbytes >=0.43.0, &lt;0.45.3 | bitsandbytes 0.45.3 |"
-    )
-
-
-def test_a_stale_readme_is_told():
-    readme = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-    with pytest.raises(tables.Stale, match="stale"):
-        tables.check_readme(readme, tables.fixes_table(SAID))
-    new = tables.with_fixes(readme, tables.fixes_table(SAID))
-    tables.check_readme(new, tables.fixes_table(SAID))
-    assert new.startswith("before\n") and new.endswith("\nafter\n")
-    with pytest.raises(tables.Stale, match="fixes:begin"):
-        tables.check_readme("no markers", "")
-
-
-def test_a_stale_page_is_told():
-    table = read()
-    results = {cell.name: result(cell.name) for cell in table.every}
-    text = tables.page(results, "d", table, ["a-fix"])
-    tables.check_page(text, "d", table)
-    assert "| a-fix | **M** |" in text and "2026-11-21" in text and "Every bitsandbytes on its own" in text
-    with pytest.raises(tables.Stale, match="other declarations or cells"):
-        tables.check_page(text, "another", table)
-    for name, change, says in (
-        ("D04", None, "no result for D04"),
-        ("D05", {"declared": "older"}, "results of other declarations for D05"),
-        ("D05", {"failures": ["one"]}, "failures in D05"),
-    ):
-        changed = {cell: found for cell, found in results.items() if cell != name or change}
-        if change:
-            changed[name] = results[name] | change
-        with pytest.raises(tables.Stale, match=says):
-            tables.page(changed, "d", table, ["a-fix"])
 
 
 # ---------------------------------------------------------------- --add
