@@ -9,4 +9,7 @@
 A *cell* is a pinned set of releases in a virtual environment of its own (`cells.toml`).  In each of them the tests of
 the fixes run twice in separate processes (`tests.sides`), and `tests.upstream.inspect_fixes` looks at every target
 that a fix declares.  `verdict` judges; the result of a cell is one JSON file.
+
+uv builds the environments, from the folder of local wheels that ``PIP_FIND_LINKS`` names, and the index.  The rig needs
+a CPU build of torch: without such a folder set ``UV_TORCH_BACKEND=cpu``.
 """

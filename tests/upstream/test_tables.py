@@ -1,4 +1,4 @@
-"""The tables of the documentation: how they are made, how a stale one is told, and that they say what is declared now."""
+"""The tables of the documentation: how they are made, how a stale one is told, and that they say what is declared."""
 
 from __future__ import annotations
 
