@@ -9,9 +9,11 @@ from __future__ import annotations
 # id -> (file below this package, target module)
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
+    "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
+    "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
     "bnb-quant-state-code": ("bitsandbytes.quant_state_code", "bitsandbytes.functional"),
     "bnb-quant-state-meta": ("bitsandbytes.quant_state_meta", "bitsandbytes.nn.modules"),
@@ -28,6 +30,8 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
     "diffusers-meta-pipeline-device": ("diffusers.meta_pipeline_device", "diffusers.pipelines.pipeline_utils"),
+    "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
+    "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
     "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
     "transformers-meta-component-device": ("transformers.meta_component_device", "transformers.modeling_utils"),
 }

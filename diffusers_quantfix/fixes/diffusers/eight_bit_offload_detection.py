@@ -1,11 +1,11 @@
 """An 8-bit model makes a pipeline believe that it is sequentially offloaded.
 
-Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component is silent, where it has to say "Pipelines
-loaded with `dtype=torch.float16` cannot run with `cpu` device".
+Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component is silent, where it has to say
+"Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device".
 Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_offloaded`` takes any root hook of class
-``AlignDevicesHook`` for offload. ``accelerate.dispatch_model`` puts such a hook, with ``offload=False``, on every 8-bit
-model (accelerate before 1.2 on 4-bit models too). diffusers' own models are dispatched since 0.33.0; a text encoder
-of transformers always was, so that one shows it since quantized pipelines exist, 0.31.0.
+``AlignDevicesHook`` for offload. ``accelerate.dispatch_model`` puts one with ``offload=False`` on a model that is
+spread over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is
+called for text encoders of transformers in every release, for models of diffusers since 0.33.0.
 Upstream: diffusers issue 11352, PR 11356 (0.34.0), which says "never offloaded" for every 8-bit model.
 Cure: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
 upstream's own rule stays, whose error keeps ``.to("cuda")`` from tearing apart a model that is spread over GPUs.
@@ -26,7 +26,7 @@ FIX = Fix(
     id="diffusers-8bit-offload-detection",
     title="An 8-bit model makes a pipeline believe that it is sequentially offloaded",
     module="diffusers.pipelines.pipeline_utils",
-    claims={"diffusers": ">=0.31.0,<=0.33.1"},
+    claims={"diffusers": ">=0.31.0,<0.34", "accelerate": ""},
     upstream=(
         "https://github.com/huggingface/diffusers/issues/11352",
         "https://github.com/huggingface/diffusers/pull/11356",

@@ -1,0 +1,113 @@
+"""A quantized model is loaded onto the current CUDA device, whatever was asked for.
+
+Symptom: ``from_pretrained(..., quantization_config=..., device_map={"": "cuda:1"})`` raises NotImplementedError
+"Currently, providing `device_map` is not supported for quantized models" ("is automatically inferred" in 0.31.0 and
+0.32.0); without a device_map the model lands on ``torch.cuda.current_device()``, which raises where there is no CUDA.
+Cause: ``ModelMixin.from_pretrained`` refuses the request and says ``param_device = torch.cuda.current_device()``
+(0.31.0: a bare int) for every quantized model.
+Upstream: diffusers issue 10798; 0.33.0 asks the quantizer for a device map and dispatches the model.
+Cure: a request for one device is honoured; without one the model goes to the current device of the accelerator that
+is there, with its index. What cannot be honoured (a device that does not exist, a plan over several) is refused in
+one sentence before anything is allocated. `diffusers_quantfix.load_device` decides.
+
+The function is 500 lines long, and both spots are in its middle: a wrapper around it knows neither whether the
+checkpoint is quantized (that is in the config which the function fetches) nor can it keep ``torch.cuda`` from being
+asked on a machine without CUDA. So those two spots, and nothing else, are exchanged in the function's own source, and
+it is compiled again with its file name and line numbers: tracebacks and debuggers show upstream's lines.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import function_of, names_used, nested_code, resolve
+
+FIX = Fix(
+    id="diffusers-param-device",
+    title="A quantized model is loaded onto the current CUDA device, whatever was asked for",
+    module="diffusers.models.modeling_utils",
+    claims={"diffusers": ">=0.31.0,<0.33", "accelerate": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/10798",),
+    symptom="NotImplementedError: Currently, providing `device_map` is not supported for quantized models",
+    healed="diffusers 0.33.0",
+)
+
+
+def broken(modeling_utils) -> bool:
+    """Whether ``from_pretrained`` itself asks CUDA for the device (the quantizer does, since 0.33.0)."""
+    return "current_device" in names_used(resolve(modeling_utils, "ModelMixin.from_pretrained"))
+
+
+def mend(modeling_utils, ledger) -> None:
+    """Exchange the code of ``ModelMixin.from_pretrained``."""
+    function = function_of(resolve(modeling_utils, "ModelMixin.from_pretrained"))
+    ledger.replace(function, "__code__", _with_chosen_device(function))
+
+
+def _with_chosen_device(function):
+    """The code of ``from_pretrained`` with the refusal of a device_map and the question to CUDA exchanged.
+
+    Raises:
+        TargetMissing: the two spots are not there, each once.
+        OSError: the source of diffusers is not there (installed as bytecode only).
+    """
+    import __future__
+
+    import ast
+    import inspect
+    import textwrap
+
+    class Exchange(ast.NodeTransformer):
+        def __init__(self):
+            self.refusals = self.questions = 0
+
+        def visit_If(self, node):
+            self.generic_visit(node)
+            refusal = node.body[0]
+            if not (isinstance(refusal, ast.Raise) and "device_map" in names(node.test) and not node.orelse):
+                return node
+            if "quantized" not in texts(refusal):
+                return node
+            self.refusals += 1
+            return [ast.copy_location(statement, node) for statement in ast.parse(_REQUEST).body]
+
+        def visit_Call(self, node):
+            self.generic_visit(node)
+            if ast.unparse(node) != "torch.cuda.current_device()":
+                return node
+            self.questions += 1
+            return ast.copy_location(ast.Name("_quantfix_device", ast.Load()), node)
+
+    def names(node):
+        return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+    def texts(node):
+        return " ".join(str(child.value) for child in ast.walk(node) if isinstance(child, ast.Constant))
+
+    old = function.__code__
+    # Nothing of this is executed: the decorators only keep the first line where it was.
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    ast.increment_lineno(tree, old.co_firstlineno - 1)
+    exchange = Exchange()
+    tree = ast.fix_missing_locations(exchange.visit(tree))
+    if (exchange.refusals, exchange.questions) != (1, 1):
+        raise TargetMissing(
+            "ModelMixin.from_pretrained chooses the device of a quantized model in another way"
+        )
+    future = old.co_flags & __future__.annotations.compiler_flag
+    compiled = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
+    new = nested_code(compiled, old.co_name)
+    if new.co_freevars != old.co_freevars:
+        raise TargetMissing("ModelMixin.from_pretrained is a closure here")
+    return new.replace(co_qualname=old.co_qualname) if sys.version_info >= (3, 11) else new
+
+
+# Upstream's own checks have brought device_map into the form of a dictionary or a plan by then, or have refused it.
+_REQUEST = """
+from diffusers_quantfix.load_device import chosen_device as _quantfix_chosen_device
+_quantfix_device = _quantfix_chosen_device(
+    device_map, hf_quantizer.quantization_config, hf_quantizer.pre_quantized
+)
+device_map = None
+"""

@@ -1,0 +1,87 @@
+"""``from_single_file`` loads a quantized model onto the CPU, whatever ``device_map`` says.
+
+Symptom: ``from_single_file(..., quantization_config=..., device_map="cuda:1")`` silently leaves the model on the CPU
+(0.32.0-0.35.2). From 0.36.0 on ``{"": "cuda:1"}`` does so, after it has allocated the model's size there, ``1`` raises
+"'int' object has no attribute 'items'", and ``"cuda:1"`` raises "does not support `device_map='cuda:1'`".
+Cause: ``FromOriginalModelMixin.from_single_file`` never uses ``device_map`` for the parameters. They go to
+``torch.device(device) if device else "cpu"``, so that ``device=0`` means the CPU too.
+Upstream: diffusers issue 10798 asks for it; nothing is known for single files.
+Cure: a request for one device, by ``device_map`` or ``device``, becomes upstream's own ``device`` argument, with its
+index. Without a request a bitsandbytes model goes to the current accelerator, as with ``from_pretrained``, on diffusers
+before 0.33, and where the CPU is a dead end: in 8 bits with a bitsandbytes that has no CPU support. Models that are
+not quantized, and all others without a request (GGUF above all), are loaded as before.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve
+
+FIX = Fix(
+    id="diffusers-single-file-device",
+    title="from_single_file loads a quantized model onto the CPU, whatever device_map says",
+    module="diffusers.loaders.single_file_model",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/10798",),
+    symptom="from_single_file with quantization_config and device_map='cuda' leaves the model on the CPU",
+)
+
+
+def broken(single_file_model) -> bool:
+    """Whether the device of the parameters is still chosen without a look at ``device_map``."""
+    method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
+    if "param_device" not in function_of(method).__code__.co_varnames:
+        return False
+    while hasattr(method, "__wrapped__"):
+        if getattr(method, "_self_wrapper", None) is _with_chosen_device:
+            return False
+        method = method.__wrapped__
+    return True
+
+
+def mend(single_file_model, ledger) -> None:
+    """Wrap ``from_single_file``; it runs once per model."""
+    ledger.wrap(resolve(single_file_model, "FromOriginalModelMixin"), "from_single_file", _with_chosen_device)
+
+
+def _with_chosen_device(wrapped, cls, args, kwargs):
+    """``from_single_file`` with ``device_map`` and ``device`` turned into the one ``device`` that is meant."""
+    config = kwargs.get("quantization_config")
+    if config is None:
+        return wrapped(*args, **kwargs)
+    from diffusers_quantfix.load_device import chosen_device, is_plan
+
+    device_map, device = kwargs.get("device_map"), kwargs.get("device")
+    if is_plan(device_map) and not _before_0_33():
+        return wrapped(
+            *args, **kwargs
+        )  # ignored upstream: a program that passes "auto" in vain goes on working
+    places = set()
+    if device_map is not None:
+        places.add(chosen_device(device_map, config, pre_quantized=True))
+    if device is not None:
+        places.add(chosen_device(device))  # upstream's own argument: on the CPU it may stay as it is
+    if len(places) > 1:
+        raise ValueError(
+            f"device_map={device_map!r} and device={device!r} ask for different devices: pass one of the two."
+        )
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("device_map", "device")}
+    if places:
+        kwargs["device"] = places.pop()
+    elif _needs_an_accelerator(config):
+        kwargs["device"] = chosen_device(None)
+    return wrapped(*args, **kwargs)
+
+
+def _needs_an_accelerator(config) -> bool:
+    from diffusers_quantfix.load_device import is_bitsandbytes, quantizes_on_cpu
+
+    return is_bitsandbytes(config) and (_before_0_33() or (config.load_in_8bit and not quantizes_on_cpu()))
+
+
+def _before_0_33() -> bool:
+    from importlib.metadata import version
+
+    from packaging.version import Version
+
+    return Version(version("diffusers")) < Version("0.33")

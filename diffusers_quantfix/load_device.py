@@ -1,0 +1,156 @@
+"""The one device onto which a quantized model is loaded.
+
+The fixes of the loading paths share this: what a ``device_map`` asks for, whether this machine has it, and which device
+is meant when nothing is asked for. Every refusal is raised before anything is allocated, in one sentence that ends with
+the next step. torch is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    import torch
+
+__all__ = ["chosen_device", "current_accelerator", "is_bitsandbytes", "is_plan", "quantizes_on_cpu"]
+
+_PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def chosen_device(device_map: Any, config: Any = None, pre_quantized: bool = False) -> torch.device:
+    """The device onto which a quantized model has to be loaded.
+
+    Args:
+        device_map: what the caller of ``from_pretrained`` passed: None, a device, its name or index, or a dictionary
+            whose values all name the same device.
+        config: the quantization config, if the request has to be one that this quantization can fulfil.
+        pre_quantized: whether the checkpoint is quantized already.
+
+    Returns:
+        A ``torch.device`` that exists here, with its index (the CPU has none). Without a request the current device of
+        the accelerator.
+
+    Raises:
+        NotImplementedError: the request is a plan over several devices, or one with "disk".
+        ValueError: it names no device, one that this machine lacks, or the CPU where bitsandbytes cannot quantize.
+    """
+    if device_map is None:
+        return current_accelerator()
+    if is_plan(device_map):
+        raise NotImplementedError(
+            f"diffusers {_version('diffusers')} can load a quantized model onto one device only, and"
+            f" device_map={_readable(device_map)} is a plan over several: pass one device such as"
+            f" {str(current_accelerator())!r}, or upgrade to diffusers>=0.33 and use from_pretrained."
+        )
+    if isinstance(device_map, dict):
+        (device_map,) = {str(value): value for value in device_map.values()}.values()
+    device = _existing(device_map)
+    if device.type == "cpu" and not _can_load_on_cpu(config, pre_quantized):
+        raise ValueError(
+            f"bitsandbytes {_version('bitsandbytes')} has no CPU support: pass an accelerator such as"
+            f" {str(current_accelerator())!r} as device_map, or upgrade to bitsandbytes>=0.46."
+        )
+    return device
+
+
+def current_accelerator() -> torch.device:
+    """The current device of the accelerator that torch sees: cuda, xpu or mps with its index, or else the CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        return torch.device("xpu", torch.xpu.current_device())
+    if torch.backends.mps.is_available():
+        return torch.device("mps", 0)
+    return torch.device("cpu")
+
+
+def is_plan(device_map: Any) -> bool:
+    """Whether a ``device_map`` is a plan over several devices rather than the request for one."""
+    if isinstance(device_map, dict):
+        places = {str(value) for value in device_map.values()}
+        return len(places) != 1 or places == {"disk"}
+    return isinstance(device_map, str) and device_map in _PLANS
+
+
+def quantizes_on_cpu() -> bool:
+    """Whether the installed bitsandbytes can quantize on the CPU; before 0.46 it leaves the weights as they are."""
+    from importlib.metadata import version
+
+    from packaging.version import Version
+
+    return Version(version("bitsandbytes")) >= Version("0.46")
+
+
+def is_bitsandbytes(config: Any) -> bool:
+    """Whether a quantization config of diffusers is one for bitsandbytes."""
+    method = getattr(config, "quant_method", None)
+    return getattr(method, "value", method) == "bitsandbytes"
+
+
+def _can_load_on_cpu(config: Any, pre_quantized: bool) -> bool:
+    if not is_bitsandbytes(config) or quantizes_on_cpu():
+        return True
+    # A checkpoint that is in 4 bits already is only copied; one in 8 bits would be quantized again by its first move.
+    return pre_quantized and bool(getattr(config, "load_in_4bit", False))
+
+
+def _existing(request: Any) -> torch.device:
+    """The device that ``request`` names, with its index.
+
+    Raises:
+        ValueError: it names none, or one that this machine lacks.
+    """
+    import torch
+
+    here = current_accelerator()
+    try:
+        if isinstance(
+            request, int
+        ):  # an index among the accelerators; torch.device(1) may mean "cuda" without any
+            request = f"{'cuda' if here.type == 'cpu' else here.type}:{request}"
+        device = torch.device(request)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device_map={_readable(request)} names no device: pass one such as {str(here)!r}."
+        ) from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    there = _count(device.type)
+    if (device.index or 0) >= there:
+        have = ", ".join(f"{here.type}:{i}" for i in range(_count(here.type)))
+        raise ValueError(
+            f"device_map asks for {device}, and this machine has {have or 'the CPU only'}: pass a"
+            f" device that is there, or leave device_map out for {here}."
+        )
+    if device.index is None:
+        return here if here.type == device.type else torch.device(device.type, 0)
+    return device
+
+
+def _count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    import torch
+
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    if kind in ("cpu", "meta"):
+        return 0  # neither has an index, and a model without weights is not loaded
+    module = getattr(torch, kind, None)
+    if module is None or not hasattr(module, "device_count") or not module.is_available():
+        return 0
+    return int(module.device_count())
+
+
+def _readable(device_map: Any) -> str:
+    if isinstance(device_map, dict):
+        return "{" + ", ".join(f"{key!r}: {str(value)!r}" for key, value in device_map.items()) + "}"
+    return repr(str(device_map))
+
+
+def _version(distribution: str) -> str:
+    from importlib.metadata import version
+
+    return version(distribution)

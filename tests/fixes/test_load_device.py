@@ -1,0 +1,69 @@
+"""Which device is meant by a request, on machines that we do not have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from diffusers_quantfix import load_device
+
+
+def machine(monkeypatch, kind: str, count: int = 1, current: int = 0) -> None:
+    """Have torch see ``count`` devices of one kind and no others."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: kind == "xpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
+    if kind in ("cuda", "xpu"):
+        module = getattr(torch, kind)
+        monkeypatch.setattr(module, "device_count", lambda: count)
+        monkeypatch.setattr(module, "current_device", lambda: current)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "current", "expected"),
+    [("cuda", 2, 1, "cuda:1"), ("xpu", 2, 1, "xpu:1"), ("mps", 1, 0, "mps:0"), ("cpu", 1, 0, "cpu")],
+)
+def test_without_a_request(monkeypatch, kind, count, current, expected):
+    machine(monkeypatch, kind, count, current)
+    assert str(load_device.chosen_device(None)) == expected
+    assert str(load_device.chosen_device(kind)) == expected
+    assert str(load_device.chosen_device({"": kind})) == expected
+    assert str(load_device.chosen_device("cpu")) == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_an_index_counts_the_accelerators_that_are_there(monkeypatch, kind):
+    machine(monkeypatch, kind, count=2)
+    for request in (1, {"": 1}, f"{kind}:1", {"first": 1, "second": 1}):
+        assert str(load_device.chosen_device(request)) == f"{kind}:1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "text"),
+    [
+        ("cuda", 2, r"asks for cuda:2, and this machine has cuda:0, cuda:1: pass a device that is there"),
+        ("xpu", "cuda:0", r"asks for cuda:0, and this machine has xpu:0, xpu:1: pass a device that is there"),
+        ("mps", 1, r"asks for mps:1, and this machine has mps:0: pass a device that is there"),
+        (
+            "cpu",
+            0,
+            r"asks for cuda:0, and this machine has the CPU only: pass .*, or leave device_map out for cpu",
+        ),
+        ("cuda", "meta", r"asks for meta, .*: pass a device that is there"),
+        ("cuda", "cdua:0", r"device_map='cdua:0' names no device: pass one such as 'cuda:0'"),
+        ("cuda", 1.5, r"device_map='1.5' names no device: pass one such as 'cuda:0'"),
+    ],
+)
+def test_no_such_device(monkeypatch, kind, request_, text):
+    machine(monkeypatch, kind, count=2)
+    with pytest.raises(ValueError, match=text):
+        load_device.chosen_device(request_)
+
+
+def test_it_is_light():
+    code = "import diffusers_quantfix.load_device, sys; sys.exit('torch' in sys.modules or 'typing' in sys.modules)"
+    assert subprocess.run([sys.executable, "-S", "-c", code], check=False).returncode == 0
