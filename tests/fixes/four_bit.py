@@ -98,14 +98,17 @@ def assert_whole(model, device) -> None:
 
 
 def bytes_of(model) -> int:
-    """What the weights of ``model`` with all their companions take."""
-    import torch
+    """What the weights of ``model`` take with all their companions, layer by layer.
 
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [one.tensor for module in model.modules() for one in companions(module)]
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
-    assert not any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors)
-    return sum(storage.nbytes() for storage in storages.values())
+    Layers may share a table (the code of the nested state); each needs it on its device.
+    """
+    total = 0
+    for module in model.modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        tensors += [one.tensor for one in companions(module)]
+        assert not any(tensor.is_meta for tensor in tensors)
+        total += sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    return total
 
 
 def state_of(model) -> dict:
