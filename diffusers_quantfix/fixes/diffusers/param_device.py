@@ -100,7 +100,9 @@ def _with_chosen_device(function):
     new = nested_code(compiled, old.co_name)
     if new.co_freevars != old.co_freevars:
         raise TargetMissing("ModelMixin.from_pretrained is a closure here")
-    return new.replace(co_qualname=old.co_qualname) if sys.version_info >= (3, 11) else new
+    if sys.version_info >= (3, 11):
+        new = new.replace(co_qualname=old.co_qualname)
+    return new
 
 
 # Upstream's own checks have brought device_map into the form of a dictionary or a plan by then, or have refused it.

@@ -1,0 +1,59 @@
+"""A pipeline with an 8-bit transformer is sent to the CPU in float16, as diffusers issue 11352 does."""
+
+from __future__ import annotations
+
+import logging
+
+from ..case import CannotShow
+
+WARNING = "cannot run with `cpu` device"
+
+
+def case(work: str) -> str | None:
+    from importlib.metadata import version
+
+    import torch
+    from packaging.version import Version
+
+    if not torch.cuda.is_available():
+        raise CannotShow("needs a CUDA device: this diffusers quantizes on a GPU only")
+    if Version(version("diffusers")) < Version("0.33"):
+        raise CannotShow("shows with text encoders of transformers only in diffusers before 0.33")
+
+    from diffusers import BitsAndBytesConfig, DiffusionPipeline, FluxTransformer2DModel
+
+    class OneModel(DiffusionPipeline):
+        def __init__(self, transformer):
+            super().__init__()
+            self.register_modules(transformer=transformer)
+
+    torch.manual_seed(0)
+    FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        axes_dims_rope=(8, 12, 12),
+    ).save_pretrained(work)
+    model = FluxTransformer2DModel.from_pretrained(
+        work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
+    )
+    said = _warnings_of(lambda: OneModel(model).to("cpu"))
+    assert WARNING in said, f"pipe.to('cpu') was silent about float16 on the CPU: {said or 'it said nothing'}"
+    return "pipe.to('cpu') says that a float16 pipeline cannot run there"
+
+
+def _warnings_of(call) -> str:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[assignment]
+    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
+    logger.addHandler(handler)
+    try:
+        call()
+    finally:
+        logger.removeHandler(handler)
+    return "\n".join(record.getMessage() for record in records)

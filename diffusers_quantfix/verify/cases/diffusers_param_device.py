@@ -1,0 +1,41 @@
+"""A 4-bit model is asked onto a certain GPU, the last one of this machine."""
+
+from __future__ import annotations
+
+from ..case import CannotShow
+
+
+def case(work: str) -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CannotShow("needs a CUDA device: this diffusers quantizes on a GPU only")
+
+    from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        axes_dims_rope=(8, 12, 12),
+    ).save_pretrained(work)
+    wanted = torch.device("cuda", torch.cuda.device_count() - 1)
+    others = [torch.device("cuda", i) for i in range(wanted.index)]
+    before = {device: torch.cuda.max_memory_allocated(device) for device in others}
+    model = FluxTransformer2DModel.from_pretrained(
+        work,
+        quantization_config=BitsAndBytesConfig(load_in_4bit=True),
+        torch_dtype=torch.float16,
+        device_map={"": str(wanted)},
+    )
+    places = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
+    assert places == {str(wanted)}, f"asked for {wanted}, the model is on {', '.join(sorted(places))}"
+    for device, held in before.items():
+        more = torch.cuda.max_memory_allocated(device) - held
+        assert more == 0, f"{more} bytes were held on {device} for a moment"
+    return f"asked for {wanted}, all {sum(1 for _ in model.parameters())} parameters are there"
