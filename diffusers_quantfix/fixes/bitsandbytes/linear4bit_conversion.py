@@ -1,0 +1,101 @@
+"""``.to("meta")``, ``.to_empty()`` and torch's swap mode break 4-bit layers.
+
+Symptom: RuntimeError "Creating a Parameter from an instance of type Params4bit requires that detach() returns an
+    instance of the same type" from ``model.to("meta")``, "_apply(): Couldn't swap Linear4bit.weight" with
+    ``torch.__future__.set_swap_module_params_on_conversion(True)``; after ``.to_empty()`` the weight is a plain
+    Parameter.
+Cause: where ``nn.Module._apply`` cannot put the new bytes into the old parameter, it makes a Parameter of what it
+    got.
+Upstream: none.
+Cure: ``_apply`` of the two layers with a 4-bit weight hands upstream the plain bytes, and the parameter that it makes
+    of them becomes a Params4bit again, with all that the old one had. A move that upstream can do stays upstream's.
+"""
+
+from __future__ import annotations
+
+from ... import companions
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-linear4bit-conversion",
+    title="to('meta'), to_empty() and torch's swap mode break 4-bit layers",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
+    upstream=(),
+    symptom="Creating a Parameter from an instance of type Params4bit requires that detach() returns an instance of "
+    "the same type / _apply(): Couldn't swap Linear4bit.weight",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Empty a quantized layer through a parent onto ``meta``, a device that is always there."""
+    import torch
+
+    layer_class = resolve(modules, "Linear4bit")
+    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    layer = layer_class.__new__(layer_class)
+    torch.nn.Module.__init__(layer)
+    layer.weight = modules.Params4bit(
+        torch.zeros(32, 1, dtype=torch.uint8), requires_grad=False, bnb_quantized=True
+    )
+    layer.quant_state = None
+    torch.nn.Sequential(layer).to_empty(device="meta")
+    return not isinstance(layer.weight, modules.Params4bit)
+
+
+def mend(modules, ledger) -> None:
+    import torch
+
+    params4bit = resolve(modules, "Params4bit")
+
+    def make(original):
+        def _apply(self, fn, recurse=True):
+            weight = self._parameters.get("weight")
+            if not isinstance(weight, params4bit):
+                return original(self, fn, recurse)
+            cls, held, followed = type(weight), {}, True
+
+            def moved(tensor):
+                nonlocal followed
+                if tensor is not weight:
+                    return fn(tensor)
+                result = fn(weight)
+                followed = isinstance(result, params4bit)
+                held.update(vars(weight))
+                if followed:
+                    held["quant_state"] = result.quant_state
+                    held["bnb_quantized"] = weight.bnb_quantized
+                return result.data  # of a Params4bit nn.Module._apply could not make a Parameter
+
+            original(self, moved, recurse)
+            new = self._parameters["weight"]
+            if type(new) is not cls:
+                new.__class__ = cls
+                vars(new).update(held)
+                followed = False
+            if not followed:  # no Params4bit.to was asked: to_empty(), and .cpu() before 0.46.0
+                rejoin(self, new)
+            return self
+
+        return _apply
+
+    def rejoin(layer, weight):
+        """Bring the quant state to ``weight``, and the layer to the quant state."""
+        state = weight.quant_state
+        if state is not None and not weight.is_meta and companions.is_host_copy(state):
+            state = weight.quant_state = companions.on_device(state, weight.device)
+        if "quant_state" in vars(layer):
+            layer.quant_state = state
+        if weight.is_meta:  # a quant state on the CPU waits for it there (bnb-quant-state-meta)
+            return
+        for found in companions.companions(layer):
+            tensor = found.tensor
+            if tensor.is_meta:
+                tensor = torch.empty_like(tensor, device=weight.device)  # as to_empty() does with the weight
+            setattr(found.holder, found.attribute, tensor.to(weight.device))
+
+    ledger.around(resolve(modules, "Linear4bit"), "_apply", make)
+    if hasattr(modules, "Embedding4bit"):  # from 0.44.0 on
+        ledger.around(modules.Embedding4bit, "_apply", make)
