@@ -16,7 +16,8 @@ Why the property, and not the calls of pipelines: prompt weighting libraries and
 ``DiffusionPipeline.device`` takes a model's ``meta`` for offloading; see ``diffusers-meta-pipeline-device``.
 ``_execution_device`` asks the hooks, ``enable_*_offload`` remove the hooks before they look, ``.to`` only prints it,
 loading looks before there are hooks. ``model.to(model.device)`` of an offloaded model, as in loading an IP-Adapter,
-now fails at once; upstream moves the adapter's fresh weights to meta, where they are lost until the run fails.
+now fails at once; upstream moves the adapter's fresh weights to meta, where they are lost, and the run fails.
+Programs that took meta for the sign of offloading should ask ``_hf_hook``, or skip this fix and its twin.
 """
 
 from __future__ import annotations
