@@ -39,6 +39,8 @@ __all__ = [
 # a subclass counts as well.
 _CARRIERS = ("QuantState", "MatmulLtState")
 _QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
+# Every attribute of every layer is asked, at every sample of `track`; the types are few.
+_answers: dict[tuple[type, tuple[str, ...]], bool] = {}
 _HOST_COPY = "_host_copy"
 _IS_HOST_COPY = "_is_host_copy"
 
@@ -155,4 +157,8 @@ def _walk(name: str, holder: Any, seen: set[int]) -> Iterator[Companion]:
 
 
 def _is_a(value: Any, names: tuple[str, ...]) -> bool:
-    return any(cls.__name__ in names for cls in type(value).__mro__)
+    kind = type(value)
+    known = _answers.get((kind, names))
+    if known is None:
+        known = _answers[kind, names] = any(cls.__name__ in names for cls in kind.__mro__)
+    return known

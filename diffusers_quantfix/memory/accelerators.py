@@ -1,0 +1,58 @@
+"""What torch itself says about the memory of accelerators, for whichever there is: CUDA, XPU; MPS as far as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["allocated", "devices", "empty_caches", "peak", "reset_peak", "synchronize"]
+
+
+def devices() -> list[str]:
+    """The accelerator devices whose memory torch counts, "cuda:0" and so on; empty on a CPU-only machine."""
+    found = []
+    for kind in ("cuda", "xpu"):
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_available() and hasattr(backend, "memory_allocated"):
+            found += [f"{kind}:{index}" for index in range(backend.device_count())]
+    return found
+
+
+def allocated(device: str) -> int:
+    """Bytes that live tensors hold on ``device``, whoever they belong to."""
+    return int(_backend(device).memory_allocated(torch.device(device)))
+
+
+def peak(device: str) -> int:
+    """The most bytes held on ``device`` since `reset_peak`."""
+    return int(_backend(device).max_memory_allocated(torch.device(device)))
+
+
+def reset_peak(device: str) -> None:
+    """Begin a new interval for `peak`. Whoever else reads torch's peak statistics sees it, too."""
+    _backend(device).reset_peak_memory_stats(torch.device(device))
+
+
+def synchronize(names: Iterable[str]) -> None:
+    """Wait until the devices have done all that was asked of them: kernels still read what is to be freed."""
+    for name in names:
+        device = torch.device(name)
+        backend: Any = getattr(torch, device.type, None)
+        if device.type in ("cuda", "xpu") and backend.is_available():
+            backend.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+
+
+def empty_caches(kinds: Iterable[str]) -> None:
+    """Give the freed memory of device types ("cuda") back, so that other programs can have it."""
+    for kind in kinds:
+        backend: Any = getattr(torch, kind, None)
+        if kind in ("cuda", "xpu", "mps") and hasattr(backend, "empty_cache"):
+            backend.empty_cache()
+
+
+def _backend(device: str) -> Any:
+    return getattr(torch, torch.device(device).type)

@@ -1,0 +1,45 @@
+"""Takes offload hooks off what is released, without what they do when they are taken off: loading the weights back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..placement.hooks import accelerate_hooks
+from .census import Census
+
+__all__ = ["forget_in_managers", "strip", "unlink"]
+
+_OF_MODULES = ("_hf_hook", "_old_forward", "_diffusers_hook")
+
+
+def strip(root: Any) -> None:
+    """Remove the hooks of accelerate and diffusers from the tree of ``root``; nothing is moved."""
+    for module in root.modules():
+        for name in _OF_MODULES:
+            vars(module).pop(name, None)
+
+
+def unlink(root: Any, released: set[int]) -> None:
+    """Make the model offload hook of a live component forget a released one that it would send to the CPU next."""
+    for hook in accelerate_hooks(root):
+        previous = getattr(hook, "prev_module_hook", None)
+        if previous is not None and id(getattr(previous, "model", None)) in released:
+            hook.prev_module_hook = None
+        others = getattr(hook, "other_hooks", None)
+        if others:
+            hook.other_hooks = [other for other in others if id(other.model) not in released]
+
+
+def forget_in_managers(census: Census, released: set[int]) -> None:
+    """Drop released components from diffusers' ComponentsManager: it would hand them out, and offload them."""
+    for manager in census.managers:
+        for key, component in list(getattr(manager, "components", {}).items()):
+            if id(component) in released:
+                manager.components.pop(key)
+                manager.added_time.pop(key, None)
+                for names in manager.collections.values():
+                    names.discard(key)
+            elif hasattr(component, "modules"):
+                unlink(component, released)
+        if getattr(manager, "model_hooks", None):
+            manager.model_hooks = [hook for hook in manager.model_hooks if id(hook.model) not in released]

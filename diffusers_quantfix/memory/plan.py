@@ -1,0 +1,124 @@
+"""What a release will empty and what it has to keep. Only looks; nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..placement.components import components_of, is_module, is_pipeline, readable_name
+from .census import Census
+from .guard import released_message
+
+__all__ = ["Part", "Plan", "parts_of"]
+
+
+@dataclass(eq=False)
+class Part:
+    """One component of one target, with the other pipelines that use it."""
+
+    name: str
+    value: Any
+    target: Any
+    users: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: "transformer of FluxPipeline"."""
+        owner = readable_name(self.target)
+        return owner if self.value is self.target else f"{self.name} of {owner}"
+
+
+class Plan:
+    """The plan of one release.
+
+    Attributes:
+        models: the modules that will be emptied, each once.
+        kept: the modules that others use.
+        others: components that are no modules (schedulers, tokenizers, tensors) and belong to nobody else.
+        pipelines: the pipelines that are released, those inside combined ones as well.
+        already: what had been released before.
+    """
+
+    def __init__(self, targets: list[Any], census: Census, force: bool) -> None:
+        parts = list(parts_of(targets))
+        self.pipelines = list(_with_inner_pipelines(targets))
+        self.already = _released_before(targets, parts)
+        ours = {id(pipeline) for pipeline in self.pipelines}
+        self.models: list[Part] = []
+        self.kept: list[Part] = []
+        for part in _distinct(part for part in parts if is_module(part.value)):
+            if released_message(part.value):
+                continue
+            if not force:
+                users = census.users_of(part.value, ours)
+                # A model given by itself is meant, although the one pipeline that it was taken from is alive.
+                if len(users) > (0 if is_pipeline(part.target) else 1):
+                    part.users = tuple(users)
+            (self.kept if part.users else self.models).append(part)
+        self._keep_what_contains_kept()
+        foreign = {
+            id(value)
+            for pipeline in census.pipelines
+            if id(pipeline) not in ours
+            for value in components_of(pipeline, "release").values()
+        }
+        self.others = [
+            part
+            for part in _distinct(
+                part for part in parts if part.value is not None and not is_module(part.value)
+            )
+            if is_pipeline(part.target) and (force or id(part.value) not in foreign)
+        ]
+
+    def modules(self) -> dict[int, Any]:
+        """Every module that will be emptied, by ``id``."""
+        return {id(module): module for part in self.models for module in part.value.modules()}
+
+    def _keep_what_contains_kept(self) -> None:
+        """A model that contains a kept one (a PEFT wrapper) cannot be emptied without it."""
+        holders = {id(module): part for part in self.kept for module in part.value.modules()}
+        for part in list(self.models):
+            inner = next(
+                (holders[id(module)] for module in part.value.modules() if id(module) in holders), None
+            )
+            if inner is not None:
+                part.users = inner.users
+                self.models.remove(part)
+                self.kept.append(part)
+
+
+def parts_of(targets: Iterable[Any]) -> Iterator[Part]:
+    """The components of all targets.
+
+    Raises:
+        TypeError: a target is no pipeline and no model.
+    """
+    for target in targets:
+        for name, value in components_of(target, "release").items():
+            yield Part(name, value, target)
+
+
+def _released_before(targets: list[Any], parts: list[Part]) -> tuple[str, ...]:
+    names = [readable_name(target) for target in targets if released_message(target)]
+    names += [p.label for p in parts if released_message(p.value) and not released_message(p.target)]
+    return tuple(dict.fromkeys(names))
+
+
+def _with_inner_pipelines(targets: list[Any]) -> Iterator[Any]:
+    seen: set[int] = set()
+    pending = [target for target in targets if is_pipeline(target)]
+    while pending:
+        pipeline = pending.pop(0)
+        if id(pipeline) not in seen:
+            seen.add(id(pipeline))
+            yield pipeline
+            pending += [value for value in vars(pipeline).values() if is_pipeline(value)]
+
+
+def _distinct(parts: Iterable[Part]) -> Iterator[Part]:
+    seen: set[int] = set()
+    for part in parts:
+        if id(part.value) not in seen:
+            seen.add(id(part.value))
+            yield part

@@ -1,0 +1,155 @@
+"""What `release` did: freed bytes, what was kept for others, what stayed and who holds it."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..placement.table import WIDTH, human
+
+__all__ = ["Bystander", "Kept", "Release", "Survivor"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A component that was not released, because others use it.
+
+    Attributes:
+        component: its name in what was released.
+        type: its class.
+        users: the other live pipelines that use it, e.g. "FluxImg2ImgPipeline.vae".
+        bytes: device -> bytes that it goes on to hold.
+    """
+
+    component: str
+    type: str
+    users: tuple[str, ...]
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A tensor of something released that still has its memory.
+
+    Attributes:
+        path: its dotted name, with the component.
+        device: e.g. "cuda:0".
+        bytes: of its storage.
+        reason: why it stayed, in words.
+        holders: chains of what holds it, from the tensor up to a variable.
+    """
+
+    path: str
+    device: str
+    bytes: int
+    reason: str
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bystander:
+    """A tensor that belongs to nothing released and lies on the same devices (an output, an activation)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    bytes: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The answer of `release`. It prints as a short text and holds no tensor.
+
+    Attributes:
+        released: names of the components that were emptied by this call.
+        freed: device -> bytes freed by this call ("cpu" included, "meta" has none).
+        kept: components that others use.
+        survivors: tensors of the released components that still have their memory. Empty is what you want.
+        bystanders: the largest other tensors on the devices that were freed (with ``verify``).
+        allocated: accelerator device -> bytes allocated (before, after), as torch counts them.
+        already: what had been released before.
+        constants: tensors that stayed, since a library has one for all models -> whose it is (some kB).
+    """
+
+    released: tuple[str, ...] = ()
+    freed: dict[str, int] | None = None
+    kept: tuple[Kept, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
+    bystanders: tuple[Bystander, ...] = ()
+    allocated: dict[str, tuple[int, int]] | None = None
+    already: tuple[str, ...] = ()
+    constants: dict[str, str] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was to be released is gone: no survivors (kept components are no fault)."""
+        return not self.survivors
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        lines = []
+        for owner, names in _by_owner(self.released).items():
+            lines += _wrapped(f"released {owner}" + (f": {', '.join(names)}" if names else ""))
+        lines = lines or ["nothing released"]
+        freed = [f"{human(count)} on {device}" for device, count in (self.freed or {}).items()]
+        if freed:
+            lines += _wrapped(f"freed: {', '.join(freed)}", "  ")
+        for device, (before, after) in (self.allocated or {}).items():
+            if before or after:
+                lines.append(f"  {device}: {human(before)} -> {human(after)} allocated")
+        for name in self.already:
+            lines += _wrapped(f"{name} had been released before", "  ")
+        for kept in self.kept:
+            users = ", ".join(kept.users)
+            lines += _wrapped(
+                f"kept: {kept.component} ({kept.type}), {_sums(kept.bytes)}, used by {users}", "  "
+            )
+        for survivor in self.survivors:
+            about = (
+                f"survivor: {survivor.path}, {human(survivor.bytes)} on {survivor.device}: {survivor.reason}"
+            )
+            lines += _wrapped(about, "  ") + _chains(survivor.holders)
+        for path, owner in (self.constants or {}).items():
+            lines += _wrapped(f"stays: {path} is {owner}", "  ")
+        if self.bystanders:
+            lines.append("  still on these devices, and no part of what was released:")
+        for other in self.bystanders:
+            about = f"{other.dtype} {list(other.shape)}, {human(other.bytes)} on {other.device}"
+            lines += [f"    {about}", *_chains(other.holders)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _by_owner(labels: tuple[str, ...]) -> dict[str, list[str]]:
+    """Labels ("vae of FluxPipeline") by what they belong to; a model by itself has no names."""
+    owners: dict[str, list[str]] = {}
+    for label in labels:
+        name, _, owner = label.rpartition(" of ")
+        if name:
+            owners.setdefault(owner, []).append(name)
+        else:
+            owners.setdefault(label, [])
+    return owners
+
+
+def _chains(holders: tuple[str, ...]) -> list[str]:
+    lines: list[str] = []
+    for chain in holders:
+        lines += _wrapped(f"held by {chain}", "      ")
+    return lines
+
+
+def _sums(counts: dict[str, int]) -> str:
+    return ", ".join(f"{human(count)} on {device}" for device, count in counts.items()) or "no memory"
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )  # fmt: skip

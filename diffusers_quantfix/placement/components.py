@@ -1,0 +1,91 @@
+"""What `audit`, `release` and `track` accept, and the components it is made of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["accelerators_first", "components_of", "is_module", "is_pipeline", "readable_name"]
+
+# By name: recognising a pipeline must not import diffusers. "Pipeline" is that of transformers.
+_PIPELINES = frozenset({"DiffusionPipeline", "ModularPipeline", "Pipeline"})
+_MANAGERS = frozenset({"ComponentsManager"})
+_ACCEPTED = "a diffusers pipeline, a torch.nn.Module or a dict of components"
+
+
+def components_of(target: Any, caller: str) -> dict[str, Any]:
+    """The components of ``target`` by name, those that are None or no models (schedulers, tokenizers) included.
+
+    Args:
+        target: a diffusers pipeline (modular ones as well), a ``ComponentsManager``, a ``torch.nn.Module`` (its class
+            gives the name), or a mapping from names to components.
+        caller: the public function that was called, for the error.
+
+    Raises:
+        TypeError: ``target`` is none of these.
+    """
+    if is_module(target):
+        return {type(target).__name__: target}
+    if is_pipeline(target):
+        # Not `pipe.components`: it raises for a pipeline that is only half there, and it does not know the pipelines
+        # inside a combined one, nor what else the caller has hung on it.
+        return dict(_of_pipeline("", target, set()))
+    if _is_named(target, _MANAGERS):
+        return dict(getattr(target, "components", {}))
+    if isinstance(target, Mapping):
+        strange = [key for key in target if not isinstance(key, str)]
+        if strange:
+            raise TypeError(f"{caller}() takes a dict from names to components, {strange[0]!r} is no name")
+        return dict(target)
+    what = (
+        f"the class {target.__name__}"
+        if isinstance(target, type)
+        else f"an object of type {type(target).__name__}"
+    )
+    raise TypeError(f"{caller}() takes {_ACCEPTED}, not {what}")
+
+
+def is_module(value: Any) -> bool:
+    """Whether ``value`` is a ``torch.nn.Module``, without importing torch."""
+    torch = sys.modules.get("torch")
+    # The type decides: a lazy proxy must not be woken up by a look at it.
+    return torch is not None and issubclass(type(value), torch.nn.Module)
+
+
+def is_pipeline(value: Any) -> bool:
+    """Whether ``value`` is a pipeline of diffusers or transformers, without importing them."""
+    return _is_named(value, _PIPELINES)
+
+
+def accelerators_first(device: str) -> tuple[bool, str]:
+    """The order in which devices ("cuda:0") are shown."""
+    return device == "cpu", device
+
+
+def readable_name(target: Any) -> str:
+    """What a person calls ``target``: the class of a pipeline or a model, "dict of components" for a mapping."""
+    return "dict of components" if isinstance(target, Mapping) else type(target).__name__
+
+
+def _of_pipeline(prefix: str, pipeline: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    seen.add(id(pipeline))
+    for name, value in list(vars(pipeline).items()):
+        if not is_pipeline(value):
+            if _may_be_component(name, value):
+                yield prefix + name, value
+        elif id(value) not in seen:
+            yield from _of_pipeline(f"{prefix}{name}.", value, seen)
+
+
+def _may_be_component(name: str, value: Any) -> bool:
+    # The rest of a pipeline's attributes is configuration, but a private attribute may hold a model or tensors.
+    if isinstance(value, (str, bytes, int, float, type, FunctionType, ModuleType)):
+        return False
+    return value is not None or not name.startswith("_")
+
+
+def _is_named(value: Any, names: frozenset[str]) -> bool:
+    kind = type(value)  # not value.__class__: that would wake a lazy proxy up
+    return not issubclass(kind, type) and any(cls.__name__ in names for cls in kind.__mro__)

@@ -1,0 +1,127 @@
+"""`track`: the samples are the truth, and nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+
+import diffusers_quantfix as qf
+from tests.rig import models
+from tests.tools.pipelines import flux
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_run_and_a_move(gpu, tmp_path, bits):
+    device = str(gpu.devices[0])
+    pipeline = flux(tmp_path, bits, text=True, device=gpu.devices[0])
+    held = gpu.allocated(device)
+    with qf.track(pipeline) as memory:
+        models.prompt_flux(pipeline, steps=2)
+        pipeline.vae.decode(models_latents(pipeline))
+        pipeline.text_encoder.to("cpu")
+        memory.mark("text encoder away")
+    labels = [sample.label for sample in memory.samples]
+    assert labels[0] == "start"
+    assert labels[-2:] == ["text encoder away", "end"]
+    assert labels.count("transformer begins") == labels.count("transformer ends") == 2
+    assert "vae begins" in labels
+    assert memory.samples[0].allocated[device] == held
+    assert memory.samples[0].components["transformer"][device] == qf.audit(pipeline.transformer).bytes[device]
+    assert device not in memory.samples[-1].components["text_encoder"]
+    assert memory.peak[device] > held
+    assert all(sample.peak[device] >= sample.allocated[device] for sample in memory.samples)
+
+
+def models_latents(pipeline):
+    import torch
+
+    return torch.zeros(1, 16, 4, 4, device=pipeline.vae.device, dtype=pipeline.vae.dtype)
+
+
+def test_a_failing_call_ends_the_track_cleanly(gpu):
+    pipeline = models.flux_pipeline().to(gpu.devices[0])
+    with pytest.raises(TypeError), qf.track(pipeline) as memory:
+        pipeline.transformer("nonsense")
+    assert memory.samples[-1].label in ("TypeError", "AttributeError")
+    assert "transformer ends" in [sample.label for sample in memory.samples]
+    assert not pipeline.transformer._forward_hooks
+    assert not pipeline.transformer._forward_pre_hooks
+
+
+def test_it_keeps_no_model_alive(gpu):
+    pipeline = models.flux_pipeline().to(gpu.devices[0])
+    with qf.track(pipeline) as memory:
+        models.call_flux(pipeline, dtype=pipeline.transformer.dtype)
+    gone = weakref.ref(pipeline.transformer)
+    del pipeline
+    gc.collect()
+    assert gone() is None
+    assert memory.samples
+
+
+def test_releasing_inside_a_track(gpu):
+    pipeline = models.flux_pipeline().to(gpu.devices[0])
+    with qf.track(pipeline) as memory:
+        qf.release(pipeline)
+        memory.mark("released")
+    device = str(gpu.devices[0])
+    assert memory.samples[0].allocated[device] > memory.samples[-1].allocated[device]
+    assert memory.samples[-1].components["transformer"].get(device, 0) == 0
+
+
+def test_the_table_fits_a_terminal_and_the_dict_is_json(gpu, tmp_path):
+    pipeline = flux(tmp_path, 8)
+    with qf.track(pipeline) as memory:
+        models.call_flux(pipeline, steps=12)
+    table = memory.table()
+    assert max(map(len, table.splitlines())) <= 80
+    assert "more samples" in table
+    assert "peak: " in table
+    assert json.loads(json.dumps(memory.to_dict()))["peak"] == memory.peak
+
+
+def test_on_the_cpu_the_sums_of_audit_are_used():
+    model = models.t5_encoder()
+    with qf.track(model) as memory:
+        pass
+    assert memory.peak == qf.audit(model).bytes
+    assert "cpu" in memory.table()
+
+
+def test_the_picture(gpu, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    pipeline = models.flux_pipeline().to(gpu.devices[0])
+    with qf.track(pipeline) as memory:
+        models.call_flux(pipeline, dtype=pipeline.transformer.dtype, steps=20)
+    memory.plot(tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    memory.plot(str(tmp_path / "memory.svg"))
+    assert "transformer" in (tmp_path / "memory.svg").read_text()
+
+
+def test_without_matplotlib_one_sentence_says_what_to_install(monkeypatch, tmp_path):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with qf.track(models.clip_text()) as memory:
+        pass
+    with pytest.raises(ImportError, match=r"pip install 'diffusers-quantfix\[plot\]'"):
+        memory.plot(tmp_path / "memory.png")
+
+
+@pytest.mark.parametrize(("target", "what"), [(3, "type int"), (None, "type NoneType")])
+def test_what_is_no_model_is_said_in_one_sentence(target, what):
+    with pytest.raises(TypeError, match=what):
+        qf.track(target)
+
+
+def test_nothing_to_track():
+    with qf.track({"vae": None}) as memory:
+        pass
+    assert memory.peak == {}
+    assert "no memory" in memory.table()
