@@ -15,7 +15,6 @@ import re
 
 import pytest
 
-import tests.rig
 from tests.gate import gate, unmet
 
 
@@ -29,12 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The order of things: settings of the process, the rig, the package, and only then a test imports torch."""
+    """The order of things: settings of the process, the package, and only then a test imports a library."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.getoption("--side") == "bare":
         os.environ["DIFFUSERS_QUANTFIX"] = "off"
-    tests.rig.load()  # the fake device's hooks must be registered before torch is imported
     import diffusers_quantfix  # noqa: F401  # activates, as the first line of a user's program does
 
 
