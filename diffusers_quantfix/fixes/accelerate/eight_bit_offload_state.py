@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...engine.versions import contains, installed_version
 
 FIX = Fix(
     id="accelerate-8bit-offload-state",
@@ -38,6 +39,9 @@ _OF_THE_WEIGHT = {"CB", "CxB", "SB", "SCB", "CBt", "CxBt", "SBt", "SCBt", "subB"
 def broken(hooks) -> bool:
     """Let the hook offload a layer of one weight, which has run; does its state keep CB?"""
     import torch
+
+    if contains("<0.45.0", installed_version("bitsandbytes") or "0.45.0"):
+        return False  # there a layer that has run has CxB, and no CB
 
     class Linear8bitLt(torch.nn.Module):
         pass

@@ -25,8 +25,16 @@ FIX = Fix(
 
 
 def broken(modeling_utils) -> bool:
-    """``ModelMixin.to`` knows no hooks in any release; the claim tells where there are some."""
-    return not eight_bit.written_in(resolve(modeling_utils, "ModelMixin.to"), __file__)
+    """``ModelMixin.to`` knows no hooks. Does it move 8-bit models, and does accelerate put hooks on them?"""
+    from accelerate import big_modeling
+
+    to = resolve(modeling_utils, "ModelMixin.to")
+    if eight_bit.written_in(to, __file__) or "`.to` is not supported for `8-bit`" in eight_bit.texts_of(to):
+        return False
+    if modeling_utils.is_bitsandbytes_version("<", "0.48.0"):
+        return False  # refused as well
+    # The release of bitsandbytes from which on accelerate leaves it to the user to move the model.
+    return "0.48.0" not in eight_bit.texts_of(resolve(big_modeling, "dispatch_model"))
 
 
 def mend(modeling_utils, ledger) -> None:

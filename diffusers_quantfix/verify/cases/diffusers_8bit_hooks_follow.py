@@ -1,0 +1,14 @@
+"""An 8-bit Flux transformer is moved; where do its hooks send the inputs?"""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from .. import eight_bit
+
+    model = eight_bit.transformer(work, eight_bit.cuda_device())
+    model.to("cpu")
+    hooks = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
+    places = {str(hook.execution_device) for hook in hooks}
+    assert places <= {"cpu"}, f"the model is on the CPU, its hooks send the inputs to {places}"
+    return "the hooks follow the model"

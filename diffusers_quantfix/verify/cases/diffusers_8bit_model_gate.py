@@ -1,0 +1,14 @@
+"""An 8-bit Flux transformer is loaded and moved to the CPU."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from .. import eight_bit
+
+    where = eight_bit.cuda_device()
+    model = eight_bit.transformer(work, where)
+    model.to("cpu")
+    places = {str(parameter.device) for parameter in model.parameters()}
+    assert places == {"cpu"}, f"it is on {places}"
+    return "an 8-bit transformer loads, and moves to the CPU"

@@ -1,0 +1,19 @@
+"""A modular pipeline with an 8-bit transformer goes to the CPU."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
+    from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
+
+    from .. import eight_bit
+
+    where = eight_bit.cuda_device()
+    model = eight_bit.transformer(work, where)
+    pipe = ModularPipeline.__new__(ModularPipeline)  # what `to` reads of a pipeline, without its blocks
+    specs = {"transformer": ComponentSpec(name="transformer", type_hint=type(model))}
+    vars(pipe).update(_component_specs=specs, transformer=model, hf_device_map=None)
+    pipe.to("cpu", silence_dtype_warnings=True)
+    assert model.device.type == "cpu", f"after pipe.to('cpu') the transformer is on {model.device}"
+    return "pipe.to('cpu') takes the 8-bit transformer along"

@@ -1,0 +1,82 @@
+"""Tiny 8-bit models for the cases, and what of them is where."""
+
+from __future__ import annotations
+
+import gc
+
+from .case import CannotShow
+
+FEATURES = 64
+
+
+def device():
+    """The first CUDA device, else the CPU where bitsandbytes has 8-bit kernels for it.
+
+    Raises:
+        CannotShow: there is neither.
+    """
+    import bitsandbytes
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if not hasattr(torch.ops.bitsandbytes, "int8_vectorwise_quant"):
+        version = bitsandbytes.__version__
+        raise CannotShow(f"needs a CUDA device: bitsandbytes {version} has no 8-bit kernels for the CPU")
+    return torch.device("cpu")
+
+
+def cuda_device():
+    """The first CUDA device.
+
+    Raises:
+        CannotShow: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CannotShow("needs a CUDA device")
+    return torch.device("cuda", 0)
+
+
+def layers(where, count: int = 2):
+    """A model of 8-bit layers [64, 64], quantized by bitsandbytes on ``where``."""
+    import torch
+    from bitsandbytes.nn import Linear8bitLt
+
+    torch.manual_seed(0)
+    parts = [Linear8bitLt(FEATURES, FEATURES, has_fp16_weights=False, threshold=6.0) for _ in range(count)]
+    return torch.nn.Sequential(*parts).requires_grad_(False).to(where).eval()
+
+
+def run(model, where):
+    """The output of ``layers(...)``, on the CPU."""
+    import torch
+
+    inputs = torch.linspace(-1, 1, 3 * FEATURES).view(3, FEATURES)
+    with torch.no_grad():
+        return model(inputs.to(where)).cpu()
+
+
+def transformer(work: str, where):
+    """A Flux transformer in 8 bits on ``where``, loaded from the folder ``work``."""
+    import torch
+    from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    FluxTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=32,
+        num_attention_heads=2, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 12, 12),
+    ).save_pretrained(work)  # fmt: skip
+    torch.cuda.set_device(where)
+    return FluxTransformer2DModel.from_pretrained(
+        work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
+    )
+
+
+def allocated(where) -> int:
+    """Bytes that are allocated on a CUDA device now."""
+    import torch
+
+    gc.collect()
+    return torch.cuda.memory_allocated(where)
