@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,7 +16,7 @@ from .cells import Cell, read
 from .edges import loose
 from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
 from .report import Progress, summary
-from .run_cell import blank, declarations, previous, run_cell
+from .run_cell import blank, declarations, previous, run_cell, stop
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,7 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     began = time.monotonic()
-    results = run(cells, options.folder, options.jobs, options.fresh)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        results = run(cells, options.folder, options.jobs, options.fresh)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with the cells that are not done", file=sys.stderr)
+        return 130
     too_wide = []
     if {cell.name for cell in table.cells} <= {cell.name for cell in cells}:
         pairs = list(zip(cells, results, strict=True))
@@ -66,6 +72,10 @@ def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool) -> list[dict[st
             result, reused = future.result()
             results[result["cell"]] = result
             progress.finished(result, reused)
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        stop()
+        raise
     finally:
         progress.close()
         pool.shutdown(cancel_futures=True)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,12 @@ _SOURCES = ("diffusers_quantfix", "tests/fixes", "tests/rig", "tests/conftest.py
             "tests/upstream/plugin.py", "tests/upstream/inspect_fixes.py", "tests/upstream/verdict.py")  # fmt: skip
 _APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md")
 PHASE_TIMEOUT = 900.0
+_running: set[subprocess.Popen[bytes]] = set()
+_stopping = threading.Event()
+
+
+class Interrupted(Exception):
+    """The driver is being ended."""
 
 
 def sources_key(root: Path = ROOT) -> str:
@@ -190,6 +197,8 @@ def _process(
     variables: dict[str, str],
 ) -> str:
     """Run one process into its log; why it ended badly, empty when it ended well."""
+    if _stopping.is_set():
+        raise Interrupted(name)
     began = time.monotonic()
     ours = {
         name: value
@@ -207,6 +216,7 @@ def _process(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=ours,
             start_new_session=True,
         )  # fmt: skip
+        _running.add(process)
         try:
             status = process.wait(PHASE_TIMEOUT)
             died = (
@@ -215,11 +225,22 @@ def _process(
         except subprocess.TimeoutExpired:
             died = f"took longer than {PHASE_TIMEOUT:.0f} s"
         finally:
+            _running.discard(process)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    if _stopping.is_set():
+        raise Interrupted(name)
     seconds[name] = round(time.monotonic() - began, 1)
     return died
+
+
+def stop() -> None:
+    """End the processes that run now: they are in sessions of their own, so an interrupt does not reach them."""
+    _stopping.set()
+    for process in list(_running):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _signal(number: int) -> str:
