@@ -176,6 +176,8 @@ def test_generate_from_an_offloaded_model(gpu, cache):
     """The same tokens, and no false word about ids on another device ("the model is on meta")."""
     import torch
 
+    if cache and not unmet("transformers>=4.49,<4.50"):
+        pytest.skip("transformers 4.49 starts a static cache on meta, and accelerate cannot send it anywhere")
     ids = torch.tensor([[5, 6, 7, 8]])
     options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
     reference = llama().generate(ids, **options)
