@@ -12,8 +12,8 @@ Cure: the property asks upstream first; where the answer is meta and an offloadi
 hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
 
 Why the property, and not the calls of pipelines: prompt weighting libraries and user code read
-``pipe.text_encoder.device`` outside of any call. All readers in diffusers 0.31.0 to 0.42.1 were gone through. Only
-``DiffusionPipeline.device`` takes a model's ``meta`` for offloading; see ``diffusers-meta-pipeline-device``.
+``pipe.text_encoder.device`` outside of any call. Every condition on a model's device was read, in 12 releases from
+0.31.0 to 0.42.1. Only ``DiffusionPipeline.device`` makes a difference of meta; see ``diffusers-meta-pipeline-device``.
 ``_execution_device`` asks the hooks, ``enable_*_offload`` remove the hooks before they look, ``.to`` only prints it,
 loading looks before there are hooks. ``model.to(model.device)`` of an offloaded model, as in loading an IP-Adapter,
 now fails at once; upstream moves the adapter's fresh weights to meta, where they are lost, and the run fails.

@@ -11,11 +11,11 @@ hook's device just like this; ``generate`` works around meta in two places (PR 4
 Cure: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
 hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
 
-Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. All readers in
-transformers 4.44.2 to 5.23.0 were gone through; one depends on meta. ``generate`` compiles the forward of a model with
-a static cache if its device is a GPU, and keeps its hands off an offloaded one only because it is not: torch.compile
-of an offloaded forward crashes, says transformers itself, which otherwise knows offloading by ``hf_device_map`` alone.
-So ``get_compiled_call`` goes on answering with the plain call there.
+Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. Every condition on
+a model's device was read, in 13 releases from 4.44.2 to 5.23.0; one needs meta. ``generate`` compiles the forward of a
+model with a static cache if its device is a GPU, and leaves an offloaded one alone only because meta is none; the
+compiled forward of an offloaded model crashes, says transformers, which else knows offloading by ``hf_device_map``
+only. So ``get_compiled_call`` goes on answering with the plain call there.
 """
 
 from __future__ import annotations
