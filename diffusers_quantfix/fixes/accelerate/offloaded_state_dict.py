@@ -1,0 +1,110 @@
+"""The state dict of a sequentially offloaded model is full of meta tensors.
+
+Symptom: ``save_pretrained`` of a model or a pipeline after ``enable_sequential_cpu_offload`` or
+    ``accelerate.cpu_offload``: NotImplementedError "Cannot copy out of meta tensor; no data!", or RuntimeError "The
+    weights trying to be saved contained shared tensors" from transformers 4. ``save_lora_weights`` is hit as well.
+Cause: between two uses the parameters are on ``meta``; the weights are in the ``weights_map`` of the hooks, where
+    ``state_dict()`` does not look.
+Upstream: accelerate's ``get_state_dict_offloaded_model`` is there for it, but diffusers calls it nowhere, and
+    transformers only for models with a ``hf_device_map`` that names the CPU or the disk.
+Cure: a module that gets an offloading hook also gets a state-dict hook, which fills in what is on ``meta`` from the
+    weights map, without a copy; with the offloading hook it goes away. Weights on disk stay ``meta``: to read all of
+    them at once would defeat their purpose, and transformers has a way of its own to save those.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="accelerate-offloaded-state-dict",
+    title="the state dict of a sequentially offloaded model has no data, so it cannot be saved",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py",),
+    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! in save_pretrained after "
+    "enable_sequential_cpu_offload",
+)
+
+# What the state dict of an 8-bit layer has besides its tensors; without scales on the layer they are not written.
+_OF_8BIT = ("SCB", "weight_format")
+
+
+def broken(hooks) -> bool:
+    """Offload a layer of one weight; is the weight in its state dict?"""
+    import torch
+
+    layer = torch.nn.Linear(1, 1, bias=False)
+    hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True)
+    resolve(hooks, "add_hook_to_module")(layer, hook)
+    return layer.state_dict()["weight"].is_meta
+
+
+def mend(hooks, ledger) -> None:
+    def make_add(original):
+        def add_hook_to_module(module, hook, append=False):
+            module = original(module, hook, append)
+            registered = module._state_dict_hooks.values()
+            if fill_from_weights_map not in registered and any(_offloading(module)):
+                module._register_state_dict_hook(fill_from_weights_map)
+            return module
+
+        return add_hook_to_module
+
+    def make_remove(original):
+        def remove_hook_from_module(module, recurse=False):
+            for key, hook in list(module._state_dict_hooks.items()):
+                if hook is fill_from_weights_map:
+                    del module._state_dict_hooks[key]
+            return original(module, recurse)
+
+        return remove_hook_from_module
+
+    resolve(hooks, "AlignDevicesHook")
+    ledger.around(hooks, "add_hook_to_module", make_add)
+    ledger.around(hooks, "remove_hook_from_module", make_remove)
+
+
+def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
+    """Replace the meta tensors of ``module`` in ``state_dict`` by those that its offloading hooks hold in memory.
+
+    Left behind on a module (by a caller who has upstream's ``remove_hook_from_module``) it does nothing.
+    """
+    for hook in _offloading(module):
+        layers = module.named_modules() if hook.place_submodules else [("", module)]
+        for path, layer in layers:
+            names = [*layer._parameters, *layer._buffers]
+            if type(layer).__name__ == "Linear8bitLt":
+                names += _OF_8BIT
+            for name in names:
+                full_name = f"{path}.{name}" if path else name
+                present = state_dict.get(prefix + full_name)
+                if present is None and name not in _OF_8BIT:
+                    continue  # no bias, or a buffer that is not saved
+                if present is None or present.is_meta:
+                    stored = _in_memory(hook.weights_map, full_name)
+                    if stored is not None:
+                        state_dict[prefix + full_name] = stored.detach()
+
+
+def _offloading(module):
+    """Yield the hooks of ``module`` itself that keep weights in a weights map."""
+    pending = [getattr(module, "_hf_hook", None)]
+    while pending:
+        hook = pending.pop()
+        pending += getattr(hook, "hooks", ())  # a SequentialHook
+        if getattr(hook, "offload", False) and getattr(hook, "weights_map", None) is not None:
+            yield hook
+
+
+def _in_memory(weights, name):
+    """The tensor ``name`` of a weights map; None when it has none, or has it on disk."""
+    while not isinstance(weights, dict):
+        if hasattr(weights, "dataset"):  # PrefixedDataset
+            weights, name = weights.dataset, weights.prefix + name
+        elif hasattr(weights, "state_dict"):  # OffloadedWeightsLoader: in memory is what is in its state dict
+            weights = weights.state_dict
+        else:
+            return None
+    return weights.get(name)
