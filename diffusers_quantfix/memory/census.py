@@ -11,7 +11,7 @@ import torch
 
 from ..companions import companions
 from ..placement.components import components_of, is_module, is_pipeline
-from ..placement.tensors import plain_tensors, storage_of
+from ..placement.tensors import bearing_modules, plain_tensors, storage_of
 from .guard import released_message
 
 __all__ = ["Census", "device_tensors", "library_constants", "tensors_with_storage", "weights_of_live_modules"]
@@ -53,13 +53,13 @@ class Census:
 
     def users_of(self, root: Any, but: set[int]) -> list[str]:
         """The live pipelines that use any module of the tree of ``root``, without those whose ``id`` is in ``but``."""
-        tree = {id(module) for module in root.modules()}
+        tree = {id(module) for module in bearing_modules(root)}
         users = []
         for pipeline in self.pipelines:
             if id(pipeline) in but:
                 continue
             for name, component in components_of(pipeline, "release").items():
-                if is_module(component) and any(id(module) in tree for module in component.modules()):
+                if is_module(component) and any(id(m) in tree for m in bearing_modules(component)):
                     users.append(f"{type(pipeline).__name__}.{name}")
                     break
         return users

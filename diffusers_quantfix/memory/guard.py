@@ -51,7 +51,9 @@ def message_for(name: str) -> str:
 
 def guard_module(root: Any, message: str) -> None:
     """Make every use of the weights of ``root`` and its submodules raise `ReleasedError`. Never raises."""
-    for module in root.modules():
+    from ..placement.tensors import bearing_modules
+
+    for module in bearing_modules(root):
         held = vars(module)
         held[_MARK] = message
         held["_compiled_call_impl"] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..placement.hooks import accelerate_hooks
+from ..placement.tensors import bearing_modules
 from .census import Census
 
 __all__ = ["forget_in_managers", "strip", "unlink"]
@@ -14,7 +15,7 @@ _OF_MODULES = ("_hf_hook", "_old_forward", "_diffusers_hook")
 
 def strip(root: Any) -> None:
     """Remove the hooks of accelerate and diffusers from the tree of ``root``; nothing is moved."""
-    for module in root.modules():
+    for module in bearing_modules(root):
         for name in _OF_MODULES:
             vars(module).pop(name, None)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..placement.components import components_of, is_module, is_pipeline, readable_name
+from ..placement.tensors import bearing_modules
 from .census import Census
 from .guard import released_message
 
@@ -73,15 +74,13 @@ class Plan:
 
     def modules(self) -> dict[int, Any]:
         """Every module that will be emptied, by ``id``."""
-        return {id(module): module for part in self.models for module in part.value.modules()}
+        return {id(module): module for part in self.models for module in bearing_modules(part.value)}
 
     def _keep_what_contains_kept(self) -> None:
         """A model that contains a kept one (a PEFT wrapper) cannot be emptied without it."""
-        holders = {id(module): part for part in self.kept for module in part.value.modules()}
+        holders = {id(module): part for part in self.kept for module in bearing_modules(part.value)}
         for part in list(self.models):
-            inner = next(
-                (holders[id(module)] for module in part.value.modules() if id(module) in holders), None
-            )
+            inner = next((holders[id(m)] for m in bearing_modules(part.value) if id(m) in holders), None)
             if inner is not None:
                 part.users = inner.users
                 self.models.remove(part)

@@ -102,14 +102,15 @@ def _draw(axes: Any, samples: Sequence[Sample], device: str, colours: dict[str, 
     # The peak was reached before the sample that reports it: it belongs to the step that ends there.
     peaks = [sample.peak.get(device, 0) / scale for sample in samples]
     peaks = [*peaks[1:], total[-1]] if peaks else peaks
-    axes.stairs(peaks, edges, baseline=None, color=_PEAK, linewidth=1.4, label="peak")
+    axes.stairs(peaks, edges, baseline=total, fill=True, color=_PEAK, alpha=0.12)
+    axes.stairs(peaks, edges, baseline=None, color=_PEAK, linewidth=1.4, label="peak within the step")
     axes.annotate(
         f"at the end: {human(round(total[-1] * scale))}",
         xy=(edges[-1], total[-1]),
         xytext=(-4, 6),
         textcoords="offset points",
         ha="right",
-        fontsize=9,
+        fontsize=11,
         weight="bold",
     )
 

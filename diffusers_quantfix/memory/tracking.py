@@ -131,7 +131,8 @@ class Track:
     def _watch(self, name: str, component: Any) -> None:
         self._inside[name] = 0
         # A VAE is used through decode(), which calls no forward of its own, but that of its decoder.
-        for module in (component, *component.children()):
+        parts = [part for part in component.children() if next(part.parameters(), None) is not None]
+        for module in (component, *parts):
             if getattr(module, "_compiled_call_impl", None) is None:
                 self._handles.append(module.register_forward_pre_hook(self._begins(name)))
                 self._handles.append(module.register_forward_hook(self._ends(name), always_call=True))

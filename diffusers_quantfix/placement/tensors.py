@@ -21,7 +21,7 @@ from ..companions import companions
 from .components import is_module, is_pipeline
 from .hooks import HOOK_ATTRIBUTES, resting_tensors
 
-__all__ = ["Held", "held_tensors", "nbytes", "plain_tensors", "storage_of", "storage_span"]
+__all__ = ["Held", "bearing_modules", "held_tensors", "nbytes", "plain_tensors", "storage_of", "storage_span"]
 
 # What a Module keeps for itself: walked by name below, or without tensors.
 _OF_MODULE = frozenset(vars(torch.nn.Module()))
@@ -83,6 +83,27 @@ def held_tensors(component: str, value: Any) -> Iterator[Held]:
         if id(held.tensor) not in seen:
             seen.add(id(held.tensor))
             yield held
+
+
+def bearing_modules(root: Any) -> list[Any]:
+    """``root``, and the modules below it that hold tensors themselves or further down.
+
+    The rest may belong to everyone: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
+    """
+    own = {id(module) for module in root.modules() if _bears(module)}
+    return [
+        module
+        for module in root.modules()
+        if module is root or any(id(part) in own for part in module.modules())
+    ]
+
+
+def _bears(module: Any) -> bool:
+    if any(
+        tensor is not None for named in (module._parameters, module._buffers) for tensor in named.values()
+    ):
+        return True
+    return next(companions(module), None) is not None
 
 
 def _of_module(component: str, root: Any, seen: set[int]) -> Iterator[Held]:

@@ -211,6 +211,17 @@ def test_model_offload_of_what_is_kept_forgets_what_was_released(gpu):
     models.call_flux(second, gpu.devices[0], dtype=second.transformer.dtype)
 
 
+def test_a_module_without_weights_may_belong_to_everyone():
+    import torch
+
+    # As in diffusers before 0.33: one activation function for all models of the process.
+    activation = torch.nn.SiLU()
+    models_of_the_user = [torch.nn.Sequential(torch.nn.Linear(64, 64), activation) for _ in range(2)]
+    assert qf.release(models_of_the_user[0]).ok
+    assert models_of_the_user[1](torch.ones(1, 64)).shape == (1, 64)
+    models_of_the_user[1].to(torch.float64)
+
+
 def test_weights_that_a_live_module_shares_survive_and_are_named(gpu):
     import torch
 
