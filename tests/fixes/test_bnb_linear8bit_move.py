@@ -122,7 +122,7 @@ def test_to_empty_then_load(gpu, first):
 
     here = gpu.devices[0]
     source = eight_bit.stack(here)
-    state = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    state = copy.deepcopy(source.state_dict())  # weight_format is a str in 0.43.0
     reference = eight_bit.run(source, here)
     for model in (eight_bit.stack(here).to("meta"), eight_bit.stack(here)):
         if first and model[0].weight.device == here:
@@ -316,6 +316,8 @@ def test_copies_and_pickles(gpu, first):
     reference = eight_bit.run(eight_bit.stack(here), here)
     if first:
         eight_bit.run(model, here)
+    elif sentence := unmet("bitsandbytes>=0.43.2"):
+        pytest.skip(f"before 0.43.2 Int8Params has no __deepcopy__, a copy loses CB and SCB; {sentence}")
     twin = copy.deepcopy(model)
     assert torch.equal(eight_bit.run(twin, here), reference)
     model.to("cpu")
