@@ -3,7 +3,7 @@
 Three steps, each for what the one before could not reach:
 
 1. Every tensor object that shares the memory, wherever it is (a variable, a cache, a hook, the frame of a failed
-   call), is found through the garbage collector and is given an empty CPU tensor as its data. A later use of such a
+   call), is found through the garbage collector and is given an empty tensor as its data. A later use of such a
    tensor fails with torch's own error about its shape, not with an illegal memory access.
 2. A storage that is still alive has a holder that Python cannot see, an autograd graph for example, or is itself
    held as a storage. It is resized to nothing. The version counters were raised before, so a backward pass through
@@ -115,4 +115,6 @@ def _give_nothing(tensor: torch.Tensor) -> None:
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if tensor.grad is not None:
             tensor.grad = None
-        tensor.data = torch.empty(0, dtype=tensor.dtype)
+        # On its device, where it costs nothing: a pipeline asks its first component for the device to run on, and that
+        # may be a text encoder that was released before the run.
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -125,12 +125,16 @@ def test_offloaded_weights_are_no_fault_and_an_honest_meta_model_is(gpu):
     assert audit.bytes == {}
 
 
-def test_a_4bit_model_under_sequential_offload_is_no_fault(gpu, tmp_path):
-    pipeline = flux(tmp_path, 4)
-    pipeline.enable_sequential_cpu_offload(device=gpu.devices[0])
+@pytest.mark.parametrize("mode", ["sequential", "model"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantized_model_that_is_offloaded_is_no_fault(gpu, tmp_path, bits, mode):
+    pipeline = flux(tmp_path, bits)
+    getattr(pipeline, f"enable_{mode}_cpu_offload")(device=gpu.devices[0])
     models.call_flux(pipeline, gpu.devices[0])
-    audit = qf.audit(pipeline)
+    audit = qf.audit(pipeline.transformer)
     assert audit.ok, audit
+    pipeline.maybe_free_model_hooks()
+    assert list(qf.audit(pipeline.transformer).bytes) == ["cpu"]
 
 
 def test_model_offload_is_no_fault(gpu):
