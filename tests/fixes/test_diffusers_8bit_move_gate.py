@@ -11,13 +11,18 @@ from tests.rig import models
 FIX_ID = "diffusers-8bit-move-gate"
 REFUSAL = "8bit and moving it to"
 STAYS = r"is on cuda:0, not on|bytes stayed on cuda|it warned"
+# The last one is diffusers-8bit-offload-detection.
+TORN = "|same device|same GPU|companion is on|you have activated sequential model offloading"
 FLOAT16_ON_CPU = "cannot run with `cpu` device"
 
 
 def pipeline(tmp_path, side, **places):
     """A FluxPipeline whose transformer and second text encoder are in 8 bits."""
     transformer = eight_bit_models.transformer(tmp_path / "transformer", side)
-    encoder = eight_bit_models.text_encoder(tmp_path / "encoder")
+    try:
+        encoder = eight_bit_models.text_encoder(tmp_path / "encoder")
+    except pytest.skip.Exception:  # transformers wants a newer bitsandbytes: the transformer is enough
+        encoder = models.t5_encoder()
     return models.flux_pipeline(transformer, text=True, text_encoder_2=encoder)
 
 
@@ -34,9 +39,7 @@ def test_pipe_to_cpu_moves_everything_and_says_nothing_false(gpu, tmp_path, side
     import torch
 
     here = gpu.devices[0]
-    pipe = pipeline(tmp_path, side)
-    pipe.text_encoder.to(here, torch.float16)
-    pipe.vae.to(here, torch.float16)
+    pipe = fp16_rest(pipeline(tmp_path, side), here)
     if first:
         reference = models.prompt_flux(pipe).cpu()
     size = gpu.allocated(here)
@@ -53,8 +56,8 @@ def test_pipe_to_cpu_moves_everything_and_says_nothing_false(gpu, tmp_path, side
         assert torch.equal(models.prompt_flux(pipe).cpu(), reference)
 
 
-@pytest.mark.defect(FIX_ID, shows=STAYS + "|same device")
-@pytest.mark.defect("bnb-linear8bit-move", shows=STAYS + "|same device|same GPU|companion is on")
+@pytest.mark.defect(FIX_ID, shows=STAYS + TORN)
+@pytest.mark.defect("bnb-linear8bit-move", shows=STAYS + TORN)
 def test_pipe_to_the_other_device(gpu, tmp_path, side):
     import torch
 
@@ -120,10 +123,11 @@ def constants(pipe, device) -> int:
 def fp16_rest(pipe, device):
     import torch
 
-    pipe.text_encoder.to(device, torch.float16)
-    pipe.vae.to(device, torch.float16)
+    for part in (pipe.text_encoder, pipe.vae, pipe.text_encoder_2):
+        if not eight_bit.layers_of(part):
+            part.to(device, torch.float16)
     return pipe
 
 
 def eight_bit_on(model, device) -> bool:
-    return any(layer.weight.device == device for layer in eight_bit.layers_of(model))
+    return any(parameter.device == device for parameter in model.parameters())
