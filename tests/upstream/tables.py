@@ -68,15 +68,17 @@ def page(results: dict[str, dict[str, Any]], declared: str, table: Table, ids: l
         ids: the declared fixes.
 
     Raises:
-        Stale: a cell has no result, or one of other declarations.
+        Stale: a cell of the CI set has no result for these declarations, or any cell has failures.
     """
+    stale = [name for name, result in results.items() if result["declared"] != declared]
+    required = [cell.name for cell in table.every if cell.ci]
     for lack, names in (
-        ("no result for", [cell.name for cell in table.every if cell.name not in results]),
-        ("results of other declarations for", [n for n, r in results.items() if r["declared"] != declared]),
-        ("failures in", [name for name, result in results.items() if result["failures"]]),
+        ("no result for", [name for name in required if name not in results or name in stale]),
+        ("failures in", [n for n, result in results.items() if n not in stale and result["failures"]]),
     ):
         if names:
             raise Stale(f"{lack} {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}; run {AGAIN}")
+    results = {name: result for name, result in results.items() if name not in stale}
     dates = sorted(result["date"] for result in results.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     torch = table.torch
@@ -93,6 +95,7 @@ def page(results: dict[str, dict[str, Any]], declared: str, table: Table, ids: l
         "- A applied: the defect is there and is mended, but this machine could not show it",
         "- h healthy: the same tests pass without the package; the fix stays away",
         "- \\- not applicable: the library or its class is not in this set, or no test can run there",
+        "- ? this set was not run with these fixes",
         "",
         "## Release sets",
         "",
@@ -111,7 +114,11 @@ def page(results: dict[str, dict[str, Any]], declared: str, table: Table, ids: l
     ]
     for library in dict.fromkeys(cell.alone for cell in table.ranges):
         cells = [cell for cell in table.ranges if cell.alone == library]
-        concerned = [fix_id for fix_id in ids if any(fix_id in results[cell.name]["fixes"] for cell in cells)]
+        ran = [cell for cell in cells if cell.name in results]
+        concerned = [fix_id for fix_id in ids if any(fix_id in results[cell.name]["fixes"] for cell in ran)]
+        if not ran:
+            lines += ["", f"The releases of {library} on their own were not run with these fixes."]
+            continue
         lines += ["", f"## Every {library} on its own", "", "For the fixes that need nothing else.", ""]
         lines += _grid(concerned, cells, results, [cell.pins[library] for cell in cells])
     return "\n".join(lines) + "\n"
@@ -122,8 +129,13 @@ def _grid(
 ) -> list[str]:
     lines = [f"| fix | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for fix_id in ids:
-        states = [results[cell.name]["fixes"].get(fix_id, {}).get("state", NOT_APPLICABLE) for cell in cells]
-        lines.append(f"| {fix_id} | {' | '.join(SIGNS[state] for state in states)} |")
+        signs = [
+            SIGNS[results[cell.name]["fixes"].get(fix_id, {}).get("state", NOT_APPLICABLE)]
+            if cell.name in results
+            else "?"
+            for cell in cells
+        ]
+        lines.append(f"| {fix_id} | {' | '.join(signs)} |")
     return lines
 
 

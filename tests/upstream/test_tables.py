@@ -48,7 +48,7 @@ def test_a_stale_page_is_told():
         tables.check_page(text, "another", table)
     for name, change, says in (
         ("D04", None, "no result for D04"),
-        ("D05", {"declared": "older"}, "results of other declarations for D05"),
+        ("D05", {"declared": "older"}, "no result for D05"),
         ("D05", {"failures": ["one"]}, "failures in D05"),
     ):
         changed = {cell: found for cell, found in results.items() if cell != name or change}
@@ -56,6 +56,23 @@ def test_a_stale_page_is_told():
             changed[name] = results[name] | change
         with pytest.raises(tables.Stale, match=says):
             tables.page(changed, "d", table, ["a-fix"])
+
+
+def test_a_set_that_was_not_run_says_so():
+    table = read()
+    ran = {
+        "pins": {},
+        "date": "2026-11-21",
+        "declared": "d",
+        "failures": [],
+        "fixes": {"a-fix": {"state": "mended"}},
+    }
+    results = {cell.name: ran for cell in table.cells if cell.ci}
+    text = tables.page(results, "d", table, ["a-fix"])
+    (row,) = (line for line in text.splitlines() if line.startswith("| a-fix |"))
+    signs = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert signs == ["**M**" if cell.ci else "?" for cell in table.cells]
+    assert "on their own were not run" in text
 
 
 def test_the_table_of_fixes_in_the_readme_is_not_stale():

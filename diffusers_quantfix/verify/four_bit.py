@@ -1,0 +1,126 @@
+"""Tiny 4-bit models for the cases, saved to disk and loaded the way a user loads them, as far as this machine can."""
+
+from __future__ import annotations
+
+from .case import CannotShow
+
+
+def device():
+    """The first CUDA device, else the CPU where bitsandbytes has 4-bit kernels for it.
+
+    Raises:
+        CannotShow: there is neither.
+    """
+    import bitsandbytes
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if not hasattr(
+        torch.ops.bitsandbytes, "quantize_4bit"
+    ):  # from 0.45.4 on; quantizing there from 0.46.0 on
+        version = bitsandbytes.__version__
+        raise CannotShow(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
+    return torch.device("cpu")
+
+
+def flux(folder: str, where):
+    """A FluxTransformer2DModel with two blocks in nf4 on ``where``, loaded from disk.
+
+    On a GPU through ``from_pretrained`` with a quantization config. diffusers refuses that without one ("No GPU found.
+    A GPU is needed for quantization."), so on the CPU the model is loaded whole, and each of its Linear layers is
+    replaced by bitsandbytes' own, which quantizes on its way to the CPU.
+    """
+    import os
+
+    import torch
+    from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
+
+    if not os.path.exists(folder):
+        torch.manual_seed(0)
+        FluxTransformer2DModel(
+            in_channels=64,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=32,
+            num_attention_heads=2,
+            joint_attention_dim=64,
+            pooled_projection_dim=64,
+            axes_dims_rope=(8, 12, 12),
+        ).save_pretrained(folder)
+    if where.type == "cuda":
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        )
+        model = FluxTransformer2DModel.from_pretrained(
+            folder, quantization_config=config, torch_dtype=torch.float32
+        )
+        return model.to(where).eval()
+    model = FluxTransformer2DModel.from_pretrained(folder)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, linear(layer, where))
+    return model.eval()
+
+
+def linear(layer, where):
+    """A ``Linear4bit`` in nf4 on ``where``, with the weights of a ``torch.nn.Linear``."""
+    import torch
+    from bitsandbytes.nn import Linear4bit
+
+    quantized = Linear4bit(
+        layer.in_features, layer.out_features, layer.bias is not None, torch.float32, quant_type="nf4"
+    )
+    quantized.load_state_dict(layer.state_dict())
+    return quantized.requires_grad_(False).to(where).eval()
+
+
+def run_flux(model, where):
+    """The prediction of ``flux(...)`` for fixed inputs, on the CPU."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        "hidden_states": torch.randn(1, 4, 64, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 8, 64, generator=generator),
+        "pooled_projections": torch.randn(1, 64, generator=generator),
+        "timestep": torch.ones(1),
+        "img_ids": torch.zeros(4, 3),
+        "txt_ids": torch.zeros(8, 3),
+    }
+    with torch.no_grad():
+        return model(**{name: tensor.to(where) for name, tensor in inputs.items()}).sample.cpu()
+
+
+def text_encoder(folder: str, where):
+    """A T5EncoderModel in nf4 on ``where``, through transformers' ``from_pretrained``."""
+    import os
+
+    import torch
+    from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
+
+    if not os.path.exists(folder):
+        torch.manual_seed(0)
+        config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
+        T5EncoderModel(config).save_pretrained(folder)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    return T5EncoderModel.from_pretrained(
+        folder, quantization_config=config, device_map={"": str(where)}, torch_dtype=torch.float32
+    ).eval()
+
+
+def encode(model, where):
+    """The embeddings of ``text_encoder(...)`` for fixed tokens, on the CPU."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([[2, 5, 6, 3]], device=where)).last_hidden_state.cpu()
+
+
+def states_of(model) -> list:
+    """The quant states of a 4-bit model."""
+    found = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
+    return [state for state in found if state is not None]
