@@ -1,8 +1,8 @@
 """Offloading a 4-bit weight to ``meta`` destroys its quant state.
 
 Symptom: a 4-bit model under ``enable_sequential_cpu_offload``, ``accelerate.cpu_offload`` or ``disk_offload`` ends in
-    NotImplementedError "Cannot copy out of meta tensor; no data!" (bitsandbytes >= 0.46.1), or RuntimeError "Blockwise
-    quantization only supports 16/32-bit floats, but got torch.uint8" (<= 0.46.0).
+    NotImplementedError "Cannot copy out of meta tensor; no data!" (bitsandbytes >= 0.46.1), or ValueError "Blockwise
+    quantization only supports 16/32-bit floats, but got torch.uint8" (<= 0.45.5; RuntimeError in 0.46.0).
 Cause: accelerate keeps the packed weight in host memory and puts the parameter on ``meta`` between two uses. Of the
     quant state it knows nothing, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and
     new parameter share: from then on absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also
@@ -29,7 +29,7 @@ FIX = Fix(
         "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525",
         "https://github.com/huggingface/diffusers/issues/10800",
     ),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! / RuntimeError: Blockwise quantization only "
+    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! / ValueError: Blockwise quantization only "
     "supports 16/32-bit floats, but got torch.uint8",
     hot=True,
 )

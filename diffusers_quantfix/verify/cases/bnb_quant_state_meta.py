@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    import torch
     from accelerate import cpu_offload
 
     from .. import four_bit
