@@ -15,7 +15,11 @@ from .activation import settings
 COMMANDS = {
     "status": ("status", "run", "what became of every fix here, and why"),
     "verify": ("verify", "run", "reproduce each defect on tiny models, without and with the fix"),
-    "doctor": ("doctor", "run", "what is installed, what does not fit together, which upgrade retires which fix"),
+    "doctor": (
+        "doctor",
+        "run",
+        "what is installed, what does not fit together, which upgrade retires which fix",
+    ),
     "explain": ("explain", "run", "everything that is known of one fix"),
     "check": ("check", "run", "the known defects of pinned versions, from requirements and lock files"),
     "run": ("run", "run", "run a program with the package activated: run app.py ..., run -m module ..."),

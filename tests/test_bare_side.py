@@ -14,7 +14,17 @@ import pytest
 
 def test_without_the_package_every_defect_shows_where_its_gate_says_so():
     pytest.importorskip("torch", reason="the stack is not installed: there is nothing to show a defect")
-    command = [sys.executable, "-m", "pytest", "tests/fixes", "--side", "bare", "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/fixes",
+        "--side",
+        "bare",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     root = pathlib.Path(__file__).resolve().parents[1]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     print(done.stdout.strip().splitlines()[-1])

@@ -29,11 +29,17 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.pipeline_utils",
     ),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
-    "diffusers-meta-pipeline-device": ("diffusers.meta_pipeline_device", "diffusers.pipelines.pipeline_utils"),
+    "diffusers-meta-pipeline-device": (
+        "diffusers.meta_pipeline_device",
+        "diffusers.pipelines.pipeline_utils",
+    ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
     "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
-    "transformers-meta-component-device": ("transformers.meta_component_device", "transformers.modeling_utils"),
+    "transformers-meta-component-device": (
+        "transformers.meta_component_device",
+        "transformers.modeling_utils",
+    ),
 }
 
 # The distributions whose versions decide, in the order in which people think of them.

@@ -245,7 +245,9 @@ def load(folder, side, bits, device_map=None):
 def untouched(gpu, *devices):
     """Not one byte is allocated on these devices inside the block, not even for a moment."""
     for device in devices:
-        gpu.allocated(device)  # collects what earlier tests left, so that it cannot go and make room inside the block
+        gpu.allocated(
+            device
+        )  # collects what earlier tests left, so that it cannot go and make room inside the block
     gpu.reset()
     before = [gpu.peak(device) for device in devices]
     yield
