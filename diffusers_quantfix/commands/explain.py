@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         ("patches", ", ".join(answer.changes) or f"nothing here; its target is {fix.module}"),
         ("here", f"{answer.state}: {answer.reason}"),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix.id}, or qf.revert({fix.id!r})"),
-        *(("upstream", link) for link in fix.upstream),
+        *(("upstream", link) for link in fix.upstream or ("not reported yet",)),
     ]
     print(f"{fix.id}\n\n{text}\n")
     for name, value in rows:
