@@ -30,7 +30,11 @@ def say(fix_id, folder):
 def test_on_a_device(gpu, tmp_path, fix_id):
     if fix_id == "diffusers-8bit-modular-gate" and unmet("diffusers>=0.35"):
         pytest.skip(unmet("diffusers>=0.35"))
-    assert say(fix_id, tmp_path)
+    try:
+        assert say(fix_id, tmp_path)
+    except CannotShow as reason:
+        assert str(reason).startswith("transformers: Using `bitsandbytes`")  # releases that refuse each other
+        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize("fix_id", IDS)

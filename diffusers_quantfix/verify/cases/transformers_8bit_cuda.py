@@ -8,16 +8,20 @@ def case(work: str) -> str | None:
     from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
 
     from .. import eight_bit
+    from ..case import CannotShow
 
     where = eight_bit.cuda_device()
     torch.manual_seed(0)
     config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
     T5EncoderModel(config).save_pretrained(work)
-    model = T5EncoderModel.from_pretrained(
-        work,
-        quantization_config=BitsAndBytesConfig(load_in_8bit=True),
-        device_map={"": 0},
-        torch_dtype=torch.float16,
-    )
+    try:
+        model = T5EncoderModel.from_pretrained(
+            work,
+            quantization_config=BitsAndBytesConfig(load_in_8bit=True),
+            device_map={"": 0},
+            torch_dtype=torch.float16,
+        )
+    except ImportError as refusal:  # transformers wants a newer bitsandbytes
+        raise CannotShow(f"transformers: {refusal}") from None
     model.cuda()
     return f"an 8-bit text encoder takes .cuda() on {where}"
