@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        results = run(cells, options.folder, options.jobs, options.fresh)
+        results = run(cells, options.folder, options.jobs, options.fresh, options.cells == ["ci"])
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with the cells that are not done", file=sys.stderr)
         return 130
@@ -49,19 +49,24 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(too_wide) or any(result["failures"] for result in results))
 
 
-def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool) -> list[dict[str, Any]]:
-    """The results of these cells, in their order; those of an interrupted run are taken over unless ``fresh``."""
+def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool, quick: bool = False) -> list[dict[str, Any]]:
+    """The results of these cells, in their order; those of an interrupted run are taken over unless ``fresh``.
+
+    ``quick`` leaves out the tests that are marked thorough.
+    """
     progress = Progress(len(cells))
     results: dict[str, dict[str, Any]] = {}
 
     def one(cell: Cell) -> tuple[dict[str, Any], bool]:
         # A second driver on the same cell waits, and then finds the result of the first.
         with locked(folder / "locks" / f"{cell.name}.lock"):
-            found = None if fresh else previous(folder, cell)
+            found = None if fresh else previous(folder, cell, quick)
             if found is not None and not found["failures"]:
                 return found, True
             try:
-                return run_cell(cell, folder, lambda name: progress.phase(cell.name, name)), False
+                return run_cell(
+                    cell, folder, lambda name: progress.phase(cell.name, name), quick=quick
+                ), False
             except Exception as error:  # the other cells go on, and this one is not good
                 said = f"the driver failed: {type(error).__name__}: {error}"
                 return blank(cell, folder) | {"failures": [said]}, False
@@ -90,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--cells", nargs="+", metavar="CELL",
-        help="ci (the set of one CI run), all (every cell and range), ranges, or names",
+        help="ci (the set of one CI run, without the thorough tests), all (every cell and range), ranges, or names",
     )  # fmt: skip
     what.add_argument(
         "--add", nargs="+", metavar="NAME=RELEASE",

@@ -80,13 +80,19 @@ def result_file(folder: Path, cell: Cell) -> Path:
     return folder / "results" / f"{cell.name}.json"
 
 
-def previous(folder: Path, cell: Cell) -> dict[str, Any] | None:
-    """The result of an earlier run over the same pins and sources."""
+def result_key(cell: Cell, quick: bool) -> str:
+    """What a result depends on: the pins, the sources, and whether the thorough tests were left out."""
+    return digest([cell.key, sources_key(), "quick" if quick else "thorough"])
+
+
+def previous(folder: Path, cell: Cell, quick: bool = False) -> dict[str, Any] | None:
+    """The result of an earlier run over the same pins and sources; a thorough one serves a quick run as well."""
     try:
         result = json.loads(result_file(folder, cell).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return result if result.get("key") == digest([cell.key, sources_key()]) else None
+    good = {result_key(cell, False)} | ({result_key(cell, True)} if quick else set())
+    return result if result.get("key") in good else None
 
 
 def blank(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -104,6 +110,7 @@ def run_cell(
     phase: Callable[[str], None],
     assess: Callable[..., Verdict] = judge,
     try_candidates: bool = False,
+    quick: bool = False,
 ) -> dict[str, Any]:
     """Run everything of one cell and keep its result.
 
@@ -113,10 +120,11 @@ def run_cell(
         phase: called with the name of each phase as it begins.
         assess: the judge, `verdict.judge` for a pinned cell.
         try_candidates: mend also where the probe says broken outside of a claim.
+        quick: without the tests that are marked thorough.
     """
     logs = folder / "logs" / cell.name
     logs.mkdir(parents=True, exist_ok=True)
-    key = digest([cell.key, sources_key()])
+    key = result_key(cell, quick)
     result = blank(cell, folder) | {"declared": declared_key()}
     began = time.monotonic()
     log = logs / "install.log"
@@ -135,7 +143,8 @@ def run_cell(
     runs: dict[str, Run] = {}
     for side in ("bare", "mended"):
         phase(side)
-        more = ["--cell-inspect", str(report), *flags] if side == "bare" else []
+        more = ["-m", "not thorough"] if quick else []
+        more += ["--cell-inspect", str(report), *flags] if side == "bare" else []
         runs[side] = _pytest(cell, environment, side, paths, more, logs, result["seconds"])
         result["seconds"][f"{side} processor"] = runs[side].processor_seconds
     died = ""
@@ -151,7 +160,7 @@ def run_cell(
         failures=([f"inspect: {died}"] if died else []) + verdict.failures,
         fixes=verdict.fixes, skips=verdict.skips, counts=verdict.counts, installed=_freeze(environment),
     )  # fmt: skip
-    if digest([cell.key, sources_key()]) == key:  # else the sources changed under way: do not resume from it
+    if result_key(cell, quick) == key:  # else the sources changed under way: do not resume from it
         result["key"] = key
     result["seconds"]["all"] = round(time.monotonic() - began, 1)
     return _keep(folder, cell, result)

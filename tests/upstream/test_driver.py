@@ -15,7 +15,7 @@ import pytest
 from diffusers_quantfix.engine.fix import Fix, TargetMissing
 from tests.upstream import __main__ as driver
 from tests.upstream import environments, newest, run_cell
-from tests.upstream.cells import Cell, digest, read
+from tests.upstream.cells import Cell, read
 from tests.upstream.inspect_fixes import inspect_fix
 from tests.upstream.report import WIDTH, Progress, summary
 
@@ -38,9 +38,9 @@ def counted(monkeypatch, tmp_path):
     """Runs of cells, replaced by a note in a list."""
     calls = []
 
-    def fake(cell, folder, phase):
+    def fake(cell, folder, phase, quick):
         calls.append(cell.name)
-        made = result(cell.name, key=digest([cell.key, run_cell.sources_key()]))
+        made = result(cell.name, key=run_cell.result_key(cell, quick))
         return run_cell._keep(folder, cell, made)
 
     monkeypatch.setattr(driver, "run_cell", fake)
@@ -72,11 +72,21 @@ def test_other_pins_other_sources_and_failures_are_run_again(counted, tmp_path, 
     assert run_cell.previous(tmp_path, newer) is None
 
 
+def test_a_quick_result_does_not_serve_a_thorough_run_but_the_other_way_round_it_does(counted, tmp_path):
+    driver.run([CELL], tmp_path, jobs=1, fresh=False, quick=True)
+    driver.run([CELL], tmp_path, jobs=1, fresh=False, quick=True)
+    assert len(counted) == 1
+    driver.run([CELL], tmp_path, jobs=1, fresh=False)
+    assert len(counted) == 2
+    driver.run([CELL], tmp_path, jobs=1, fresh=False, quick=True)
+    assert len(counted) == 2
+
+
 def test_a_fault_of_the_driver_is_a_failure_of_its_cell_and_the_others_go_on(counted, monkeypatch, tmp_path):
     made = driver.run_cell
 
-    def run(cell, folder, phase):
-        return made(cell, folder, phase) if cell.name == "D04" else 1 / 0
+    def run(cell, folder, phase, quick):
+        return made(cell, folder, phase, quick) if cell.name == "D04" else 1 / 0
 
     monkeypatch.setattr(driver, "run_cell", run)
     bad, good = driver.run([Cell("D03", "3.11", {}), CELL], tmp_path, jobs=1, fresh=False)
@@ -107,13 +117,15 @@ def test_the_exit_status(counted, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(driver, "find_uv", lambda: ["uv"])
     assert driver.main(["--cells", "D04", *place]) == 0
     assert driver.main(["--cells", "D99", *place]) == 2
-    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase: result(cell.name, ["one"]))
+    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase, quick: result(cell.name, ["one"]))
     assert driver.main(["--cells", "D05", *place]) == 1
     # With every cell there, the sides of each claim are looked at too.
-    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase: result(cell.name))
+    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase, quick: result(cell.name))
     monkeypatch.setattr(driver, "declarations", lambda: {"a-fix": {"claims": {"bitsandbytes": "<=0.50.2"}}})
     assert driver.main(["--cells", "all", "--fresh", *place]) == 0
-    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase: result(cell.name, state="healthy"))
+    monkeypatch.setattr(
+        driver, "run_cell", lambda cell, folder, phase, quick: result(cell.name, state="healthy")
+    )
     assert driver.main(["--cells", "all", "--fresh", *place]) == 1
     assert "a-fix: its claim on bitsandbytes is too wide" in capsys.readouterr().out
 
