@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool, quick: bool = False) -> list[dict[str, Any]]:
     """The results of these cells, in their order; those of an interrupted run are taken over unless ``fresh``.
 
-    ``quick`` leaves out the tests that are marked thorough.
+    ``quick`` keeps to the tests that prove a defect, without those that are marked thorough.
     """
     progress = Progress(len(cells))
     results: dict[str, dict[str, Any]] = {}

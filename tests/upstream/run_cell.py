@@ -120,7 +120,7 @@ def run_cell(
         phase: called with the name of each phase as it begins.
         assess: the judge, `verdict.judge` for a pinned cell.
         try_candidates: mend also where the probe says broken outside of a claim.
-        quick: without the tests that are marked thorough.
+        quick: only the tests that prove a defect, without those that are marked thorough.
     """
     logs = folder / "logs" / cell.name
     logs.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def run_cell(
     runs: dict[str, Run] = {}
     for side in ("bare", "mended"):
         phase(side)
-        more = ["-m", "not thorough"] if quick else []
+        more = ["-m", "defect and not thorough"] if quick else []
         more += ["--cell-inspect", str(report), *flags] if side == "bare" else []
         runs[side] = _pytest(cell, environment, side, paths, more, logs, result["seconds"])
         result["seconds"][f"{side} processor"] = runs[side].processor_seconds
