@@ -18,7 +18,18 @@ Importing this package imports neither torch nor anything else of weight.
 
 from __future__ import annotations
 
-from .api import Traffic, allocated, device_count, devices, load, peak, reset, traffic, unavailable_reason
+from .api import (
+    Traffic,
+    allocated,
+    device_count,
+    devices,
+    load,
+    overlapping,
+    peak,
+    reset,
+    traffic,
+    unavailable_reason,
+)
 
 __all__ = [
     "Traffic",
@@ -26,6 +37,7 @@ __all__ = [
     "device_count",
     "devices",
     "load",
+    "overlapping",
     "peak",
     "reset",
     "traffic",

@@ -108,6 +108,15 @@ def traffic(device=None) -> Traffic:
     )
 
 
+def overlapping(device=None) -> int:
+    """Bytes copied from the host to a device, or to any, while it could compute, since the last ``reset()``.
+
+    Those are copies from pinned memory, non-blocking, on another stream than the default one.
+    """
+    mine = range(device_count()) if device is None else [_index(device)]
+    return sum(_ops().overlapping(i) for i in mine)
+
+
 def reset() -> None:
     """Start over: no traffic so far, the peak is what is allocated now, cuda:0 is the current device."""
     gc.collect()

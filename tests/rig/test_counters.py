@@ -103,6 +103,21 @@ def test_copies_within_a_device_are_no_traffic():
     del keep
 
 
+def test_copies_that_let_the_device_compute():
+    pageable, pinned = torch.ones(1000), torch.ones(1000).pin_memory()
+    side = torch.cuda.Stream("cuda:1")
+    pinned.to("cuda:1", non_blocking=True)  # on the default stream
+    with torch.cuda.stream(side):
+        pageable.to("cuda:1", non_blocking=True)
+        pinned.to("cuda:1")
+        torch.ones(1000, device="cuda:1").cpu()
+        assert rig.overlapping() == 0
+        pinned[:10].to("cuda:1", non_blocking=True)
+    assert (rig.overlapping(), rig.overlapping("cuda:1"), rig.overlapping("cuda:0")) == (40, 40, 0)
+    rig.reset()
+    assert rig.overlapping() == 0
+
+
 def test_a_file_loaded_to_a_device_travels_once(tmp_path):
     from safetensors.torch import load_file, save_file
 

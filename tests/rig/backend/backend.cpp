@@ -30,11 +30,15 @@ at::Tensor empty_strided(
   return at::detail::empty_strided_generic(size, stride, &device_memory(), kCudaKeys, c10::dtype_or_default(dtype));
 }
 
-at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   TORCH_CHECK_NOT_IMPLEMENTED(!source.is_meta(), "Cannot copy out of meta tensor; no data!");
   auto target = on_host(self);
   target.copy_(on_host(source));
   count_copy(source.device(), self.device(), static_cast<int64_t>(source.nbytes()));
+  if (source.is_cpu() && self.is_cuda() && non_blocking && current_stream[self.device().index()] != 0 &&
+      PinnedMemory::contains(source.const_data_ptr())) {
+    overlapping[self.device().index()] += static_cast<int64_t>(source.nbytes());
+  }
   return self;
 }
 
@@ -113,7 +117,9 @@ int64_t get_allocated(int64_t device) { check_ordinal(device); return allocated[
 int64_t get_peak(int64_t device) { check_ordinal(device); return peak[device]; }
 void reset_peak(int64_t device) { device_memory().resetPeakStats(static_cast<c10::DeviceIndex>(device)); }
 int64_t get_traffic(int64_t from, int64_t to) { return traffic.at(from + 1).at(to + 1); }  // -1 is the host
+int64_t get_overlapping(int64_t device) { check_ordinal(device); return overlapping[device]; }
 void reset_traffic() {
+  for (auto& bytes : overlapping) bytes = 0;
   for (auto& row : traffic) {
     for (auto& bytes : row) bytes = 0;
   }
@@ -147,6 +153,7 @@ TORCH_LIBRARY(diffusers_quantfix_rig, m) {
   m.def("peak(int device) -> int", &rig::get_peak);
   m.def("reset_peak(int device) -> ()", &rig::reset_peak);
   m.def("traffic(int source, int target) -> int", &rig::get_traffic);
+  m.def("overlapping(int device) -> int", &rig::get_overlapping);
   m.def("reset_traffic() -> ()", &rig::reset_traffic);
   m.def("default_generator(int device) -> Generator?", &rig::get_default_generator);
 }

@@ -23,6 +23,8 @@ inline std::array<std::atomic<int64_t>, kDevices> allocated{};
 inline std::array<std::atomic<int64_t>, kDevices> peak{};
 // Bytes copied, [from][to]; row and column 0 are the host, i + 1 is cuda:i.
 inline std::array<std::array<std::atomic<int64_t>, kDevices + 1>, kDevices + 1> traffic{};
+// Bytes copied from the host to cuda:i in a way that lets a GPU compute meanwhile.
+inline std::array<std::atomic<int64_t>, kDevices> overlapping{};
 
 inline void check_ordinal(int64_t index) {
   TORCH_CHECK(index < kDevices, "CUDA error: invalid device ordinal");
