@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,8 +61,7 @@ def devices() -> Iterator[None]:
         import bitsandbytes  # noqa: F401
 
     with contextlib.ExitStack() as stack:
-        gc.freeze()  # the libraries' half a million objects need not be looked at whenever we collect
-        stack.callback(gc.unfreeze)
+        _set_the_libraries_aside()
         stack.callback(gc.collect)
         undo = stack.enter_context(Undo())
         cuda_bindings.install(undo)
@@ -70,6 +70,19 @@ def devices() -> Iterator[None]:
         caches.install(undo)
         reset()
         yield
+
+
+_modules_aside = 0
+
+
+def _set_the_libraries_aside() -> None:
+    """The libraries' half a million objects need not be looked at whenever we collect: that took most of a test."""
+    global _modules_aside
+    if len(sys.modules) != _modules_aside or not gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        _modules_aside = len(sys.modules)
 
 
 def device_count() -> int:
@@ -81,10 +94,6 @@ def allocated(device) -> int:
     """Bytes that live tensors hold on a device now (unreachable reference cycles are collected first)."""
     index = _index(device)
     gc.collect()
-    if _ops().allocated(index):  # perhaps a cycle of objects older than the devices, see devices()
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
     return _ops().allocated(index)
 
 
