@@ -1,17 +1,27 @@
-"""The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work id...``.
+"""The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work``.
 
-Results go to a file, one JSON line per event, since the libraries print what they like.
+It imports the libraries, says what the board says, reads one line of ids from standard input, and runs their cases in
+that order.  What it says goes to the file ``results``, one JSON line per event, since the libraries print what they
+like.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import sys
 
+from ..activation import settings, status
 from ..engine.target import say
+from ..fixes import INDEX
 from .case import CannotShow
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
 
 
 def case_module(fix_id: str) -> str:
@@ -19,27 +29,43 @@ def case_module(fix_id: str) -> str:
     return f"{__package__}.cases.{fix_id.replace('-', '_')}"
 
 
-def main(results: str, work: str, ids: list[str]) -> None:
-    """Run the cases in order and write what each of them said."""
+def main(results: str, work: str) -> None:
+    """Say the board, then run the cases that are asked for."""
     with open(results, "a", encoding="utf-8") as file:
 
-        def write(**event: str) -> None:
+        def write(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
             file.flush()  # the parent shows the progress, and must know where we were if we die
 
-        for fix_id in ids:
-            write(id=fix_id, event="begin", text="")
-            folder = os.path.join(work, fix_id)
-            os.makedirs(folder, exist_ok=True)
-            try:
-                said = importlib.import_module(case_module(fix_id)).case(folder)
-            except CannotShow as reason:
-                write(id=fix_id, event="cannot show", text=str(reason))
-            except Exception as error:
-                write(id=fix_id, event="defect", text=say(error))
-            else:
-                write(id=fix_id, event="right", text=said or "right")
+        if settings().off:
+            _import_the_libraries()
+            write(event="ready")
+        else:
+            write(event="ready", board=status().to_dict())
+        _run(sys.stdin.readline().split(), work, write)
+
+
+def _import_the_libraries() -> None:
+    """What `status` imports to answer: this side would do it in its first case, while the other side is done."""
+    for target in dict.fromkeys(target for _, target in INDEX.values()):
+        with contextlib.suppress(Exception):  # not installed, or broken: the case will say so
+            importlib.import_module(target)
+
+
+def _run(ids: Iterable[str], work: str, write: Callable[..., None]) -> None:
+    for fix_id in ids:
+        write(event="begin", id=fix_id, text="")
+        folder = os.path.join(work, fix_id)
+        os.makedirs(folder, exist_ok=True)
+        try:
+            said = importlib.import_module(case_module(fix_id)).case(folder)
+        except CannotShow as reason:
+            write(event="cannot show", id=fix_id, text=str(reason))
+        except Exception as error:
+            write(event="defect", id=fix_id, text=say(error))
+        else:
+            write(event="right", id=fix_id, text=said or "right")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2])

@@ -1,26 +1,20 @@
-"""Runs the cases in two processes, without the package and with it, and compares what they said."""
+"""Runs the cases in two processes at the same time, without the package and with it, and compares what they said."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 
 from ..activation import known_ids
-from ..engine.settings import VARIABLE
 from .report import CANNOT_SHOW, MENDED, NOT_MENDED, NOT_NEEDED, NOT_SHOWN, Line, Report
+from .side import Side
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
-
-TIME_LIMIT = 300.0  # seconds for one side of all cases: a hang must not look like work
-_PACKAGE = __name__.partition(".")[0]
 
 
 def verify(ids: Iterable[str] = ()) -> Report:
@@ -34,18 +28,40 @@ def verify(ids: Iterable[str] = ()) -> Report:
 
     Raises:
         ValueError: an id names no fix.
-        RuntimeError: the board could not be read in a process of its own.
+        RuntimeError: the libraries end the process that imports them.
     """
     wanted = known_ids(tuple(ids))
     start = time.monotonic()
-    board = _board()
-    answers = {answer["id"]: answer for answer in board["fixes"] if answer["id"] in wanted}
-    applied = [fix_id for fix_id, answer in answers.items() if answer["state"] == "applied"]
-    with tempfile.TemporaryDirectory(prefix="quantfix-verify-") as work, _progress(2 * len(applied)) as step:
-        before = _side("off", applied, os.path.join(work, "without"), step)
-        after = _side("", applied, os.path.join(work, "with"), step)
-    lines = [_line(answer, before.get(fix_id), after.get(fix_id)) for fix_id, answer in answers.items()]
+    with tempfile.TemporaryDirectory(prefix="quantfix-verify-") as work, _progress() as progress:
+        sides: list[Side] = []
+        try:
+            for setting, name in (("off", "without"), (None, "with")):
+                sides.append(Side(setting, os.path.join(work, name), progress.step))
+            before, after = sides
+            _pump([after], progress)  # both import meanwhile; only this one has a board
+            board = after.board or {}
+            answers = {answer["id"]: answer for answer in board["fixes"] if answer["id"] in wanted}
+            applied = [fix_id for fix_id, answer in answers.items() if answer["state"] == "applied"]
+            if applied:
+                progress.expect(2 * len(applied))
+                for side in sides:
+                    side.give(applied)
+                _pump(sides, progress)
+        finally:
+            for side in sides:
+                side.end()
+    lines = [
+        _line(answer, before.found.get(fix_id), after.found.get(fix_id)) for fix_id, answer in answers.items()
+    ]
     return Report(lines, board["installed"], time.monotonic() - start)
+
+
+def _pump(sides: list[Side], progress: _Progress) -> None:
+    while any(side.busy for side in sides):
+        time.sleep(0.05)
+        for side in sides:
+            side.pump()
+        progress.show(" | ".join(side.current for side in sides if side.current))
 
 
 def _line(answer: dict[str, Any], before: dict[str, str] | None, after: dict[str, str] | None) -> Line:
@@ -65,86 +81,38 @@ def _line(answer: dict[str, Any], before: dict[str, str] | None, after: dict[str
     return line(verdict, before["text"], after["text"])
 
 
-def _board() -> dict[str, Any]:
-    """The board of a fresh process: this one may have been changed by its caller."""
-    done = subprocess.run(
-        [sys.executable, "-m", _PACKAGE, "status", "--json"], capture_output=True, text=True, check=False
-    )
-    try:
-        board: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise RuntimeError(f"`{_PACKAGE} status` failed in a process of its own: {last[0]}") from None
-    return board
+class _Progress:
+    """A progress bar on standard error, or nothing where there is no terminal or no tqdm."""
 
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._shown = 0.0
 
-def _side(setting: str, ids: list[str], work: str, step: Any) -> dict[str, dict[str, str]]:
-    """Run the cases with ``DIFFUSERS_QUANTFIX=setting``: id -> last event of its case."""
-    os.makedirs(work)
-    results = os.path.join(work, "results.jsonl")
-    # One thread: tiny models, and the same order of every sum in both processes.
-    environment = {**os.environ, VARIABLE: setting, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    found: dict[str, dict[str, str]] = {}
-    pending = list(ids)
-    deadline = time.monotonic() + TIME_LIMIT
-    while pending:
-        with open(os.path.join(work, "log"), "ab") as log:
-            child = subprocess.Popen(
-                _command(results, work, pending), env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-        while child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-            _read(results, found, step)
-        if child.poll() is None:
-            child.kill()
-        code = child.wait()
-        _read(results, found, step)
-        done = [fix_id for fix_id in pending if found.get(fix_id, {}).get("event", "begin") != "begin"]
-        pending = [fix_id for fix_id in pending if fix_id not in done]
-        if (
-            pending
-        ):  # the child died (a segmentation fault, a hang): blame the case it was in, go on with the rest
-            why = (
-                f"the process ended with exit code {code}"
-                if time.monotonic() < deadline
-                else "no end in sight"
-            )
-            found[pending[0]] = {"id": pending[0], "event": "defect", "text": why}
-            step(1)
-            pending = pending[1:]
-            if time.monotonic() >= deadline:
-                found.update({i: {"id": i, "event": "cannot show", "text": "no time left"} for i in pending})
-                break
-    return found
+    def expect(self, total: int) -> None:
+        if self._bar is not None:
+            self._bar.total = total
+            self._bar.set_description("verify", refresh=False)
+            self._bar.refresh()
 
+    def step(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
 
-def _command(results: str, work: str, ids: list[str]) -> list[str]:
-    return [sys.executable, "-m", f"{_PACKAGE}.verify.child", results, work, *ids]
-
-
-def _read(results: str, found: dict[str, dict[str, str]], step: Any) -> None:
-    """Take over the complete lines of the results file."""
-    if not os.path.exists(results):
-        return
-    with open(results, encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break
-            event = json.loads(line)
-            old = found.get(event["id"], {}).get("event")
-            if old in (None, "begin"):
-                found[event["id"]] = event
-                if event["event"] != "begin":
-                    step(1)
+    def show(self, current: str) -> None:
+        if self._bar is not None and time.monotonic() - self._shown > 0.5:  # a clock that moves is alive
+            self._shown = time.monotonic()
+            self._bar.set_postfix_str(current)
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A progress bar on standard error, where it is a terminal."""
+def _progress() -> Iterator[_Progress]:
     try:
         from tqdm import tqdm
     except ImportError:  # only the libraries that we mend bring it
-        yield lambda count: None
+        yield _Progress(None)
         return
-    with tqdm(total=total, desc="verify", unit="case", disable=None, leave=False) as bar:
-        yield bar.update
+    # `disable=None`: only on a terminal, which is also asked for its width
+    with tqdm(
+        desc="importing the libraries", unit="case", disable=None, leave=False, dynamic_ncols=True
+    ) as bar:
+        yield _Progress(None if bar.disable else bar)

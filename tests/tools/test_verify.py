@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import resource
 import subprocess
 import sys
 
 import pytest
 
 from diffusers_quantfix.fixes import INDEX
-from diffusers_quantfix.verify import report, run, verify
+from diffusers_quantfix.verify import report, run, side, verify
 from diffusers_quantfix.verify.child import case_module
 
 ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "mended in somelib 1.0"}
@@ -51,47 +52,91 @@ def test_a_fix_that_was_not_run_is_judged_by_its_state(state, verdict, ok):
 
 CHILD = """
 import json, os, sys, time
-results, ids = sys.argv[1], sys.argv[2:]
-with open(results, "a") as file:
-    for fix_id in ids:
-        print(json.dumps({"id": fix_id, "event": "begin", "text": ""}), file=file, flush=True)
-        if fix_id == "dies":
-            os.abort()
-        if fix_id == "hangs":
-            time.sleep(600)
-        print(json.dumps({"id": fix_id, "event": "right", "text": os.environ["DIFFUSERS_QUANTFIX"]}), file=file)
+results = sys.argv[1]
+def write(**event):
+    with open(results, "a") as file:
+        print(json.dumps(event), file=file)
+with open(results + ".starts", "a") as file:
+    print("start", file=file)
+if os.environ.get("DIES_AT_ONCE"):
+    print("ImportError: no such library", file=sys.stderr)
+    os.abort()
+write(event="ready", board={"fixes": []})
+if os.environ.get("DIES_IDLE"):
+    os.abort()
+for fix_id in sys.stdin.readline().split():
+    write(id=fix_id, event="begin", text="")
+    if fix_id.startswith("dies"):
+        os.abort()
+    if fix_id.startswith("hangs"):
+        time.sleep(600)
+    write(id=fix_id, event="right", text=os.environ["DIFFUSERS_QUANTFIX"])
 """
 
 
+class Played:
+    """One side whose processes run a program of ours instead of the cases."""
+
+    def __init__(self, folder, *ids: str) -> None:
+        self.steps: list[int] = []
+        self.side = side.Side("off", str(folder), self.steps.append)
+        try:
+            self.pump()
+            if ids:
+                self.side.give(ids)
+                self.pump()
+        finally:
+            self.side.end()
+        self.starts = (folder / "results.jsonl.starts").read_text().count("start")
+
+    def pump(self) -> None:
+        while self.side.busy:
+            self.side.pump()
+
+    def __getitem__(self, fix_id: str) -> tuple[str, str]:
+        event = self.side.found[fix_id]
+        return event["event"], event["text"]
+
+
 @pytest.fixture
-def side(monkeypatch, tmp_path):
-    """Run one side with a child of ours instead of the cases."""
-    monkeypatch.setattr(
-        run, "_command", lambda results, work, ids: [sys.executable, "-c", CHILD, results, *ids]
-    )
-    steps: list[int] = []
-
-    def go(*ids: str) -> dict[str, dict[str, str]]:
-        found = run._side("off", list(ids), str(tmp_path / "side"), steps.append)
-        assert sum(steps) == len(ids), "the progress bar ends full"
-        return found
-
-    return go
+def play(monkeypatch, tmp_path):
+    command = lambda self: [sys.executable, "-c", CHILD, self._results, self._work]  # noqa: E731
+    monkeypatch.setattr(side.Side, "_command", command)
+    return lambda *ids: Played(tmp_path / "side", *ids)
 
 
-def test_a_case_that_kills_its_process_costs_only_itself(side):
-    found = side("first", "dies", "last")
-    assert found["first"]["event"] == found["last"]["event"] == "right"
-    assert found["last"]["text"] == "off", "the child has the setting of its side"
-    assert found["dies"]["event"] == "defect"
-    assert "exit code -6" in found["dies"]["text"]
+def test_one_process_runs_all_cases_with_the_setting_of_its_side(play):
+    played = play("first", "second", "last")
+    assert played["first"] == played["second"] == played["last"] == ("right", "off")
+    assert (played.starts, sum(played.steps)) == (1, 3)
+    assert played.side.board == {"fixes": []}
 
 
-def test_a_case_that_hangs_ends_with_the_time_limit(side, monkeypatch):
-    monkeypatch.setattr(run, "TIME_LIMIT", 1.0)
-    found = side("first", "hangs")
-    assert found["first"]["event"] == "right"
-    assert "no end in sight" in found["hangs"]["text"]
+def test_a_case_that_kills_its_process_costs_only_itself(play):
+    played = play("first", "dies-1", "between", "dies-2", "last")
+    assert played["first"] == played["between"] == played["last"] == ("right", "off")
+    assert played["dies-1"] == played["dies-2"] == ("defect", "the process was killed by SIGABRT")
+    assert (played.starts, sum(played.steps)) == (3, 5), "the progress bar ends full"
+
+
+def test_a_case_that_hangs_costs_only_itself(play, monkeypatch):
+    monkeypatch.setattr(side, "CASE_LIMIT", 1.0)
+    played = play("first", "hangs", "last")
+    assert played["first"] == played["last"] == ("right", "off")
+    assert played["hangs"] == ("defect", "no end in sight")
+
+
+def test_a_process_that_dies_between_its_cases_ends_the_side(play, monkeypatch):
+    monkeypatch.setenv("DIES_IDLE", "1")
+    played = play("first", "last")
+    assert played["first"] == played["last"] == ("defect", "the process was killed by SIGABRT")
+    assert sum(played.steps) == 2
+
+
+def test_libraries_that_end_the_process_are_one_sentence(play, monkeypatch):
+    monkeypatch.setenv("DIES_AT_ONCE", "1")
+    with pytest.raises(RuntimeError, match=r"killed by SIGABRT \(ImportError: no such library\)"):
+        play()
 
 
 def test_an_unknown_id_is_one_sentence():
@@ -116,6 +161,8 @@ def test_every_fix_has_a_case(fix_id):
 def test_every_defect_that_applies_here_is_mended():
     """The main job, as a user runs it; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = used.ru_utime + used.ru_stime
     done = subprocess.run(
         [sys.executable, "-m", "diffusers_quantfix", "verify", "--json"],
         capture_output=True,
@@ -127,6 +174,9 @@ def test_every_defect_that_applies_here_is_mended():
     assert not wrong, wrong
     assert done.returncode == 0
     assert any(line["verdict"] == report.MENDED for line in found["fixes"])
+    # Under 90 s with two cores of its own; the time of the processors does not depend on who else is at work.
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert used.ru_utime + used.ru_stime - spent < 120
     for line in found["fixes"]:
         if line["verdict"] == report.MENDED:
             assert line["before"] and line["after"] and line["before"] != line["after"]

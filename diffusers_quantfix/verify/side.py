@@ -1,0 +1,169 @@
+"""One of the two processes of a proof: kept at work, watched, and replaced when a case kills it or never ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from ..engine.settings import VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    Event = dict[str, Any]
+
+CASE_LIMIT = 120.0  # seconds for one case: a hang must not look like work
+START_LIMIT = 300.0  # seconds for the imports, which a cold disk makes slow
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Side:
+    """The cases of one side, in one process after the other.
+
+    Args:
+        setting: what ``DIFFUSERS_QUANTFIX`` is in there; None leaves it as the user has it.
+        work: a folder that does not exist yet.
+        step: called with the number of cases that have ended.
+
+    Attributes:
+        board: what `status` said in the process, None while it has not answered, and for ``off``.
+        found: id -> the last event of its case.
+        current: the id of the case that is running.
+    """
+
+    def __init__(self, setting: str | None, work: str, step: Callable[[int], object]) -> None:
+        os.makedirs(work)
+        self.board: Event | None = None
+        self.found: dict[str, Event] = {}
+        self.current = ""
+        self._work = work
+        self._results = os.path.join(work, "results.jsonl")
+        self._log = os.path.join(work, "log")
+        self._step = step
+        # One thread: tiny models, and the same order of every sum in both processes.
+        self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        if setting is not None:
+            self._environment[VARIABLE] = setting
+        self._pending: list[str] | None = None
+        self._read = 0
+        self.ready = False
+        self._start()
+
+    def give(self, ids: Iterable[str]) -> None:
+        """Run these cases, in this order."""
+        self._pending = list(ids)
+        self._send()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to come: the answer of the start, or cases."""
+        return not self.ready if self._pending is None else bool(self._pending)
+
+    def pump(self) -> None:
+        """Take over what was said since the last call; replace a process that has died or hangs."""
+        code = self._child.poll()
+        if code is None and time.monotonic() > self._deadline:
+            self._child.kill()
+            self._child.wait()
+            code = "no end in sight"
+        self._take()
+        if code is None or not self.busy:
+            return
+        why = code if isinstance(code, str) else _ended(code)
+        if self._pending is None:
+            raise RuntimeError(f"the libraries could not be imported: {why}{self._last_words()}")
+        if not self.current and self._lost:  # died twice before any case: it will not work
+            self._lose(self._pending, why)
+            return
+        if self.current:
+            self._lose([self.current], why)
+        else:
+            self._lost = True
+        if self._pending:
+            self._start()
+            self._send()
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        if self._child.poll() is None:
+            self._child.kill()
+        self._child.wait()
+        if self._child.stdin:
+            self._child.stdin.close()
+
+    _lost = False
+
+    def _start(self) -> None:
+        self.ready, self.current = False, ""
+        with open(self._log, "ab") as log:
+            self._child = subprocess.Popen(
+                self._command(), env=self._environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+            )  # fmt: skip
+        self._deadline = time.monotonic() + START_LIMIT
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", f"{_PACKAGE}.verify.child", self._results, self._work]
+
+    def _send(self) -> None:
+        stdin = self._child.stdin
+        assert stdin is not None
+        try:
+            stdin.write((" ".join(self._pending or ()) + "\n").encode())
+            stdin.close()
+        except OSError:
+            pass  # it is dead already: `pump` finds out
+
+    def _take(self) -> None:
+        """The complete lines of the results file that were not there at the last call."""
+        if not os.path.exists(self._results):
+            return
+        with open(self._results, "rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read += len(line)
+                self._hear(json.loads(line))
+
+    def _hear(self, event: Event) -> None:
+        self._deadline = time.monotonic() + CASE_LIMIT
+        if event["event"] == "ready":
+            self.ready, self.board = True, event.get("board", self.board)
+            return
+        self.found[event["id"]] = event
+        if event["event"] == "begin":
+            self.current = event["id"]
+        else:
+            self._done(event["id"])
+
+    def _lose(self, ids: list[str], why: str) -> None:
+        for fix_id in list(ids):
+            self.found[fix_id] = {"id": fix_id, "event": "defect", "text": why}
+            self._done(fix_id)
+
+    def _done(self, fix_id: str) -> None:
+        self.current = ""
+        if self._pending and fix_id in self._pending:
+            self._pending.remove(fix_id)
+            self._step(1)
+
+    def _last_words(self) -> str:
+        with open(self._log, encoding="utf-8", errors="replace") as log:
+            lines = log.read().strip().splitlines()
+        return f" ({lines[-1].strip()})" if lines else ""
+
+
+def _ended(code: int) -> str:
+    """How a process ended, as a sentence: the name of a signal says more than its number."""
+    if code < 0:
+        try:
+            return f"the process was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            pass
+    return f"the process ended with exit code {code}"
