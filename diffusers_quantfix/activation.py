@@ -11,7 +11,7 @@ import sys
 
 from .engine.settings import VARIABLE, Settings, did_you_mean
 from .engine.watcher import Watcher
-from .fixes import INDEX
+from .fixes import INDEX, OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .engine.runner import Runner
 
 _TARGETS = frozenset(target for _, target in INDEX.values())
-_settings = Settings(os.environ.get(VARIABLE, ""), INDEX)
+_settings = Settings(os.environ.get(VARIABLE, ""), INDEX, OPTIONS)
 _reported: set[str] = set()
 _the_runner: Runner | None = None
 
@@ -31,7 +31,7 @@ def settings() -> Settings:
     global _settings
     text = os.environ.get(VARIABLE, "")
     if text != _settings.text:
-        _settings = Settings(text, INDEX)
+        _settings = Settings(text, INDEX, OPTIONS)
     return _settings
 
 

@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
             "symptom": fix.symptom,
             "healed": fix.healed,
             "hot": fix.hot,
+            "options": fix.options,
             "text": text,
         }
         print(json.dumps(page, indent=2))
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         ("patches", ", ".join(answer.changes) or f"nothing here; its target is {fix.module}"),
         ("here", f"{answer.state}: {answer.reason}"),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix.id}, or qf.revert({fix.id!r})"),
+        *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in fix.options.items()),
         *(("upstream", link) for link in fix.upstream or ("not reported yet",)),
     ]
     print(f"{fix.id}\n\n{text}\n")

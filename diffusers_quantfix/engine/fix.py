@@ -27,9 +27,10 @@ class Fix:
         symptom: the error text, or what a user sees, as one would search for it.
         healed: the release that mends it upstream ("bitsandbytes 0.45.3"); empty while there is none.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
+        options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """
 
-    __slots__ = ("claims", "healed", "hot", "id", "module", "symptom", "title", "upstream")
+    __slots__ = ("claims", "healed", "hot", "id", "module", "options", "symptom", "title", "upstream")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Fix:
         symptom: str,
         healed: str = "",
         hot: bool = False,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         self.id = id
         self.title = title
@@ -51,6 +53,7 @@ class Fix:
         self.symptom = symptom
         self.healed = healed
         self.hot = hot
+        self.options = dict(options or {})
 
 
 class LoadedFix:

@@ -23,13 +23,15 @@ class Settings:
         debug: say every decision on standard error.
         only: when not empty, the ids that may be installed.
         skip: the ids that may not be installed.
+        options: the options of fixes that were chosen, each as ``<library>:<option>``.
         problems: one sentence for every word that was not understood.
     """
 
-    __slots__ = ("debug", "off", "only", "problems", "skip", "strict", "text")
+    __slots__ = ("debug", "off", "only", "options", "problems", "skip", "strict", "text")
 
-    def __init__(self, text: str, known: Iterable[str]) -> None:
-        known = sorted(known)
+    def __init__(self, text: str, known: Iterable[str], options: Iterable[str] = ()) -> None:
+        known, options = sorted(known), sorted(options)
+        chosen: list[str] = []
         only: list[str] = []
         skip: list[str] = []
         problems: list[str] = []
@@ -43,8 +45,10 @@ class Settings:
                 (only if kind == "only" else skip).append(name)
                 if name not in known:
                     problems.append(f"{VARIABLE}: {kind}:{name} names no fix{did_you_mean(name, known)}")
+            elif f"{kind}:{name}" in options:
+                chosen.append(f"{kind}:{name}")
             else:
-                choices = [*WORDS, "only:<id>", "skip:<id>"]
+                choices = [*WORDS, "only:<id>", "skip:<id>", *options]
                 hint = did_you_mean(word, [*choices, *known])
                 if word in known:
                     hint = f"; to select a fix write only:{word} or skip:{word}"
@@ -52,6 +56,7 @@ class Settings:
         self.text = text
         self.off, self.strict, self.debug = flags["off"], flags["strict"], flags["debug"]
         self.only, self.skip, self.problems = tuple(only), tuple(skip), tuple(problems)
+        self.options = tuple(dict.fromkeys(chosen))
 
     def refusal(self, fix_id: str) -> str:
         """Why the user does not want this fix, as a sentence; empty when it is wanted."""
@@ -73,6 +78,7 @@ class Settings:
             "debug": self.debug,
             "only": list(self.only),
             "skip": list(self.skip),
+            "options": list(self.options),
             "problems": list(self.problems),
         }
 

@@ -42,6 +42,9 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
 }
 
+# What a user may choose in the environment variable beside the ids; each fix declares its own.
+OPTIONS = ()
+
 # The distributions whose versions decide, in the order in which people think of them.
 DISTRIBUTIONS = (
     "torch",

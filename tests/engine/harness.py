@@ -44,6 +44,7 @@ fixes = type(sys)("diffusers_quantfix.fixes")
 fixes.__path__ = [{fixes!r}]
 fixes.INDEX = {index!r}
 fixes.DISTRIBUTIONS = {distributions!r}
+fixes.OPTIONS = ()
 sys.modules[fixes.__name__] = fixes
 TOLD = {{}}
 def tell(**facts):

@@ -58,6 +58,49 @@ def test_a_typo_is_one_sentence_with_a_suggestion(text, sentence) -> None:
     assert sentence in problem
 
 
+OPTIONS = ("lib:build", "lib:no-build", "lib:fast")
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("", ()),
+        ("lib:fast", ("lib:fast",)),
+        (" lib:no-build ,lib: fast,lib:fast", ("lib:no-build", "lib:fast")),
+        ("strict,skip:fix-f,lib:build", ("lib:build",)),
+    ],
+)
+def test_options_of_fixes(text, chosen) -> None:
+    settings = Settings(text, KNOWN, OPTIONS)
+    assert settings.options == chosen
+    assert settings.to_dict()["options"] == list(chosen)
+    assert settings.problems == ()
+    assert settings.strict == ("strict" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "lib:fsat",
+            "'lib:fsat' is none of off, strict, debug, only:<id>, skip:<id>, lib:build, lib:fast, lib:no-build; "
+            "did you mean lib:fast",
+        ),
+        ("lib:no_build", "; did you mean lib:no-build or lib:build?"),
+        ("lib:", "; did you mean lib:"),
+        ("lbi:fast", "; did you mean lib:fast"),
+        ("fast", "; did you mean lib:fast"),
+        ("lib:fix-f", "'lib:fix-f' is none of"),
+        ("LIB:FAST", "; did you mean lib:fast"),
+    ],
+)
+def test_a_mistyped_option_is_one_sentence_with_a_suggestion(text, sentence) -> None:
+    settings = Settings(f"lib:build,{text}", KNOWN, OPTIONS)
+    assert settings.options == ("lib:build",), "the other words count"
+    (problem,) = settings.problems
+    assert sentence in problem
+
+
 def test_who_is_refused_and_why() -> None:
     def refusals(text):
         return {name: Settings(text, KNOWN).refusal(name) for name in ("fix-f", "bnb-code")}

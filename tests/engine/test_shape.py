@@ -12,7 +12,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from diffusers_quantfix.engine.fix import Fix
-from diffusers_quantfix.fixes import DISTRIBUTIONS, INDEX
+from diffusers_quantfix.fixes import DISTRIBUTIONS, INDEX, OPTIONS
 
 from .harness import ROOT
 
@@ -111,6 +111,16 @@ def test_every_fix_file_is_listed_and_every_listed_file_is_there() -> None:
     assert set(listed) == files
     assert len(listed) == len(set(listed))
     assert list(INDEX) == sorted(INDEX)
+
+
+def test_every_option_is_declared_by_a_fix_and_every_declared_option_is_listed() -> None:
+    declared = {
+        option: what
+        for file, _ in INDEX.values()
+        for option, what in importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX.options.items()
+    }
+    assert sorted(OPTIONS) == sorted(declared)
+    assert all(re.fullmatch(r"[a-z]+:[a-z-]+", option) and what for option, what in declared.items())
 
 
 @pytest.mark.parametrize("fix_id", INDEX)
