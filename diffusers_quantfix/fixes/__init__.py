@@ -28,6 +28,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
     "diffusers-meta-pipeline-device": (
         "diffusers.meta_pipeline_device",

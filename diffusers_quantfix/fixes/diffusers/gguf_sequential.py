@@ -1,0 +1,55 @@
+"""A GGUF weight that is rebuilt does not know its quantization type any more.
+
+Symptom: ``enable_sequential_cpu_offload()`` of a pipeline with a GGUF model, ``accelerate.cpu_offload`` and
+    ``copy.deepcopy`` of such a model end in "KeyError: None".
+Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(parameter)(data, requires_grad=...)``.
+    ``GGUFParameter.__new__`` looks up the sizes of its own argument ``quant_type``, which is None then, although the
+    data that it is given is a GGUFParameter with a type.
+Upstream: diffusers issue 14691, PR 14698 (open).
+Cure: without a type of its own, the new parameter takes that of its data. Data that has none (read back from the disk
+    by ``accelerate.disk_offload``) stays upstream's error: there is nothing to take the type from.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-gguf-sequential",
+    title="GGUF models fail under sequential offload and when they are copied",
+    module="diffusers.quantizers.gguf.utils",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "gguf": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/14691",
+        "https://github.com/huggingface/diffusers/pull/14698",
+    ),
+    symptom="KeyError: None from GGUFParameter.__new__ (enable_sequential_cpu_offload, copy.deepcopy)",
+    hot=True,
+)
+
+
+def broken(utils) -> bool:
+    """Rebuild a parameter of one block the way accelerate does it."""
+    import torch
+
+    parameter_class = resolve(utils, "GGUFParameter")
+    quant_type, (_, size) = next(iter(resolve(utils, "GGML_QUANT_SIZES").items()))
+    parameter = parameter_class(torch.zeros(1, size, dtype=torch.uint8), quant_type=quant_type)
+    try:
+        rebuilt = parameter_class(parameter, requires_grad=False)
+    except KeyError:
+        return True
+    return bool(rebuilt.quant_type != quant_type)
+
+
+def mend(utils, ledger) -> None:
+    def make(original):
+        def __new__(cls, data, requires_grad=False, quant_type=None):
+            if quant_type is None:
+                quant_type = getattr(data, "quant_type", None)
+            return original(cls, data, requires_grad, quant_type)
+
+        return __new__
+
+    ledger.around(resolve(utils, "GGUFParameter"), "__new__", make)

@@ -1,0 +1,63 @@
+"""A tiny GGUF model for the cases, written to disk and loaded the way a user loads it."""
+
+from __future__ import annotations
+
+from .case import CannotShow
+
+
+def flux(folder: str, compute_dtype=None):
+    """A FluxTransformer2DModel with two blocks on the CPU, its Linear weights in Q4_0, through ``from_single_file``.
+
+    Raises:
+        CannotShow: gguf is not installed, or this diffusers reads no GGUF.
+    """
+    import os
+    from unittest import mock
+
+    import diffusers
+    import torch
+
+    try:
+        import gguf
+    except ImportError:
+        raise CannotShow("needs gguf, which is not installed") from None
+    if not hasattr(diffusers, "GGUFQuantizationConfig"):
+        raise CannotShow(f"diffusers {diffusers.__version__} reads no GGUF files")
+    file = os.path.join(folder, "model.gguf")
+    if not os.path.exists(file):
+        _write(folder, file, gguf)
+    from diffusers.loaders import single_file_model
+
+    # diffusers before 0.35 takes every file for one in the format of the original authors.
+    entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["FluxTransformer2DModel"]
+    dtype = compute_dtype or torch.float32
+    with mock.patch.dict(entry, checkpoint_mapping_fn=lambda checkpoint, **_: checkpoint):
+        return diffusers.FluxTransformer2DModel.from_single_file(
+            file,
+            config=folder,
+            quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=dtype),
+            torch_dtype=dtype,
+        ).eval()
+
+
+def _write(folder: str, file: str, gguf) -> None:
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    model = FluxTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=32,
+        num_attention_heads=2, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 12, 12),
+    )  # fmt: skip
+    model.save_config(folder)
+    kind = gguf.GGMLQuantizationType.Q4_0
+    writer = gguf.GGUFWriter(file, "flux")
+    for name, tensor in model.state_dict().items():
+        if tensor.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
