@@ -1,0 +1,73 @@
+"""``load_lora_weights`` of a Flux pipeline whose transformer is quantized by optimum-quanto dies.
+
+Symptom: ``KeyError: 'single_transformer_blocks.0.attn.to_k.weight'`` in ``load_lora_weights``.
+Cause: ``FluxLoraLoaderMixin._maybe_expand_lora_state_dict`` looks the weights up in ``transformer.state_dict()``, which
+for a layer of quanto holds ``weight._data`` and ``weight._scale`` and no ``weight``. It needs their shapes only.
+Upstream: diffusers issues 10512 (open) and 10550.
+Cure: the method is given a view of the transformer whose ``state_dict()`` has every parameter under its own name too.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+_METHOD = "_maybe_expand_lora_state_dict"
+
+FIX = Fix(
+    id="diffusers-quanto-lora",
+    title="load_lora_weights dies where quanto has quantized the Flux transformer",
+    module="diffusers.loaders.lora_pipeline",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "optimum-quanto": "", "peft": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/10512",
+        "https://github.com/huggingface/diffusers/issues/10550",
+    ),
+    symptom="KeyError: 'single_transformer_blocks.0.attn.to_k.weight' in load_lora_weights",
+)
+
+
+def broken(lora_pipeline) -> bool:
+    """Ask the method about a layer that keeps its weight under another name, as those of quanto do."""
+    import torch
+
+    expand = getattr(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD)
+    with torch.device("meta"):
+        model = torch.nn.ModuleDict({"layer": torch.nn.Linear(2, 2, bias=False)})
+        lora = {"transformer.layer.lora_A.weight": torch.empty(1, 2)}
+    model.state_dict = lambda: {"layer.weight._data": model["layer"].weight}  # type: ignore[method-assign]
+    try:
+        expand(transformer=model, lora_state_dict=lora)
+    except KeyError:
+        return True
+    return False
+
+
+def mend(lora_pipeline, ledger) -> None:
+    """Wrap the method; it runs once per LoRA."""
+    ledger.wrap(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD, _with_every_parameter)
+
+
+def _with_every_parameter(wrapped, cls, args, kwargs):
+    if args:
+        args = (_View(args[0]), *args[1:])
+    else:
+        kwargs = {**kwargs, "transformer": _View(kwargs["transformer"])}
+    return wrapped(*args, **kwargs)
+
+
+class _View:
+    """A model as it is, but for ``state_dict()``."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def state_dict(self):
+        """What the model gives, and what is missing there of its parameters."""
+        found = self._model.state_dict()
+        for name, parameter in self._model.named_parameters():
+            found.setdefault(name, parameter)
+        return found

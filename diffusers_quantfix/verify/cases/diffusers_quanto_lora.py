@@ -1,0 +1,30 @@
+"""A LoRA is loaded into a Flux transformer that quanto has quantized."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+    from optimum.quanto import freeze, qint8, quantize
+
+    transformer = FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=0,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        axes_dims_rope=(8, 12, 12),
+    )
+    quantize(transformer, weights=qint8)
+    freeze(transformer)
+    parts = dict.fromkeys(("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
+    pipeline = FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), transformer=transformer, **parts)
+    name = "transformer.transformer_blocks.0.attn.to_q"
+    lora = {f"{name}.lora_A.weight": torch.ones(4, 64), f"{name}.lora_B.weight": torch.ones(64, 4)}
+    pipeline.load_lora_weights(lora, adapter_name="one")
+    found = sum("lora" in key for key, _ in transformer.named_parameters())
+    assert found == 2, f"{found} LoRA tensors instead of 2"
+    return "both tensors of the LoRA are in the model"
