@@ -1,15 +1,18 @@
 """The command line: ``python -m diffusers_quantfix`` and the console script ``diffusers-quantfix``.
 
-Exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage.
+Exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage; each command's ``--help`` says what
+that means for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from .activation import settings
+from .engine.settings import did_you_mean
 
 # name -> (module below `commands`, its function, help)
 COMMANDS = {
@@ -38,15 +41,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="diffusers-quantfix",
         description="Mends known defects of diffusers with quantized models, in the releases that have them.",
-        epilog="exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage",
+        epilog="exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage; "
+        "`diffusers-quantfix COMMAND --help` says what that means",
     )
+    name = arguments[0] if arguments else ""
+    if name and not name.startswith("-") and name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS).replace(
+            "python -m diffusers_quantfix status", "diffusers-quantfix --help"
+        )
+        parser.error(f"no command is called {name!r}{hint}")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, (_, _, help) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=help, description=help)
-        if arguments[:1] == [name]:
-            _module(name).add_arguments(subparser)
+    for command, (_, _, help) in COMMANDS.items():
+        if name == command:
+            module = _module(command)
+            epilog = f"exit codes: {module.EXIT_CODES}"
+            module.add_arguments(subparsers.add_parser(command, help=help, description=help, epilog=epilog))
+        else:
+            subparsers.add_parser(command, help=help)
     options = parser.parse_args(arguments)
-    code: int = getattr(_module(options.command), COMMANDS[options.command][1])(options)
+    try:
+        code: int = getattr(_module(options.command), COMMANDS[options.command][1])(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `... | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to flush at the end
+        return 141  # as a shell says of a program that SIGPIPE ended
+    except KeyboardInterrupt:
+        print(f"diffusers-quantfix: {options.command} was interrupted", file=sys.stderr)
+        return 130
     return code or (2 if settings().problems else 0)  # activation has reported them
 
 

@@ -1,27 +1,36 @@
-"""Which defects does a set of pinned versions have?  Answered from the declarations of the fixes; no library of the
-stack is imported, no registry is asked.
+"""Which defects does a set of pinned versions have?  One table, made of the declarations of the fixes; no library of
+the stack is imported, no registry is asked.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .engine.versions import contains, installed_version
+from .engine.versions import installed_version
 from .fixes import DISTRIBUTIONS, INDEX
+from .ranges import alternatives, exact_version, inside, overlap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
     from .engine.fix import Fix
 
 SELF = "diffusers-quantfix"
 AFFECTED = "affected"
 MAYBE = "may be affected"
+
+# The first release of this package that mends a defect, where that is not the first of all.
+FIRST = "0.1.0"
+SINCE: dict[str, str] = {}
+
+# What `diffusers[torch]`, peft and others demand: it may be there although nobody names it.  Somebody who quantizes
+# with bitsandbytes, quanto, torchao or gguf names it.
+BROUGHT_ALONG = ("torch", "transformers", "accelerate")
 
 
 class Finding:
@@ -31,7 +40,7 @@ class Finding:
         fix: the declaration of the fix.
         verdict: "affected" when every version is known, else "may be affected".
         why: the versions or ranges that fit, as a sentence.
-        mended: whether the diffusers-quantfix that the same pins name mends it.
+        mended: whether the diffusers-quantfix that the same pins demand mends it.
     """
 
     __slots__ = ("fix", "mended", "verdict", "why")
@@ -44,17 +53,33 @@ class Finding:
 
     def to_dict(self) -> dict[str, object]:
         """The finding for machines."""
-        return {
-            "id": self.fix.id,
-            "title": self.fix.title,
-            "symptom": self.fix.symptom,
-            "verdict": self.verdict,
-            "why": self.why,
-            "mended": self.mended,
-            "claims": dict(self.fix.claims),
-            "healed": self.fix.healed,
-            "upstream": list(self.fix.upstream),
-        }
+        return {**advisory(self.fix), "verdict": self.verdict, "why": self.why, "mended": self.mended}
+
+
+class Upgrade:
+    """What the smallest release of one library that heals something would change.
+
+    Attributes:
+        distribution, version: the release.
+        heals: ids of the defects that are gone with it, those of smaller upgrades included.
+        brings: ids of known defects that these pins do not have and would then have.
+    """
+
+    __slots__ = ("brings", "distribution", "heals", "version")
+
+    def __init__(self, distribution: str, version: str, heals: list[str], brings: list[str]) -> None:
+        self.distribution = distribution
+        self.version = version
+        self.heals = heals
+        self.brings = brings
+
+    def to_dict(self) -> dict[str, object]:
+        """The upgrade for machines."""
+        return {name: getattr(self, name) for name in ("distribution", "version", "heals", "brings")}
+
+    def __str__(self) -> str:
+        brings = f"; it brings {', '.join(self.brings)}" if self.brings else ""
+        return f"{self.distribution} {self.version} heals {', '.join(self.heals)}{brings}"
 
 
 def declarations() -> list[Fix]:
@@ -63,33 +88,105 @@ def declarations() -> list[Fix]:
     return [importlib.import_module(f"{package}.fixes.{INDEX[fix_id][0]}").FIX for fix_id in sorted(INDEX)]
 
 
-def findings(pins: Mapping[str, str]) -> list[Finding]:
+def advisory(fix: Fix) -> dict[str, Any]:
+    """The row of the table for one fix.
+
+    Returns:
+        ``id``, ``title``, ``symptom``, ``claims`` (distribution -> specifier; all must fit), ``healed``
+        ("bitsandbytes 0.45.3", empty while no release is), ``mended_since`` (the first diffusers-quantfix that mends
+        it) and ``upstream`` (links).
+    """
+    return {
+        "id": fix.id,
+        "title": fix.title,
+        "symptom": fix.symptom,
+        "claims": dict(fix.claims),
+        "healed": fix.healed,
+        "mended_since": SINCE.get(fix.id, FIRST),
+        "upstream": list(fix.upstream),
+    }
+
+
+def table() -> list[dict[str, Any]]:
+    """Every advisory, in the order of the ids."""
+    return [advisory(fix) for fix in declarations()]
+
+
+def findings(
+    pins: Mapping[str, str], required: Iterable[str] | None = None, complete: bool = False
+) -> list[Finding]:
     """The defects of a set of requirements.
 
     Args:
-        pins: distribution -> specifier (``==0.33.1``, ``>=0.33,<0.36``, empty for any version).
+        pins: distribution -> pin (``==0.33.1``, ``>=0.33,<0.36``, empty for any version).
+        required: the distributions that are demanded and not only limited; all of them when None.
+        complete: whether what is not named is not there, as in a lock file.
 
     Returns:
-        What is affected, or may be.  A fix whose own library is not named is left out; one whose other
-        distributions are not named may apply.
+        What is affected, or may be.  A fix one of whose libraries is not named is left out, unless others may bring
+        that library along.
     """
-    pins = {canonicalize_name(name): specifier for name, specifier in pins.items()}
-    named = SELF in pins
+    pins = {canonicalize_name(name): pin for name, pin in pins.items()}
+    ours = pins.get(SELF) if required is None or SELF in required else None
     found = []
     for fix in declarations():
-        verdict, why = _judge(fix, pins)
+        verdict, why = _judge(fix, pins, () if complete else BROUGHT_ALONG)
         if verdict:
-            found.append(Finding(fix, verdict, why, named))
+            found.append(Finding(fix, verdict, why, _mends(fix, ours)))
     return found
 
 
+def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool = False) -> list[Upgrade]:
+    """The releases that heal something that was found, per library from the smallest on."""
+    found = list(found)
+    have = {finding.fix.id for finding in found}
+    now = {finding.fix.id for finding in findings(pins, complete=complete)}
+    releases = {tuple(finding.fix.healed.split()) for finding in found if finding.fix.healed}
+    upgrades = []
+    for distribution, version in sorted(releases, key=lambda release: (release[0], Version(release[1]))):
+        changed = {**pins, canonicalize_name(distribution): f"=={version}"}
+        then = {finding.fix.id for finding in findings(changed, complete=complete)}
+        upgrades.append(Upgrade(distribution, version, sorted(have - then), sorted(then - now)))
+    return upgrades
+
+
 def environment_pins() -> dict[str, str]:
-    """The versions installed in this environment, as pins."""
-    versions = {name: installed_version(name) for name in (*DISTRIBUTIONS, SELF)}
-    return {name: f"=={version}" for name, version in versions.items() if version}
+    """The versions installed in this environment, as pins; this package is the one that runs."""
+    from . import __version__
+
+    versions = {name: installed_version(name) for name in DISTRIBUTIONS}
+    return {name: f"=={version}" for name, version in versions.items() if version} | {
+        SELF: f"=={__version__}"
+    }
 
 
-def _judge(fix: Fix, pins: Mapping[str, str]) -> tuple[str, str]:
+def unknown_releases(pins: Mapping[str, str]) -> list[str]:
+    """Sentences about pinned releases that are newer than every one that the table knows."""
+    newest: dict[str, Version] = {}
+    for fix in declarations():
+        for distribution, claim in fix.claims.items():
+            for part in claim.split(","):
+                if part.startswith("<="):
+                    version = Version(part[2:])
+                    newest[distribution] = max(version, newest.get(distribution, version))
+    sentences = []
+    for distribution, version in newest.items():
+        exact = exact_version(pins.get(canonicalize_name(distribution), ""))
+        if exact and overlap(f">{version}", f"=={exact}"):
+            sentences.append(
+                f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
+                "what is not healed there is not listed"
+            )
+    return sentences
+
+
+def _mends(fix: Fix, ours: str | None) -> bool:
+    """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, mends a defect."""
+    since = f">={SINCE.get(fix.id, FIRST)}"
+    return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
+
+
+def _judge(fix: Fix, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple[str, str]:
     library = next(iter(fix.claims))  # the one that owns the target stands first
     if canonicalize_name(library) not in pins:
         return "", ""
@@ -98,53 +195,14 @@ def _judge(fix: Fix, pins: Mapping[str, str]) -> tuple[str, str]:
     for distribution, claim in fix.claims.items():
         pin = pins.get(canonicalize_name(distribution))
         if pin is None:
+            if distribution not in unnamed:
+                return "", ""
             certain = False
             why.append(f"{distribution} is not named")
             continue
-        exact = exact_version(pin)
-        if exact is not None:
-            if not contains(claim, exact):
-                return "", ""
-            why.append(f"{distribution} {exact}")
-        else:
-            if not overlap(claim, pin):
-                return "", ""
-            # every version of the pin is claimed when none lies outside: only "any version" is sure of that
-            certain = certain and not SpecifierSet(claim)
-            why.append(f"{distribution} {pin or '(any version)'}")
+        fits = inside(claim, pin)
+        if not fits:
+            return "", ""
+        certain = certain and fits == "yes"
+        why.append(f"{distribution} {pin.removeprefix('==').replace('|| ==', 'or ') or '(any version)'}")
     return (AFFECTED if certain else MAYBE), ", ".join(why)
-
-
-def exact_version(pin: str) -> str | None:
-    """The one version that a specifier allows, None for a range."""
-    for part in SpecifierSet(pin):
-        if part.operator == "===" or (part.operator == "==" and not part.version.endswith(".*")):
-            return part.version
-    return None
-
-
-def overlap(first: str, second: str) -> bool:
-    """Whether some version lies in both ranges.
-
-    Ranges are unions of intervals, and two of those meet, if they do, at a bound of one of them or just above it.
-    """
-    bounds = {part.version.removesuffix(".*") for text in (first, second) for part in SpecifierSet(text)}
-    points = {"0", "999999"}
-    for bound in bounds:
-        version = Version(bound)
-        release = (*version.release, 0, 0)[:3]
-        points |= {bound, f"{release[0]}.{release[1]}.{release[2] + 1}", f"{release[0]}.{release[1] + 1}"}
-        points |= {
-            f"{release[0]}.{release[1]}.{max(release[2] - 1, 0)}",
-            f"{release[0]}.{max(release[1] - 1, 0)}.9999",
-        }
-    return any(contains(first, point) and contains(second, point) for point in points)
-
-
-def by_release(found: Iterable[Finding]) -> dict[str, list[str]]:
-    """Upgrade -> the ids of the fixes that it retires, for the findings that upstream has healed."""
-    upgrades: dict[str, list[str]] = {}
-    for finding in found:
-        if finding.fix.healed:
-            upgrades.setdefault(finding.fix.healed, []).append(finding.fix.id)
-    return upgrades

@@ -1,25 +1,25 @@
-"""``check FILE...``: the known defects of pinned versions, without importing or fetching anything.
-
-Exit codes: 0 no defect, or every one is mended by the diffusers-quantfix that the same files name; 1 a defect that
-nothing mends; 2 an input that cannot be read.
-"""
+"""``check FILE...``: the known defects of pinned versions, without importing or fetching anything."""
 
 from __future__ import annotations
 
 import json
 import sys
-import textwrap
 
-from ..advisories import SELF, by_release, environment_pins, findings
-from ..pins import UnreadableInput, read_pins
+from ..advisories import SELF, environment_pins, findings, unknown_releases, upgrades
+from ..combinations import of_pins
+from ..pins import Reading, UnreadableInput, read
+from .terminal import show, wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from ..advisories import Finding
+    from ..advisories import Finding, Upgrade
 
-WIDTH = 80
+EXIT_CODES = (
+    f"0 no known defect, or every one is mended by the {SELF} that the same files pin; 1 a defect that is not mended; "
+    "2 an input that cannot be read, or wrong usage"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,51 +27,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="requirements file, pyproject.toml, uv.lock, poetry.lock, or - for `pip freeze` on standard input",
+        help="requirements file (with -r, -c), pyproject.toml, uv.lock, poetry.lock, pylock.toml, or - for `pip "
+        "freeze` on standard input; several are read as one set",
     )
-    parser.add_argument("--env", action="store_true", help="this environment, too")
+    parser.add_argument("--env", action="store_true", help="what is installed in this environment, too")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print what the pins have; the exit code is one of `EXIT_CODES`."""
     if not options.files and not options.env:
-        print("diffusers-quantfix: name a file to check, - for standard input, or --env", file=sys.stderr)
+        print(f"{SELF}: name a file to check, - for standard input, or --env", file=sys.stderr)
         return 2
-    pins: dict[str, str] = environment_pins() if options.env else {}
+    reading = Reading()
+    if options.env:
+        reading.complete = True
+        for name, pin in environment_pins().items():
+            reading.add(name, pin)
     try:
-        for file in options.files:
-            pins.update(read_pins(file))
+        read(options.files, reading)
     except UnreadableInput as error:
-        print(f"diffusers-quantfix: {error}", file=sys.stderr)
+        print(f"{SELF}: {error}", file=sys.stderr)
         return 2
-    found = findings(pins)
+    pins = reading.pins
+    found = findings(pins, reading.required, reading.complete)
+    then = upgrades(pins, found, reading.complete)
+    notes = [*of_pins(pins), *unknown_releases(pins), *reading.notes]
     open_ = [finding for finding in found if not finding.mended]
     if options.json:
-        print(json.dumps({"ok": not open_, "pins": pins, "findings": [f.to_dict() for f in found]}, indent=2))
+        answer = {
+            "ok": not open_,
+            "pins": pins,
+            "findings": [finding.to_dict() for finding in found],
+            "upgrades": [upgrade.to_dict() for upgrade in then],
+            "notes": notes,
+        }
+        print(json.dumps(answer, indent=2))
     else:
-        print("\n".join(_lines(found)))
+        show("\n".join(_lines(found, then, notes)))
     return 1 if open_ else 0
 
 
-def _lines(found: list[Finding]) -> list[str]:
-    if not found:
-        return ["no known defect in these versions"]
+def _lines(found: list[Finding], then: list[Upgrade], notes: list[str]) -> list[str]:
     lines = []
     for finding in found:
         fix = finding.fix
         lines.append(f"{finding.verdict:<16}{fix.id}")
-        mended = f"mended by {SELF}, which is named here" if finding.mended else f"mended by {SELF}: add it"
-        upgrade = (
-            f"upstream heals it in {fix.healed}" if fix.healed else "no release of upstream heals it yet"
-        )
-        for text in (fix.title, fix.symptom, finding.why, f"{mended}; {upgrade}"):
-            lines += _indented(text)
-    for release, ids in by_release(found).items():
-        lines += textwrap.wrap(f"upgrade to {release}: retires {', '.join(ids)}", WIDTH)
+        upgrade = f"healed in {fix.healed}" if fix.healed else "healed by no release yet"
+        mended = f"mended by {SELF}, which is pinned here" if finding.mended else f"not mended: add {SELF}"
+        for text in (fix.title, finding.why, f"{mended}; {upgrade}"):
+            lines += wrapped(text, " " * 16)
+        lines += wrapped(fix.symptom, " " * 16 + "shows as: ", " " * 18)
+    for title, sentences in (("upgrades", [str(upgrade) for upgrade in then]), ("notes", notes)):
+        if sentences:
+            lines += ["", title]
+            for sentence in sentences:
+                lines += wrapped(sentence, "  ", "    ")
+    if not found:
+        return ["no known defect in these versions", *lines]
     open_ = sum(not finding.mended for finding in found)
-    return [*lines, "", f"{len(found)} known defects, {open_} not mended"]
-
-
-def _indented(text: str) -> list[str]:
-    margin = " " * 16
-    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return [*lines, "", f"{len(found)} known defect{'s' * (len(found) != 1)}, {open_} not mended"]

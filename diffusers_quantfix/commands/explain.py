@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import json
+import re
 import sys
-import textwrap
 
 from ..activation import known_ids, status
 from ..advisories import declarations
 from ..fixes import INDEX
+from .terminal import show, stdout_to_stderr, wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-WIDTH = 80
+EXIT_CODES = "0; 2 when the id names no fix"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"diffusers-quantfix: {error}", file=sys.stderr)
         return 2
-    with contextlib.redirect_stdout(sys.stderr):  # some releases print when they are imported
+    with stdout_to_stderr():
         answer = status()[options.id]
     fix = next(fix for fix in declarations() if fix.id == options.id)
     module = importlib.import_module(f"{__package__.rpartition('.')[0]}.fixes.{INDEX[fix.id][0]}")
@@ -59,9 +59,19 @@ def run(options: argparse.Namespace) -> int:
         *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in fix.options.items()),
         *(("upstream", link) for link in fix.upstream or ("not reported yet",)),
     ]
-    print(f"{fix.id}\n\n{text}\n")
+    lines = [fix.id, "", *_flowed(text), ""]
     for name, value in rows:
-        separator = "\n" + " " * 17
-        lines = textwrap.wrap(value, WIDTH - 17, break_long_words=False, break_on_hyphens=False)
-        print(f"{name:<17}{separator.join(lines)}")
+        lines += wrapped(value, f"{name:<17}", " " * 17)
+    show("\n".join(lines))
     return 0
+
+
+def _flowed(text: str) -> list[str]:
+    """A docstring at our width: its paragraphs, and in them its entries, which begin with "Symptom: " and the like."""
+    lines: list[str] = []
+    for paragraph in text.replace("``", "`").split("\n\n"):
+        for entry in re.split(r"\n(?=[A-Z][a-z]+: )", paragraph):
+            titled = re.match(r"[A-Z][a-z]+: ", entry)
+            lines += wrapped(" ".join(entry.split()), "", "    " if titled else "")
+        lines.append("")
+    return lines[:-1]

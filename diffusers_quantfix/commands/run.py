@@ -7,6 +7,7 @@ import runpy
 import sys
 
 USAGE = "usage: diffusers-quantfix run [-m module | script.py] [argument ...]"
+EXIT_CODES = "those of the program; 2 when there is none to run"
 
 
 def run(arguments: list[str]) -> int:
@@ -20,7 +21,9 @@ def run(arguments: list[str]) -> int:
         0 when the program ended, 2 when there was none to run.
     """
     if arguments[:1] in (["-h"], ["--help"]):
-        print(USAGE)
+        print(
+            f"{USAGE}\n\nRun a program with the package activated, and its children too.\n\nexit codes: {EXIT_CODES}"
+        )
         return 0
     module = arguments[:1] == ["-m"]
     arguments = arguments[1:] if module else arguments

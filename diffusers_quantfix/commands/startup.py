@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
 MODULE = "diffusers_quantfix_startup"
+EXIT_CODES = "0 done; 2 not possible here, with the reason"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

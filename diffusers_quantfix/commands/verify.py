@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 import sys
 
+from .terminal import show
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+
+
+EXIT_CODES = (
+    "0 every defect that shows here is mended; 1 one is not, or one that should show did not; 2 wrong usage, or the "
+    "libraries end the process that imports them"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,5 +32,8 @@ def run(options: argparse.Namespace) -> int:
     except (ValueError, RuntimeError) as error:  # an id that names no fix; a stack that cannot be asked
         print(f"diffusers-quantfix: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(report.to_dict(), indent=2) if options.json else report)
+    if options.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        show(str(report))
     return 0 if report.ok else 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from packaging.version import Version
 
-from diffusers_quantfix.advisories import AFFECTED, MAYBE, findings, overlap
-from diffusers_quantfix.pins import UnreadableInput, read_pins
+from diffusers_quantfix.advisories import AFFECTED, MAYBE, findings, table, upgrades
 
 CODE = "bnb-quant-state-code"  # bitsandbytes >=0.43.0,<0.45.3
 
@@ -18,107 +17,6 @@ CODE = "bnb-quant-state-code"  # bitsandbytes >=0.43.0,<0.45.3
 def check(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "diffusers_quantfix", "check", *map(str, arguments)]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-
-
-def pins_of(tmp_path: pathlib.Path, name: str, text: str) -> dict[str, str]:
-    file = tmp_path / name
-    file.write_text(text)
-    return read_pins(str(file))
-
-
-REQUIREMENTS = """\
-# comment
---index-url https://example.invalid/simple
--r more.txt
-bitsandbytes == 0.45.2 \\
-    --hash=sha256:abc \\
-    --hash=sha256:def
-diffusers[torch]==0.33.1  # why
-transformers==4.51.3; python_version >= "3.8"
-accelerate==0.1; python_version < "3.8"
--e git+https://example.invalid/peft.git#egg=peft
-https://example.invalid/torch-2.6.0%2Bcu124-cp311-cp311-linux_x86_64.whl
-gguf @ https://example.invalid/gguf-0.10.0-py3-none-any.whl
--e .
-"""
-
-
-def test_a_requirements_file(tmp_path):
-    (tmp_path / "more.txt").write_text("-c limits.txt\n-r requirements.txt\naccelerate>=1.0\n")
-    (tmp_path / "limits.txt").write_text("accelerate<1.7\n")
-    assert pins_of(tmp_path, "requirements.txt", REQUIREMENTS) == {
-        "accelerate": "<1.7,>=1.0",
-        "bitsandbytes": "==0.45.2",
-        "diffusers": "==0.33.1",
-        "transformers": "==4.51.3",
-        "peft": "",
-        "torch": "==2.6.0+cu124",
-        "gguf": "==0.10.0",
-    }
-
-
-PYPROJECT = """
-[project]
-name = "app"
-dependencies = ["bitsandbytes>=0.44", "Diffusers==0.33.1"]
-[project.optional-dependencies]
-fast = ["accelerate"]
-[dependency-groups]
-dev = ["peft", {include-group = "test"}]
-test = ["pytest"]
-[tool.poetry.dependencies]
-python = "^3.11"
-torch = "^2.4"
-transformers = {version = "~4.51.3", extras = ["x"]}
-gguf = "0.10.0"
-"""
-
-
-def test_a_project_file(tmp_path):
-    assert pins_of(tmp_path, "pyproject.toml", PYPROJECT) == {
-        "bitsandbytes": ">=0.44",
-        "diffusers": "==0.33.1",
-        "accelerate": "",
-        "peft": "",
-        "pytest": "",
-        "torch": "<3,>=2.4",
-        "transformers": "~=4.51.3",
-        "gguf": "==0.10.0",
-    }
-
-
-@pytest.mark.parametrize("name", ["uv.lock", "poetry.lock"])
-def test_a_lock_file(tmp_path, name):
-    text = '[[package]]\nname = "Bits_And.bytes"\nversion = "0.45.2"\n[[package]]\nname = "local"\n'
-    assert pins_of(tmp_path, name, text) == {"bits-and-bytes": "==0.45.2"}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "sentence"),
-    [
-        ("a.txt", "fine\n\n]broken[\n", "a.txt, line 3"),
-        ("b.txt", "-r nowhere.txt\n", "b.txt, line 1.*nowhere.txt: No such file"),
-        ("c.toml", "[project\n", "c.toml"),
-        ("uv.lock", 'package = "x"\n', "no \\[\\[package\\]\\] tables"),
-        ("d.toml", '[project]\ndependencies = ["a b c"]\n', "d.toml: 'a b c' is no requirement"),
-    ],
-)
-def test_what_cannot_be_read_names_the_file_and_the_line(tmp_path, name, text, sentence):
-    with pytest.raises(UnreadableInput, match=sentence):
-        pins_of(tmp_path, name, text)
-    done = check(tmp_path / name)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
-def test_bytes_and_missing_files_are_one_sentence(tmp_path):
-    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
-    for file in (tmp_path / "binary.txt", tmp_path / "missing.txt", tmp_path):
-        done = check(file)
-        assert done.returncode == 2
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert check().returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -144,15 +42,6 @@ def test_pins_and_ranges(version, verdict):
     assert found.get(CODE) == verdict
 
 
-def test_ranges_meet_or_not():
-    assert overlap(">=1.0,<2.0", ">=1.9")
-    assert overlap(">1.0", "<1.1")
-    assert overlap("", "==3.*")
-    assert overlap("!=1.5", ">=1.4,<=1.6")
-    assert not overlap("<1.0", ">=1.0")
-    assert not overlap("==1.5", "!=1.5")
-
-
 def test_a_defect_that_is_mended_by_the_same_file_is_listed_and_no_failure():
     bare = check("-", stdin="bitsandbytes==0.45.2\n")
     assert bare.returncode == 1
@@ -167,10 +56,97 @@ def test_a_defect_that_is_mended_by_the_same_file_is_listed_and_no_failure():
     assert (clean.returncode, clean.stdout.strip()) == (0, "no known defect in these versions")
 
 
+@pytest.mark.parametrize(
+    ("ours", "mended"),
+    [
+        ("diffusers-quantfix==0.1.0", True),
+        ("Diffusers_Quantfix", True),
+        ("diffusers-quantfix>=0.1,<1", True),
+        ("diffusers-quantfix==99", True),
+        ("diffusers-quantfix==0.0.9", False),
+        ("diffusers-quantfix<0.1", False),
+        ("numpy", False),
+    ],
+)
+def test_only_a_release_of_ours_that_has_the_fix_mends_it(ours, mended):
+    done = check("-", stdin=f"bitsandbytes==0.45.2\n{ours}\n")
+    assert done.returncode == (0 if mended else 1)
+    assert ("which is pinned here" in done.stdout) == mended
+
+
+def test_a_constraint_installs_nothing(tmp_path):
+    (tmp_path / "limits.txt").write_text("diffusers-quantfix==0.1.0\n")
+    (tmp_path / "r.txt").write_text("-c limits.txt\nbitsandbytes==0.45.2\n")
+    assert check(tmp_path / "r.txt").returncode == 1
+    (tmp_path / "r.txt").write_text("-c limits.txt\nbitsandbytes==0.45.2\ndiffusers-quantfix\n")
+    assert check(tmp_path / "r.txt").returncode == 0
+
+
+def test_several_files_are_one_set(tmp_path):
+    (tmp_path / "a.txt").write_text("bitsandbytes>=0.45\n")
+    (tmp_path / "b.txt").write_text("bitsandbytes==0.45.2\n")
+    found = json.loads(check(tmp_path / "a.txt", tmp_path / "b.txt", "--json").stdout)
+    assert {f["id"]: f["verdict"] for f in found["findings"]}[CODE] == AFFECTED
+    assert found["pins"] == {"bitsandbytes": ">=0.45,==0.45.2"}
+
+
+def test_what_nobody_names_is_not_guessed():
+    ids = {finding.fix.id for finding in findings({"diffusers": "==0.33.1"})}
+    assert "diffusers-8bit-move-gate" not in ids, "needs bitsandbytes, which a user would name"
+    assert "diffusers-8bit-offload-detection" in ids, "needs accelerate, which others bring"
+    locked = {finding.fix.id for finding in findings({"diffusers": "==0.33.1"}, complete=True)}
+    assert "diffusers-8bit-offload-detection" not in locked, "a lock file would name accelerate"
+
+
+def test_the_smallest_upgrade_of_each_library():
+    pins = {"bitsandbytes": "==0.45.2", "diffusers": "==0.33.1", "accelerate": "==1.6.0"}
+    found = {f"{u.distribution} {u.version}": u for u in upgrades(pins, findings(pins))}
+    assert found["bitsandbytes 0.45.3"].heals == [CODE]
+    assert set(found["bitsandbytes 0.48.0"].heals) >= {CODE, "bnb-int8-requantize"}, (
+        "the smaller ones included"
+    )
+    assert "diffusers-8bit-offload-detection" in found["diffusers 0.34.0"].heals
+    assert not set(found["bitsandbytes 0.45.3"].brings) & {finding.fix.id for finding in findings(pins)}
+    shown = check("-", stdin="bitsandbytes==0.45.2\n").stdout
+    assert "bitsandbytes 0.45.3 heals bnb-quant-state-code" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_releases_that_do_not_fit_together_and_new_ones_are_notes():
+    done = check("-", "--json", stdin="diffusers==0.33.1\ntransformers==5.23.0\nbitsandbytes==99.0\n")
+    notes = json.loads(done.stdout)["notes"]
+    assert any("FLAX_WEIGHTS_NAME" in note for note in notes)
+    assert any(note.startswith("bitsandbytes 99.0 is newer than") for note in notes)
+
+
+def test_the_table_says_what_the_declarations_say():
+    for row in table():
+        owner = next(iter(row["claims"]))
+        assert row["symptom"] and row["title"] and row["mended_since"]
+        pins = dict.fromkeys(row["claims"], "")
+        assert row["id"] in {finding.fix.id for finding in findings(pins)}
+        if row["healed"]:
+            # The release that heals is the first one above the claim.
+            name, version = row["healed"].split()
+            bound = [part[1:] for part in row["claims"][name].split(",") if part[0] == "<"]
+            assert [Version(part) for part in bound] == [Version(version)], row["id"]
+        else:
+            assert row["claims"][owner] == "" or "<=" in row["claims"][owner], row["id"]
+
+
 def test_this_environment():
     done = check("--env", "--json")
-    assert done.returncode in (0, 1)
-    assert "packaging" in json.loads(done.stdout)["pins"]
+    assert done.returncode == 0, "what runs is installed here, and mends all that it lists"
+    found = json.loads(done.stdout)
+    assert "packaging" in found["pins"]
+    assert all(finding["verdict"] == AFFECTED and finding["mended"] for finding in found["findings"])
+
+
+def test_a_reader_who_has_enough_is_no_fault():
+    command = f"printf 'bitsandbytes==0.45.2\\n' | {sys.executable} -m diffusers_quantfix check - | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
 
 
 def test_nothing_of_the_stack_is_imported(tmp_path):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import types
+from importlib import metadata
 
 import pytest
 
-from diffusers_quantfix.commands import doctor
+from diffusers_quantfix import combinations
+from diffusers_quantfix.commands import doctor, platforms
 from diffusers_quantfix.engine.board import Answer, Board
+from tests.upstream.cells import read
 
 
 def board(*answers: tuple[str, str, str]) -> Board:
@@ -28,19 +33,112 @@ def test_a_library_that_cannot_be_imported_is_said_once():
     assert found["problems"] == [reason, "c is failed: its probe failed"]
 
 
-def test_upgrades_name_what_they_retire():
+def test_upgrades_name_what_they_retire(monkeypatch):
+    monkeypatch.setattr(doctor, "environment_pins", lambda: {"bitsandbytes": "==0.45.2"})
     found = doctor.examine(
         board(("bnb-quant-state-code", "applied", "mended"), ("bnb-linear8bit-move", "applied", "mended"))
     )
-    assert found["upgrades"] == {"bitsandbytes 0.45.3": ["bnb-quant-state-code"]}
+    (smallest,) = (upgrade for upgrade in found["upgrades"] if upgrade["version"] == "0.45.3")
+    assert (smallest["distribution"], smallest["heals"]) == ("bitsandbytes", ["bnb-quant-state-code"])
     assert found["not_healed"] == ["bnb-linear8bit-move"]
     assert found["problems"] == []
 
 
-def test_a_candidate_is_a_note_and_no_problem():
+def test_a_candidate_is_no_problem():
     found = doctor.examine(board(("a", "candidate", "the defect seems to be there")))
     assert found["problems"] == []
-    assert any("the defect seems to be there" in note for note in found["notes"])
+    assert found["candidates"] == ["a: the defect seems to be there"]
+
+
+INSTALLED = {"torch": "2.13.0+cpu", "diffusers": "0.33.1", "bitsandbytes": "0.45.2", "optimum-quanto": None}
+
+
+def advice(kind: str, applied: str = "", **versions: str) -> str:
+    made = board(("diffusers-cpu-only", applied, "")) if applied else board()
+    made.installed = {**INSTALLED, **versions}
+    return " ".join(platforms.advice(made, kind))
+
+
+def test_advice_for_a_machine_without_a_gpu():
+    assert "bitsandbytes 0.45.2 quantizes on a GPU only" in advice("")
+    assert "No GPU found. A GPU is needed for quantization." in advice("")
+    assert "No GPU found" not in advice("", applied="applied", bitsandbytes="0.50.2")
+    assert "gives NaN for float32" in advice("", bitsandbytes="0.46.1")
+    assert "gives NaN" not in advice("", bitsandbytes="0.47.0")
+    assert "quantizes on a GPU only" not in advice("cuda")
+
+
+def test_advice_for_intel_and_apple_gpus(monkeypatch):
+    assert "0.48 and newer have" in advice("xpu")
+    assert "official support" not in advice("xpu", bitsandbytes="0.48.0")
+    assert "use 0.39 or newer" in advice("mps")
+    assert "use 0.39 or newer" not in advice("mps", diffusers="0.39.0")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "no wheel for macOS" in advice("mps")
+    assert "no wheel for macOS" not in advice("mps", bitsandbytes="0.49.0")
+
+
+def test_advice_on_a_torch_that_cannot_see_the_gpu(monkeypatch):
+    pytest.importorskip("torch", reason="the stack is not installed")
+    monkeypatch.setattr(platforms, "_torch_is_for_gpus", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert "is built without CUDA, and this machine has an NVIDIA driver" in advice("")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "NVIDIA" not in advice("")
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "torch without CUDA for Windows" in advice("")
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "says"),
+    [
+        (None, "0.45.2", "has no native library for the CUDA of this torch"),
+        (types.SimpleNamespace(compiled_with_cuda=True), "0.45.2", ""),
+    ],
+)
+def test_a_bitsandbytes_without_its_native_library(monkeypatch, library, version, says):
+    monkeypatch.setitem(sys.modules, "bitsandbytes.cextension", types.SimpleNamespace(lib=library))
+    assert ("native library" in advice("cuda", bitsandbytes=version)) == bool(says)
+    assert says in advice("cuda", bitsandbytes=version)
+
+
+@pytest.mark.parametrize(
+    ("pins", "word"),
+    [
+        ({"diffusers": "==0.33.1", "transformers": "==5.23.0"}, "FLAX_WEIGHTS_NAME"),
+        ({"diffusers": "==0.38.0", "transformers": "==4.46.3"}, "Dinov2WithRegistersConfig"),
+        ({"diffusers": "==0.42.1", "transformers": "==4.57.6"}, "huggingface-hub"),
+        ({"transformers": "==5.23.0", "bitsandbytes": "==0.45.5"}, "bitsandbytes>=0.46.1"),
+        ({"bitsandbytes": "==0.45.2"}, "GLIBCXX_3.4.32"),
+        ({"diffusers": "==0.42.1", "transformers": "==5.23.0", "bitsandbytes": "==0.50.2"}, ""),
+        ({"diffusers": ">=0.30", "transformers": "==5.23.0"}, ""),
+    ],
+)
+def test_releases_that_do_not_fit_together(pins, word):
+    said = combinations.of_pins(pins)
+    assert [word in sentence for sentence in said] == ([True] * len(said) if word else [])
+    assert bool(said) == bool(word)
+
+
+def test_every_cell_that_imports_is_free_of_combinations_that_do_not():
+    """The release sets of the tests all import: a sentence that says otherwise of one of them would be wrong."""
+    for cell in read().cells:
+        said = " ".join(combinations.of_pins({name: f"=={version}" for name, version in cell.pins.items()}))
+        assert "cannot be imported" not in said, cell.name
+
+
+def test_what_the_packages_demand_of_each_other(monkeypatch):
+    demands = {
+        "diffusers": ["huggingface-hub<2,>=1", "absent", "torch>=1; extra == 'torch'", "!!"],
+        "transformers": ["huggingface-hub<1"],
+    }
+    versions = {"diffusers": "0.42.1", "transformers": "4.57.6", "huggingface-hub": "0.36.0"}
+    monkeypatch.setattr(metadata, "requires", lambda name: demands.get(name))
+    monkeypatch.setattr(combinations, "installed_version", versions.get)
+    assert combinations.declared() == [
+        "diffusers 0.42.1 needs huggingface-hub <2,>=1, and 0.36.0 is installed",
+        "diffusers 0.42.1 needs absent, which is not installed",
+    ]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -56,8 +154,9 @@ def test_on_this_machine():
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"installed", "problems", "mended", "upgrades", "not_healed", "accelerator", "activation"} <= set(
+    assert {"installed", "problems", "combinations", "advice", "mended", "upgrades", "not_healed"} <= set(
         found
     )
+    assert found["combinations"] == [], "the environment of the tests fits together"
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     assert max(len(line) for line in shown.splitlines()) <= 80

@@ -1,0 +1,106 @@
+"""Releases that do not fit together, whatever is mended, as was seen with them; for `doctor` and `check`.
+
+What the packages state of themselves (``Requires-Dist``) is asked of the environment instead, see `declared`.
+"""
+
+from __future__ import annotations
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from .engine.versions import contains, installed_version, judge
+from .fixes import DISTRIBUTIONS
+from .ranges import inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+LIBSTDCXX = "GLIBCXX_3.4.32"
+
+# (distribution -> specifier, all must fit; what happens and what to do)
+COMBINATIONS: tuple[tuple[dict[str, str], str], ...] = (
+    # seen: 0.31.0, 0.32.2, 0.33.1, 0.34.0 with 5.0.0, 5.5.4, 5.10.4, 5.23.0; 0.35.2 imports with all of them
+    (
+        {"diffusers": "<0.35", "transformers": ">=5"},
+        "diffusers cannot be imported (cannot import name 'FLAX_WEIGHTS_NAME' from 'transformers.utils'); use "
+        "diffusers 0.35 or newer, or transformers before 5",
+    ),
+    # seen: 0.37.1, 0.38.0 with 4.47.1 and 0.38.0 with 4.46.3; all of them import with 4.48.3
+    (
+        {"diffusers": ">=0.37", "transformers": "<4.48"},
+        "diffusers cannot be imported (cannot import name 'Dinov2WithRegistersConfig' from 'transformers'); use "
+        "transformers 4.48 or newer",
+    ),
+    # seen: 0.40.0, 0.41.0, 0.42.1 with every release of transformers 4 that was tried; so do their Requires-Dist
+    (
+        {"diffusers": ">=0.40", "transformers": "<5"},
+        "there is no huggingface-hub for both (diffusers wants 1.23 or newer, transformers one before 1.0), and "
+        "diffusers cannot be imported with the older one; use transformers 5 or newer",
+    ),
+    # seen: 5.0.0, 5.5.4, 5.10.4, 5.23.0; 4.57.6 has no such limit
+    (
+        {"transformers": ">=5", "bitsandbytes": "<0.46.1"},
+        "transformers refuses to quantize (requires bitsandbytes: `pip install -U bitsandbytes>=0.46.1`), so text "
+        "encoders cannot be loaded in 4-bit or 8-bit; use bitsandbytes 0.46.1 or newer",
+    ),
+    (
+        {"diffusers": ">=0.31", "bitsandbytes": "<0.43.3"},
+        "diffusers refuses to quantize (requires the latest version of bitsandbytes); use bitsandbytes 0.43.3 or newer",
+    ),
+    (
+        {"bitsandbytes": ">=0.45.1,<=0.45.3"},
+        f"the library for the CPU needs {LIBSTDCXX} (GCC 13); with an older libstdc++, 4-bit and 8-bit work on a GPU "
+        "only",
+    ),
+)
+
+
+def installed() -> Iterator[tuple[dict[str, str], str]]:
+    """The combinations that are in this environment: (claims, sentence)."""
+    for claims, sentence in COMBINATIONS:
+        verdict = judge(claims)
+        if verdict.fits:
+            yield claims, f"{verdict.reason}: {sentence}"
+
+
+def of_pins(pins: Mapping[str, str]) -> list[str]:
+    """Sentences on the combinations that pins surely are; a range may still be resolved to something better."""
+    sentences = []
+    for claims, sentence in COMBINATIONS:
+        held = {name: pins.get(canonicalize_name(name)) for name in claims}
+        if all(pin is not None and inside(claims[name], pin) == "yes" for name, pin in held.items()):
+            versions = ", ".join(f"{name} {pin.removeprefix('==')}" for name, pin in held.items() if pin)
+            sentences.append(f"{versions}: {sentence}")
+    return sentences
+
+
+def declared() -> list[str]:
+    """Sentences on what the installed libraries demand of each other and of what they stand on, and do not get.
+
+    ``pip install`` of one package more is enough to break what an earlier one demanded.
+    """
+    from importlib import metadata
+
+    sentences = []
+    for name in DISTRIBUTIONS:
+        try:
+            demands = metadata.requires(name) or []
+            version = installed_version(name)
+        except Exception:  # not installed, or broken metadata: the board says so
+            continue
+        for text in demands:
+            try:
+                demand = Requirement(text)
+                if demand.marker is not None and not demand.marker.evaluate({"extra": ""}):
+                    continue
+                found = installed_version(demand.name)
+                if found is None:
+                    sentences.append(f"{name} {version} needs {demand.name}, which is not installed")
+                elif not contains(str(demand.specifier), found):
+                    sentences.append(
+                        f"{name} {version} needs {demand.name} {demand.specifier}, and {found} is installed"
+                    )
+            except Exception:  # somebody else's metadata: what cannot be read is not our business
+                continue
+    return sentences

@@ -1,0 +1,165 @@
+"""What this machine means for quantized models: sentences for `doctor`.
+
+Advice is given where it applies, and names what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+
+from ..combinations import LIBSTDCXX
+from ..engine.versions import contains, installed_version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ..engine.board import Board
+
+
+def accelerator() -> tuple[str, str]:
+    """("cuda", "xpu", "mps" or ""; a sentence that says what torch sees)."""
+    if installed_version("torch") is None:
+        return "", "torch is not installed"
+    try:
+        import torch
+
+        for kind in ("cuda", "xpu", "mps"):
+            backend = getattr(torch, kind, None)
+            if backend is not None and backend.is_available():
+                names = (
+                    {backend.get_device_name(i) for i in range(backend.device_count())}
+                    if kind != "mps"
+                    else ()
+                )
+                return kind, f"{backend.device_count()} x {kind}" + (
+                    f" ({', '.join(sorted(names))})" if names else ""
+                )
+        return "", "none: torch runs on the CPU"
+    except Exception as error:
+        return "", f"torch cannot say: {error}"
+
+
+def covers(claims: Mapping[str, str]) -> bool:
+    """Whether a bad combination is a matter of this machine, on which `advice` has the word."""
+    return list(claims) == ["bitsandbytes"]
+
+
+def advice(board: Board, kind: str) -> list[str]:
+    """What a user of this machine should know, as sentences.
+
+    Args:
+        board: what is installed and mended.
+        kind: the accelerator that torch sees, "" for none.
+    """
+    versions = {name: version for name, version in board.installed.items() if version}
+    applied = {answer.id for answer in board if answer.state == "applied"}
+    sentences = [*_torch(versions, kind), *_native_library(versions, kind)]
+    if "bitsandbytes" in versions:
+        sentences += _bitsandbytes(versions, kind)
+    if "diffusers" in versions and "bitsandbytes" in versions:
+        sentences += _diffusers(versions, kind, applied)
+    return sentences
+
+
+def _torch(versions: dict[str, str], kind: str) -> Iterator[str]:
+    torch = versions.get("torch")
+    if torch is None or kind or sys.platform == "darwin":
+        return
+    if shutil.which("nvidia-smi") and not _torch_is_for_gpus():
+        yield (
+            f"torch {torch} is built without CUDA, and this machine has an NVIDIA driver: install a CUDA build "
+            "(https://pytorch.org/get-started/locally); the one that pip finds for Windows has none"
+        )
+    elif sys.platform == "win32" and not _torch_is_for_gpus():
+        yield "pip finds a torch without CUDA for Windows; for a GPU see https://pytorch.org/get-started/locally"
+
+
+def _bitsandbytes(versions: dict[str, str], kind: str) -> Iterator[str]:
+    version = versions["bitsandbytes"]
+
+    def is_(specifier: str) -> bool:
+        return _fits(version, specifier)
+
+    if not kind and is_("<0.46"):
+        yield f"bitsandbytes {version} quantizes on a GPU only; 0.46 and newer do so on a CPU too"
+    if not kind and is_(">=0.46.0,<0.47"):
+        yield f"bitsandbytes {version} gives NaN for float32 inputs of an 8-bit layer on a CPU; use float16 or bfloat16"
+    if kind == "xpu" and is_("<0.48"):
+        yield f"bitsandbytes {version} has no official support for Intel GPUs; 0.48 and newer have"
+    if sys.platform == "darwin" and is_("<0.49"):
+        yield f"bitsandbytes {version} has no wheel for macOS; 0.49 and newer have one for macOS 14 on Apple silicon"
+
+
+def _diffusers(versions: dict[str, str], kind: str, applied: set[str]) -> Iterator[str]:
+    version = versions["diffusers"]
+    refused = "No GPU found. A GPU is needed for quantization."
+    if "diffusers-cpu-only" in applied:
+        return
+    if not kind:
+        yield (
+            f"diffusers {version} refuses bitsandbytes without a GPU ({refused!r}); text encoders of transformers load "
+            "on a CPU from bitsandbytes 0.46 on"
+        )
+    elif kind == "xpu" and _fits(version, "<0.32"):
+        yield f"diffusers {version} refuses bitsandbytes on Intel GPUs ({refused!r}); use 0.33 or newer"
+    elif kind == "mps" and _fits(version, "<0.39"):
+        yield f"diffusers {version} refuses bitsandbytes on Apple silicon ({refused!r}); use 0.39 or newer"
+
+
+def _native_library(versions: dict[str, str], kind: str) -> Iterator[str]:
+    """bitsandbytes imports without its native library, and fails at the first use."""
+    if "bitsandbytes" not in versions:
+        return
+    extension = sys.modules.get("bitsandbytes.cextension")  # the board has tried to import it
+    library = getattr(extension, "lib", None)
+    if extension is None:
+        return
+    version = versions["bitsandbytes"]
+    if kind == "cuda" and not getattr(library, "compiled_with_cuda", False):
+        yield (
+            f"bitsandbytes {version} has no native library for the CUDA of this torch: every 4-bit and 8-bit model "
+            "fails at its first use; `python -m bitsandbytes` says which one it looks for"
+        )
+    elif library is None and not kind and _fits(version, ">=0.45.1,<=0.45.3") and not _has_libstdcxx():
+        yield f"the native library of bitsandbytes {version} could not be loaded: it needs {LIBSTDCXX} (GCC 13)"
+
+
+def _has_libstdcxx() -> bool:
+    """Whether the libstdc++ of this process is new enough; True where nobody can tell."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            loaded = {line.split()[-1] for line in maps if "libstdc++.so" in line}
+        return any(LIBSTDCXX.encode() in _bytes(path) for path in loaded) if loaded else True
+    except OSError:
+        return True
+
+
+def _bytes(path: str) -> bytes:
+    with open(os.path.realpath(path), "rb") as file:
+        return file.read()
+
+
+def _torch_is_for_gpus() -> bool:
+    """Whether torch was built for CUDA or ROCm."""
+    try:
+        import torch
+
+        return bool(torch.version.cuda or torch.version.hip)
+    except Exception:
+        return True
+
+
+def _fits(version: str, specifier: str) -> bool:
+    try:
+        return contains(specifier, version)
+    except ValueError:
+        return False
+
+
+def machine() -> str:
+    """The Python and the platform, as a sentence."""
+    return f"Python {platform.python_version()}, {platform.platform()}"

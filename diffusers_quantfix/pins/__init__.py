@@ -1,0 +1,49 @@
+"""Versions from requirements files, project files, lock files and ``pip freeze``.
+
+Each requirement is parsed by `packaging`, each table by the TOML reader of Python; these modules only find them.
+Markers are evaluated for the running interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .lock import read_lock
+from .project import read_project
+from .reading import KINDS, Reading, UnreadableInput, decoded, text_of
+from .requirements import read_requirements
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Reading", "UnreadableInput", "read"]
+
+_OTHER_KINDS = (".json", ".yml", ".yaml", ".py", ".cfg", ".whl", ".gz", ".zip")
+
+
+def read(files: Iterable[str], reading: Reading | None = None) -> Reading:
+    """Everything that these files say together; ``-`` is standard input.
+
+    Raises:
+        UnreadableInput: a file is not there, is no text, or has a line that is no requirement.
+    """
+    reading = Reading() if reading is None else reading
+    for file in files:
+        if file == "-":
+            text = decoded("standard input", sys.stdin.buffer.read())
+            read_requirements(reading, "standard input", text, "")
+            continue
+        name = os.path.basename(file)
+        if name.endswith(_OTHER_KINDS) or name.startswith("Pipfile"):
+            raise UnreadableInput(f"{file} is of a kind that is not read; what is read: {KINDS}")
+        text = text_of(file)
+        reading.files.add(os.path.abspath(file))
+        if name.endswith(".lock") or (name.startswith("pylock.") and name.endswith(".toml")):
+            read_lock(reading, file, text)
+        elif name.endswith(".toml"):
+            read_project(reading, file, text)
+        else:
+            read_requirements(reading, file, text, os.path.dirname(file))
+    return reading

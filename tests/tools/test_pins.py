@@ -1,0 +1,289 @@
+"""Reading what people have: every kind of file that `check` takes, and what it says of one that is broken."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from diffusers_quantfix.pins import Reading, UnreadableInput, read
+from diffusers_quantfix.pins.project import from_poetry
+from diffusers_quantfix.ranges import both, inside, overlap
+
+
+def reading_of(tmp_path: pathlib.Path, name: str, text: str | bytes) -> Reading:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read([str(file)])
+
+
+REQUIREMENTS = """\
+# comment
+--index-url https://example.invalid/simple
+--requirement=more.txt
+bitsandbytes == 0.45.2 \\
+    --hash=sha256:abc \\
+    --hash=sha256:def
+diffusers[torch]==0.33.1  # why
+transformers==4.51.3; python_version >= "3.8"
+accelerate==0.1; python_version < "3.8"
+-e git+https://example.invalid/peft.git#egg=peft
+https://example.invalid/torch-2.6.0%2Bcu124-cp311-cp311-linux_x86_64.whl
+gguf @ https://example.invalid/gguf-0.10.0-py3-none-any.whl
+optimum-quanto@git+https://example.invalid/quanto@v0.2.7
+./wheels/torchao-0.9.0-py3-none-any.whl
+sdists/wrapt-2.0.0.tar.gz
+"""
+
+
+def test_a_requirements_file(tmp_path):
+    (tmp_path / "more.txt").write_text("-c limits.txt\n-r requirements.txt\naccelerate>=1.0\n")
+    (tmp_path / "limits.txt").write_text("accelerate<1.7\nnumpy<3\n")
+    found = reading_of(tmp_path, "requirements.txt", REQUIREMENTS)
+    assert found.pins == {
+        "accelerate": "<1.7,>=1.0",
+        "numpy": "<3",
+        "bitsandbytes": "==0.45.2",
+        "diffusers": "==0.33.1",
+        "transformers": "==4.51.3",
+        "peft": "",
+        "torch": "==2.6.0+cu124",
+        "gguf": "==0.10.0",
+        "optimum-quanto": "",
+        "torchao": "==0.9.0",
+        "wrapt": "==2.0.0",
+    }
+    assert found.required == set(found.pins) - {"numpy"}, "a constraint demands nothing"
+    (note,) = found.notes
+    assert "line 9 was left out" in note and "accelerate==0.1" in note
+    assert not found.complete
+
+
+FREEZE = """\
+diffusers @ file:///home/me/diffusers
+torch==2.6.0+cu124
+# Editable install with no version control (diffusers-quantfix==0.1.0)
+-e /home/me/diffusers_quantfix
+# Editable Git install with no remote (peft==0.15.2)
+-e /home/me/peft
+-e git+https://github.com/huggingface/accelerate@0123abc#egg=accelerate
+"""
+
+
+def test_pip_freeze(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FREEZE.encode())))
+    assert read(["-"]).pins == {
+        "diffusers": "",
+        "torch": "==2.6.0+cu124",
+        "diffusers-quantfix": "==0.1.0",
+        "peft": "==0.15.2",
+        "accelerate": "",
+    }
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_windows_writes(tmp_path, encoding):
+    text = "bitsandbytes==0.45.2\r\ndiffusers==0.33.1\r\n"
+    found = reading_of(tmp_path, "requirements.txt", text.encode(encoding))
+    assert found.pins == {"bitsandbytes": "==0.45.2", "diffusers": "==0.33.1"}
+
+
+def test_an_editable_project_of_this_machine_says_what_it_demands(tmp_path):
+    text = """
+[project]
+name = "app"
+version = "1.2"
+dependencies = ["diffusers==0.33.1"]
+[project.optional-dependencies]
+quant = ["bitsandbytes==0.45.2"]
+other = ["torchao"]
+"""
+    (tmp_path / "pyproject.toml").write_text(text)
+    found = reading_of(tmp_path, "r.txt", "-e .[quant]\n-e ./nowhere\n")
+    assert found.pins == {"app": "==1.2", "diffusers": "==0.33.1", "bitsandbytes": "==0.45.2"}
+    assert ["nowhere has no pyproject.toml" in note for note in found.notes] == [True]
+
+
+PYPROJECT = """
+[project]
+name = "app"
+dependencies = ["bitsandbytes>=0.44", "Diffusers==0.33.1"]
+[project.optional-dependencies]
+fast = ["accelerate==1.6.0"]
+slow = ["accelerate==1.7.0"]
+[dependency-groups]
+dev = ["peft", {include-group = "test"}]
+test = ["pytest"]
+[tool.uv]
+constraint-dependencies = ["bitsandbytes<0.46", "numpy<3"]
+[tool.poetry.dependencies]
+python = "^3.11"
+torch = "^2.4"
+transformers = {version = "~4.51.3", extras = ["x"]}
+gguf = "0.10.0"
+wrapt = [
+    {version = "<1.17", python = "<3.9"},
+    {version = "^2.0", python = ">=3.9"},
+]
+torchao = {git = "https://example.invalid/ao.git"}
+jax = {version = "1.0", markers = "sys_platform == 'other'"}
+[tool.poetry.group.dev.dependencies]
+optimum-quanto = ">=0.2.5 <0.2.7 || 0.2.7"
+"""
+
+
+def test_a_project_file(tmp_path):
+    found = reading_of(tmp_path, "pyproject.toml", PYPROJECT)
+    assert found.pins == {
+        "bitsandbytes": ">=0.44,<0.46",
+        "diffusers": "==0.33.1",
+        "accelerate": "==1.6.0 || ==1.7.0",  # extras that contradict each other
+        "peft": "",
+        "pytest": "",
+        "numpy": "<3",
+        "torch": ">=2.4,<3",
+        "transformers": "~=4.51.3",
+        "gguf": "==0.10.0",
+        "wrapt": "<1.17 || >=2.0,<3",
+        "torchao": "",
+        "optimum-quanto": ">=0.2.5,<0.2.7 || ==0.2.7",
+    }
+    assert "numpy" not in found.required
+    assert any("jax" in note for note in found.notes)
+
+
+def test_dependencies_that_stand_elsewhere(tmp_path):
+    (tmp_path / "requirements.txt").write_text("bitsandbytes==0.45.2\n")
+    text = '[project]\ndynamic = ["dependencies"]\n'
+    (note,) = [n for n in reading_of(tmp_path, "pyproject.toml", text).notes if "dynamic" in n]
+    assert "check the file they come from" in note
+    text += '[tool.setuptools.dynamic]\ndependencies = {file = ["requirements.txt"]}\n'
+    assert reading_of(tmp_path, "pyproject.toml", text).pins == {"bitsandbytes": "==0.45.2"}
+    assert any("names no dependency" in note for note in reading_of(tmp_path, "pyproject.toml", "").notes)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "specifier"),
+    [
+        ("^1.2.3", ">=1.2.3,<2"),
+        ("^0.33.1", ">=0.33.1,<0.34"),
+        ("^0.0.3", ">=0.0.3,<0.0.4"),
+        ("^0.0", ">=0.0,<0.1"),
+        ("^0", ">=0,<1"),
+        ("~1.2.3", "~=1.2.3"),
+        ("~1.2", "==1.2.*"),
+        ("~1", "==1.*"),
+        ("1.2.*", "==1.2.*"),
+        ("*", ""),
+        ("1.2", "==1.2"),
+        ("=1.2", "==1.2"),
+        (">= 1.2, < 2", ">=1.2,<2"),
+        (">=1.2 <2", ">=1.2,<2"),
+        ("!=1.3", "!=1.3"),
+    ],
+)
+def test_the_constraints_of_poetry(constraint, specifier):
+    assert from_poetry(constraint) == specifier
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("uv.lock", "package"), ("poetry.lock", "package"), ("pylock.toml", "packages")]
+)
+def test_a_lock_file(tmp_path, name, table):
+    text = f"""version = 1
+[[{table}]]
+name = "Bits_And.bytes"
+version = "0.45.2"
+[[{table}]]
+name = "torch"
+version = "2.6.0"
+[[{table}]]
+name = "torch"
+version = "2.6.0+cu124"
+[[{table}]]
+name = "local"
+source = {{ editable = "." }}
+"""
+    found = reading_of(tmp_path, name, text)
+    assert found.pins == {"bits-and-bytes": "==0.45.2", "torch": "==2.6.0 || ==2.6.0+cu124", "local": ""}
+    assert found.complete
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.txt", "fine\n\n]broken[\n", "a.txt, line 3"),
+        (
+            "a.txt",
+            "fine \\\n --hash=x\nbitsandbytes=0.45\n",
+            "a.txt, line 3: 'bitsandbytes=0.45' is no requirement",
+        ),
+        ("b.txt", "-r nowhere.txt\n", "b.txt, line 1.*nowhere.txt: No such file"),
+        ("b.txt", "numpy\n-r https://example.invalid/r.txt\n", "b.txt, line 2.*nothing is fetched"),
+        ("c.toml", "[project\n", "c.toml.*line 1"),
+        ("uv.lock", 'package = "x"\n', "no \\[\\[package\\]\\] tables"),
+        ("uv.lock", "version = 1\n", "no \\[\\[package\\]\\] tables"),
+        ("d.toml", '[project]\ndependencies = [\n"a b c"]\n', "d.toml, line 3: 'a b c' is no requirement"),
+        ("e.toml", '[project]\ndependencies = "numpy"\n', "project.dependencies is no list"),
+        ("e.toml", "[project]\ndependencies = [3]\n", "project.dependencies holds 3"),
+        ("e.toml", 'project = "x"\n', "project is no table"),
+        (
+            "f.toml",
+            '[tool.poetry.dependencies]\nnumpy = "1"\ntorch = "^x"\n',
+            "f.toml, line 3: '\\^x' is no constraint",
+        ),
+        ("f.toml", "[tool.poetry.dependencies]\ntorch = 2\n", "f.toml, line 2: torch = 2 is no constraint"),
+        ("environment.yml", "name: x\n", "of a kind that is not read; what is read: requirements"),
+        ("Pipfile.lock", "{}", "of a kind that is not read"),
+        ("g.txt", b"\xff\xff\x00", "no UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_read_names_the_file_and_the_line(tmp_path, name, text, sentence):
+    with pytest.raises(UnreadableInput, match=sentence):
+        reading_of(tmp_path, name, text)
+
+
+@pytest.mark.parametrize("name", ["broken.txt", "missing.txt", "."])
+def test_the_command_says_it_in_one_line_and_exits_with_2(tmp_path, name):
+    (tmp_path / "broken.txt").write_text("]broken[\n")
+    command = [sys.executable, "-m", "diffusers_quantfix", "check", str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_ranges_meet_or_not():
+    assert overlap(">=1.0,<2.0", ">=1.9")
+    assert overlap(">1.0", "<1.1")
+    assert overlap("", "==3.*")
+    assert overlap("!=1.5", ">=1.4,<=1.6")
+    assert not overlap("<1.0", ">=1.0")
+    assert not overlap("==1.5", "!=1.5")
+    assert overlap("===weird", "") and not overlap("===weird", ">=1")
+
+
+def test_demands_hold_together_or_leave_a_choice():
+    assert both("", "==1.0") == "==1.0"
+    assert both(">=1", "<2") == ">=1,<2"
+    assert both("==1.0", "==2.0") == "==1.0 || ==2.0"
+    assert both("==1.0 || ==2.0", ">=1.5") == "==2.0,>=1.5"
+
+
+@pytest.mark.parametrize(
+    ("claim", "pin", "answer"),
+    [
+        (">=1,<2", "==1.5", "yes"),
+        (">=1,<2", "==2.0", ""),
+        (">=1,<2", ">=1.9", "perhaps"),
+        (">=1,<2", "==1.5 || ==2.0", "perhaps"),
+        (">=1,<2", "==1.5 || ==1.6", "yes"),
+        ("", "", "yes"),
+        (">=1", "===weird", "perhaps"),
+    ],
+)
+def test_inside(claim, pin, answer):
+    assert inside(claim, pin) == answer
