@@ -1,0 +1,85 @@
+"""A layer that a Control LoRA had widened comes back on another device.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device" after
+    ``unload_lora_weights(reset_to_overwritten_params=True)``, when the model was moved or offloaded since the Control
+    LoRA was loaded.
+Cause: the layer is built anew from the weights that were put aside when the LoRA was loaded, and these stay where they
+    were then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has no
+    hook. Under model offload a model that is on the GPU just then is taken for complete, and the layer is left behind.
+Upstream: not reported.
+Cure: the layer goes where the one was that it replaces, and is offloaded as that one was.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...hooks_aside import hooks_aside
+
+FIX = Fix(
+    id="diffusers-control-lora-reset",
+    title="a layer that a Control LoRA had widened comes back on another device",
+    module="diffusers.loaders.lora_pipeline",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "peft": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_pipeline.py",
+    ),
+    symptom="Expected all tensors to be on the same device after unload_lora_weights(reset_to_overwritten_params=True)",
+)
+
+
+def broken(lora_pipeline) -> bool:
+    """Reset a model on meta whose weight was put aside on the CPU: is the layer on meta again?"""
+    import torch
+
+    mixin = resolve(lora_pipeline, "FluxLoraLoaderMixin")
+    resolve(mixin, "unload_lora_weights")
+
+    class Transformer(torch.nn.Module):
+        config = None
+        _transformer_norm_layers = None
+
+    model = Transformer()
+    model.layer = torch.nn.Linear(2, 1, bias=False, device="meta")
+    model._overwritten_params = {"layer.weight": torch.zeros(1, 1)}
+
+    class Pipeline(mixin):
+        _lora_loadable_modules = ()
+        transformer = model
+
+    Pipeline().unload_lora_weights(reset_to_overwritten_params=True)
+    return not model.layer.weight.is_meta
+
+
+def mend(lora_pipeline, ledger) -> None:
+    def make(original):
+        def unload_lora_weights(self, *args, **kwargs):
+            name = self.transformer_name
+            transformer = getattr(self, "transformer", None) or getattr(self, name, None)
+            widened = getattr(transformer, "_overwritten_params", None)
+            if not widened:
+                return original(self, *args, **kwargs)
+            with hooks_aside(transformer):
+                before = {
+                    layer: _below_adapter(transformer, layer)
+                    for layer in (parameter.rpartition(".")[0] for parameter in widened)
+                }
+                result = original(self, *args, **kwargs)
+                for layer, old in before.items():
+                    new = _below_adapter(transformer, layer)
+                    if new is not None and old is not None and new is not old:
+                        new.to(old.weight.device)
+            return result
+
+        return unload_lora_weights
+
+    ledger.around(resolve(lora_pipeline, "FluxLoraLoaderMixin"), "unload_lora_weights", make)
+
+
+def _below_adapter(model, name):
+    """The layer of that name, below peft's layer if it has one; None if there is none any more."""
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return getattr(layer, "base_layer", layer)

@@ -1,0 +1,68 @@
+"""``fuse_lora`` and ``unfuse_lora`` of an offloaded pipeline have no effect.
+
+Symptom: after ``pipe.fuse_lora()`` under sequential offload the LoRA has no effect at all: it counts as merged, and the
+    weights that are used are those without it. ``unfuse_lora`` likewise. An 8-bit component raises, or is wrong.
+Cause: peft merges into the weights that it finds, and between two uses these are meta tensors, on which everything
+    succeeds and nothing happens.
+Upstream: not reported; peft has ``onload_layer`` for this, diffusers does not call it.
+Cure: while a pipeline fuses or unfuses, each adapter layer that is offloaded brings its weights to the device where it
+    is run, merges there, and gives the result to its offloading hooks. Under group offload, which may keep copies, the
+    groups are made anew from the new weights. What is fused when the LoRA is disabled is taken out at once: peft would
+    do so in the next forward pass, to the same weights that are none.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
+
+FIX = Fix(
+    id="diffusers-fuse-lora-offloaded",
+    title="fusing a LoRA into an offloaded pipeline has no effect",
+    module="diffusers.loaders.lora_base",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
+    upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_base.py",),
+    symptom="no LoRA effect after pipe.fuse_lora() under enable_sequential_cpu_offload()",
+)
+
+
+def broken(lora_base) -> bool:
+    """Unfuse a pipeline of one offloaded adapter layer; does the layer see its weight?"""
+    resolve(lora_base, "LoraBaseMixin.fuse_lora")
+    resolve(lora_base, "LoraBaseMixin.unfuse_lora")
+    model = offloaded_adapter_layer(lora_base.ModelMixin)
+    if model is None:
+        return False
+
+    class Pipeline(lora_base.LoraBaseMixin):
+        _lora_loadable_modules = ("transformer",)
+        num_fused_loras = 0
+        transformer = model
+
+    Pipeline().unfuse_lora(components=["transformer"])
+    return model.layer.met_meta
+
+
+def mend(lora_base, ledger) -> None:
+    def make(original):
+        def fuse_or_unfuse(self, *args, **kwargs):
+            with merges_reach_weights(*models_of(self)):
+                return original(self, *args, **kwargs)
+
+        return fuse_or_unfuse
+
+    def make_disable(original):
+        def disable_lora(self):
+            unmerge_before_disabling(*models_of(self))
+            return original(self)
+
+        return disable_lora
+
+    def models_of(pipeline):
+        return [getattr(pipeline, name, None) for name in pipeline._lora_loadable_modules]
+
+    mixin = resolve(lora_base, "LoraBaseMixin")
+    ledger.around(mixin, "fuse_lora", make)
+    ledger.around(mixin, "unfuse_lora", make)
+    ledger.around(mixin, "disable_lora", make_disable)

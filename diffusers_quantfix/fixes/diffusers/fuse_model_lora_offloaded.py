@@ -1,0 +1,62 @@
+"""``fuse_lora`` and ``unfuse_lora`` of an offloaded model have no effect.
+
+Symptom: after ``transformer.fuse_lora()`` under sequential offload the LoRA has no effect at all.
+Cause: as for a pipeline (``diffusers-fuse-lora-offloaded``): peft merges into meta tensors.
+Upstream: not reported.
+Cure: the same, for those who call the model themselves.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
+
+FIX = Fix(
+    id="diffusers-fuse-model-lora-offloaded",
+    title="fusing a LoRA into an offloaded model has no effect",
+    module="diffusers.loaders.peft",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
+    upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py",),
+    symptom="no LoRA effect after transformer.fuse_lora() under accelerate.cpu_offload",
+)
+
+
+def broken(peft) -> bool:
+    """Unfuse a model of one offloaded adapter layer; does the layer see its weight?"""
+    import torch
+
+    mixin = resolve(peft, "PeftAdapterMixin")
+    resolve(mixin, "fuse_lora")
+    resolve(mixin, "unfuse_lora")
+
+    class Model(torch.nn.Module, mixin):
+        pass
+
+    model = offloaded_adapter_layer(Model)
+    if model is None:
+        return False
+    model.unfuse_lora()
+    return model.layer.met_meta
+
+
+def mend(peft, ledger) -> None:
+    def make(original):
+        def fuse_or_unfuse(self, *args, **kwargs):
+            with merges_reach_weights(self):
+                return original(self, *args, **kwargs)
+
+        return fuse_or_unfuse
+
+    def make_disable(original):
+        def disable(self):
+            unmerge_before_disabling(self)
+            return original(self)
+
+        return disable
+
+    mixin = resolve(peft, "PeftAdapterMixin")
+    ledger.around(mixin, "fuse_lora", make)
+    ledger.around(mixin, "unfuse_lora", make)
+    ledger.around(mixin, "disable_lora", make_disable)
+    ledger.around(mixin, "disable_adapters", make_disable)

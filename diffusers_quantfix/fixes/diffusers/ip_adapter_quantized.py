@@ -1,0 +1,51 @@
+"""An IP-Adapter cannot be loaded into a quantized UNet.
+
+Symptom: ValueError "Casting a quantized model to a new `dtype` is unsupported" from ``load_ip_adapter``, with the
+    attention processors exchanged and half of the adapter in place.
+Cause: ``_load_ip_adapter_weights`` (and ``load_attn_procs`` for Custom Diffusion) ends with
+    ``self.to(dtype=self.dtype, device=self.device)``, which is to take the new layers along, and is refused as a cast.
+Upstream: diffusers issue 11570, closed; the line has not changed.
+Cure: while an adapter is loaded into a quantized UNet, ``.to`` with the dtype that it has takes the new layers along,
+    and no other. A UNet that is sequentially offloaded, quantized or not, gives up its hooks for that time and gets the
+    very same ones back.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...adapter_moves import moves_new_layers_only
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve
+from ...hooks_aside import hooks_aside
+
+FIX = Fix(
+    id="diffusers-ip-adapter-quantized",
+    title="an IP-Adapter cannot be loaded into a quantized UNet",
+    module="diffusers.loaders.unet",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=("https://github.com/huggingface/diffusers/issues/11570",),
+    symptom="ValueError: Casting a quantized model to a new `dtype` is unsupported, from load_ip_adapter",
+)
+
+_METHODS = ("_load_ip_adapter_weights", "load_attn_procs")
+
+
+def broken(unet) -> bool:
+    """Does it name a dtype and a device to ``.to``, and are we not around it?"""
+    method = resolve(unet, "UNet2DConditionLoadersMixin._load_ip_adapter_weights")
+    if eight_bit.written_in(method, __file__):
+        return False
+    return ("dtype", "device") in function_of(method).__code__.co_consts
+
+
+def mend(unet, ledger) -> None:
+    def make(original):
+        def load(self, *args, **kwargs):
+            with hooks_aside(self), moves_new_layers_only(self):
+                return original(self, *args, **kwargs)
+
+        return load
+
+    mixin = resolve(unet, "UNet2DConditionLoadersMixin")
+    for name in _METHODS:
+        ledger.around(mixin, name, make)

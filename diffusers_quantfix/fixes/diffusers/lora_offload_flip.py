@@ -1,0 +1,114 @@
+"""Loading a LoRA switches a pipeline to another way of offloading.
+
+Symptom: after ``load_lora_weights()`` every run is many times slower: the whole pipeline is under sequential CPU
+    offload, of which nobody had spoken. Or the next run raises, since the components cannot be offloaded so.
+Cause: ``_func_optionally_disable_offloading`` takes every root hook of class ``AlignDevicesHook`` for sequential
+    offload, also one that only aligns inputs, as ``accelerate.dispatch_model`` puts on a model that is spread over
+    several GPUs, or in older releases on every 8-bit model. And what it has taken off is not put back: the whole
+    pipeline is offloaded anew, whichever components were, and how; after an error nothing is.
+Upstream: diffusers issues 10914, 7539, 11648, PRs 8750, 14271; open.
+Cure: while a LoRA is loaded into a pipeline, the models that can have one give up their offloading hooks and get the
+    very same ones back, new layers included; the others are not touched, and upstream's function has nothing to find.
+    Called by itself it no longer sees the hooks that do not offload.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import resolve
+from ...hooks_aside import hidden_hooks, hooks_aside
+from ...offload import is_sequentially_offloaded
+
+FIX = Fix(
+    id="diffusers-lora-offload-flip",
+    title="loading a LoRA switches the whole pipeline to sequential CPU offload",
+    module="diffusers.loaders.lora_pipeline",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/10914",
+        "https://github.com/huggingface/diffusers/issues/7539",
+        "https://github.com/huggingface/diffusers/issues/11648",
+        "https://github.com/huggingface/diffusers/pull/8750",
+        "https://github.com/huggingface/diffusers/pull/14271",
+    ),
+    symptom="every run is slow after load_lora_weights(), the pipeline is under enable_sequential_cpu_offload",
+)
+
+
+def broken(lora_pipeline) -> bool:
+    """Ask upstream's function about a pipeline whose only component has a hook that aligns inputs."""
+    import torch
+    from accelerate.hooks import AlignDevicesHook
+
+    owner, name = _detection()
+    component = torch.nn.Identity()
+    component._hf_hook = AlignDevicesHook(execution_device="cpu", io_same_device=True)
+    return bool(getattr(owner, name)(Pipeline({"transformer": component}))[1])
+
+
+class Pipeline:
+    """What upstream's function sees of a pipeline."""
+
+    def __init__(self, components, hf_device_map=None):
+        self.components = components
+        self.hf_device_map = hf_device_map
+
+
+def mend(lora_pipeline, ledger) -> None:
+    def make_detection(original):
+        def disable_offloading(*args, **kwargs):
+            *first, pipeline = (*args, *kwargs.values())
+            if pipeline is not None:
+                offloading = {
+                    name: part for name, part in pipeline.components.items() if not only_aligns(part)
+                }
+                pipeline = Pipeline(offloading, pipeline.hf_device_map)
+            return original(*first, pipeline)
+
+        return disable_offloading
+
+    def make_load(original):
+        def load_lora_weights(self, *args, **kwargs):
+            components = getattr(self, "components", None)
+            if not isinstance(components, dict):
+                return original(self, *args, **kwargs)
+            changing = [components.get(name) for name in self._lora_loadable_modules]
+            with hooks_aside(*changing), hidden_hooks(components.values()):
+                return original(self, *args, **kwargs)
+
+        return load_lora_weights
+
+    mixins = {
+        value
+        for value in vars(lora_pipeline).values()
+        if isinstance(value, type)
+        and value.__module__ == lora_pipeline.__name__
+        and "load_lora_weights" in vars(value)
+    }
+    if not mixins:
+        raise TargetMissing(f"{lora_pipeline.__name__} loads no LoRA")
+    ledger.around(*_detection(), make_detection)
+    for mixin in sorted(mixins, key=lambda mixin: mixin.__name__):
+        ledger.around(mixin, "load_lora_weights", make_load)
+
+
+def only_aligns(component) -> bool:
+    """Whether a component, which may be anything, has a hook of its own that leaves its weights where they are."""
+    from accelerate.hooks import AlignDevicesHook, SequentialHook
+
+    hook = getattr(component, "_hf_hook", None)
+    first = hook.hooks[0] if isinstance(hook, SequentialHook) and hook.hooks else hook
+    return isinstance(first, AlignDevicesHook) and not is_sequentially_offloaded(component)
+
+
+def _detection():
+    """Where upstream's function is: of the module from 0.33.0 on, before that of the mixin."""
+    from diffusers.loaders import lora_base
+
+    name = "_func_optionally_disable_offloading"
+    if hasattr(lora_base, name):
+        return lora_base, name
+    name = "_optionally_disable_offloading"
+    mixin = resolve(lora_base, "LoraBaseMixin")
+    resolve(mixin, name)
+    return mixin, name

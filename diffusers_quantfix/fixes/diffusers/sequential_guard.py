@@ -1,0 +1,103 @@
+"""``pipe.to("cuda")`` tears a sequentially offloaded pipeline apart when a component is quantized.
+
+Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.to("cuda")`` after
+    ``enable_sequential_cpu_offload()``, with some components moved and others not, where the same call without
+    quantized components says "It seems like you have activated sequential model offloading".
+Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes, since hooks
+    that only align the inputs of such a component look like offloading ones.
+Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
+Cure: ask whether a component really is offloaded, and give upstream's own error before anything moves.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import function_of, resolve
+from ...offload import is_sequentially_offloaded, offloaded_stand_in
+
+FIX = Fix(
+    id="diffusers-sequential-guard",
+    title='pipe.to("cuda") tears a sequentially offloaded pipeline with quantized components apart',
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ">=1.1.0", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/diffusers/pull/9840",),
+    symptom='Cannot copy out of meta tensor; no data! in pipe.to("cuda") after enable_sequential_cpu_offload()',
+)
+
+_SAYS = "you have activated sequential model offloading"
+_GUARDED = ("cuda", "xpu")  # as upstream
+
+
+def broken(pipeline_utils) -> bool:
+    """Send a pipeline with one component, 4-bit and offloaded, to a GPU, as far as the guard."""
+    pipeline = resolve(pipeline_utils, "DiffusionPipeline")
+    _sentence(pipeline)
+    component = _offloaded_4bit_model(pipeline_utils)
+    if component is None:
+        return False
+
+    class Unguarded(Exception):
+        pass
+
+    class Pipeline:
+        components = {"transformer": component}
+        hf_device_map = None
+
+        def _is_pipeline_device_mapped(self):
+            return False
+
+        def _get_signature_keys(self, obj):
+            raise Unguarded
+
+    try:
+        pipeline.to(Pipeline(), "cuda")
+    except Unguarded:
+        return True
+    except ValueError as error:
+        if _SAYS not in str(error):
+            raise
+    return False
+
+
+def mend(pipeline_utils, ledger) -> None:
+    pipeline = resolve(pipeline_utils, "DiffusionPipeline")
+    sentence = _sentence(pipeline)
+
+    def make(original):
+        def to(self, *args, **kwargs):
+            device = eight_bit.asked_device(args, kwargs)
+            if device is not None and device.type in _GUARDED:
+                # Without a quantized component, and for a pipeline with a device map, upstream says what is wrong.
+                parts = self.components.values()
+                if getattr(self, "hf_device_map", None) is None and any(map(is_bnb, parts)):
+                    if any(map(is_sequentially_offloaded, parts)):
+                        raise ValueError(sentence)
+            return original(self, *args, **kwargs)
+
+        return to
+
+    def is_bnb(component):
+        return any(pipeline_utils._check_bnb_status(component))
+
+    ledger.around(pipeline, "to", make)
+
+
+def _sentence(pipeline):
+    """What upstream says of a sequentially offloaded pipeline that is sent to a GPU."""
+    for constant in function_of(resolve(pipeline, "to")).__code__.co_consts:
+        if isinstance(constant, str) and _SAYS in constant:
+            return constant
+    raise TargetMissing("DiffusionPipeline.to has no guard against sequential offload")
+
+
+def _offloaded_4bit_model(pipeline_utils):
+    import torch
+    from diffusers.quantizers.quantization_config import QuantizationMethod
+
+    component = offloaded_stand_in(torch.nn.Module)
+    if component is not None:
+        component.is_quantized = component.is_loaded_in_4bit = True
+        component.is_loaded_in_8bit = False
+        component.quantization_method = QuantizationMethod.BITS_AND_BYTES
+    return component

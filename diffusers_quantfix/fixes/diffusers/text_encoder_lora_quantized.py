@@ -1,0 +1,68 @@
+"""A LoRA for a quantized text encoder cannot be loaded.
+
+Symptom: ValueError "You cannot cast a bitsandbytes model in a new `dtype`", or from older releases "`.to` is not
+    supported for `4-bit` or `8-bit` bitsandbytes models", from ``load_lora_weights`` with keys for a text encoder.
+    The hooks of the pipeline, taken off before, are lost.
+Cause: ``_load_lora_into_text_encoder`` ends with ``text_encoder.to(device=text_encoder.device,
+    dtype=text_encoder.dtype)``. That changes nothing but the new layers, but is refused as a cast.
+Upstream: diffusers issue 11570, closed; the line has not changed.
+Cure: while a LoRA is loaded into a quantized text encoder, ``.to`` with the dtype that it has takes the new layers
+    along, and no other.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...adapter_moves import moves_new_layers_only
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import function_of, resolve
+
+FIX = Fix(
+    id="diffusers-text-encoder-lora-quantized",
+    title="a LoRA for a quantized text encoder cannot be loaded",
+    module="diffusers.loaders.lora_pipeline",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "transformers": "", "peft": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/11570",),
+    symptom="ValueError: You cannot cast a bitsandbytes model in a new `dtype`, from load_lora_weights",
+)
+
+_METHOD = "load_lora_into_text_encoder"
+
+
+def broken(lora_pipeline) -> bool:
+    """Does it name a device and a dtype to ``.to``, and are we not around it?"""
+    mixins = _mixins(lora_pipeline)
+    if any(eight_bit.written_in(vars(mixin)[_METHOD].__func__, __file__) for mixin in mixins):
+        return False
+    from diffusers.loaders import lora_base
+
+    if hasattr(lora_base, "_load_lora_into_text_encoder"):  # from 0.33.0 on
+        loaders = [lora_base._load_lora_into_text_encoder]
+    else:
+        loaders = [vars(mixin)[_METHOD] for mixin in mixins]
+    return any(("device", "dtype") in function_of(loader).__code__.co_consts for loader in loaders)
+
+
+def mend(lora_pipeline, ledger) -> None:
+    def make(original):
+        def load_lora_into_text_encoder(cls, state_dict, network_alphas, text_encoder, *args, **kwargs):
+            with moves_new_layers_only(text_encoder):
+                return original(cls, state_dict, network_alphas, text_encoder, *args, **kwargs)
+
+        return load_lora_into_text_encoder
+
+    for mixin in _mixins(lora_pipeline):
+        ledger.around(mixin, _METHOD, make)
+
+
+def _mixins(lora_pipeline):
+    """The classes that load a LoRA into a text encoder, each with a method of its own."""
+    resolve(lora_pipeline, f"StableDiffusionLoraLoaderMixin.{_METHOD}")
+    mixins = {
+        value
+        for value in vars(lora_pipeline).values()
+        if isinstance(value, type) and isinstance(vars(value).get(_METHOD), classmethod)
+    }
+    if not mixins:
+        raise TargetMissing(f"{lora_pipeline.__name__} has no {_METHOD}")
+    return sorted(mixins, key=lambda mixin: mixin.__name__)

@@ -1,0 +1,217 @@
+"""Take the hooks of accelerate off a model for a while, and put the very same ones back.
+
+Under sequential offload the weights are on ``meta`` between two uses. Whoever wants to change a model then (load an
+adapter, merge one, exchange a layer) has to take the hooks off before. diffusers does so, and afterwards offloads
+anew: the whole pipeline, in one of two ways, where single components may have been offloaded, each in its own way, or
+none at all. The fixes that change offloaded models share this routine, which remembers every hook and gives each
+module its own one back.
+
+- An offloading hook keeps its execution device and all its options. Its weights map is made anew of what the module
+  has by then, without a copy for weights that stayed on the CPU; a map that reads from the disk is kept as long as it
+  still holds the truth.
+- A module that came in meanwhile is hooked like its neighbours.
+- A hook that does not offload (``CpuOffload``, one that only aligns inputs) stays in force. It can be hidden from code
+  that draws wrong conclusions from it (`hidden_hooks`).
+
+Neither torch nor accelerate is imported here: without ``accelerate.hooks`` in the process no hook can exist.
+
+Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``SequentialHook``, ``add_hook_to_module``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from .offload import is_sequentially_offloaded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+__all__ = ["hidden_hooks", "hooks_aside"]
+
+_HOOK = "_hf_hook"
+_ATTRIBUTES = (_HOOK, "forward", "_old_forward")
+# What the state dict of an 8-bit layer has besides its tensors, and accelerate needs to bring the weight back.
+_OF_8BIT = ("SCB", "weight_format")
+
+
+@contextlib.contextmanager
+def hooks_aside(*models: Any, device: Any = "cpu") -> Iterator[None]:
+    """In the block the modules ``models`` (anything else is skipped) have no offloading hook, and their weights.
+
+    Args:
+        device: where the weights are in the block. What is not offloaded stays where it is.
+
+    The hooks come back at the end, also after an error.
+    """
+    taken = [_take_off(model, device) for model in models if is_sequentially_offloaded(model)]
+    try:
+        yield
+    finally:
+        for model, hooked, before in taken:
+            _put_back(model, hooked, before)
+
+
+@contextlib.contextmanager
+def hidden_hooks(models: Iterable[Any]) -> Iterator[None]:
+    """In the block no module of ``models`` (anything else is skipped) shows its own hook; it stays in force.
+
+    For code that looks for hooks in order to take them off. The models cannot be run in the block.
+    """
+    found = []
+    for model in models:
+        if _is_module(model) and _HOOK in vars(model):
+            found.append((model, vars(model).pop(_HOOK)))
+    try:
+        yield
+    finally:
+        for model, hook in found:
+            vars(model).setdefault(_HOOK, hook)
+
+
+class _Hooked:
+    """A module with its offloading hooks, and what accelerate has put on it."""
+
+    __slots__ = ("attributes", "hooks", "module", "name", "original_devices")
+
+    def __init__(self, name: str, module: Any, hooks: list[Any]) -> None:
+        self.name = name
+        self.module = module
+        self.hooks = hooks
+        self.attributes = {key: vars(module)[key] for key in _ATTRIBUTES if key in vars(module)}
+        self.original_devices = [hook.original_devices for hook in hooks]
+
+
+def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
+    """Give the modules of ``model`` their weights on ``device``, and take their offloading hooks off."""
+    before = list(model.modules())
+    hooked = []
+    for name, module in model.named_modules():
+        hooks = [hook for hook in _hooks_of(module) if hook.offload]
+        if hooks:
+            hooked.append(_Hooked(name, module, hooks))
+    for one in hooked:
+        for hook in one.hooks:
+            # Where the weights were before is no place for them now: that may have been the meta device, of a model
+            # that was loaded offloaded, or a device that has no room for the whole model.
+            hook.original_devices = dict.fromkeys(hook.original_devices, sys.modules["torch"].device(device))
+            hook.detach_hook(one.module)
+        for key in one.attributes:
+            del vars(one.module)[key]
+        old_forward = one.attributes.get("_old_forward")
+        if getattr(old_forward, "__func__", None) is not type(one.module).forward:
+            one.module.forward = old_forward
+    return model, hooked, before
+
+
+def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
+    """Give every module that is still there its own hooks back, and newcomers such as their neighbours have."""
+    present = {id(module) for module in model.modules()}
+    for one in hooked:
+        if id(one.module) not in present or _HOOK in vars(one.module):
+            continue
+        vars(one.module).update(one.attributes)
+        for hook, original_devices in zip(one.hooks, one.original_devices, strict=True):
+            hook.weights_map = _weights_of(one.module, hook)
+            hook.init_hook(one.module)
+            hook.original_devices = {**hook.original_devices, **original_devices}
+    _hook_newcomers(model, hooked, before)
+
+
+def _weights_of(module: Any, hook: Any) -> Mapping[str, Any]:
+    """The weights map of ``hook`` for what ``module`` has now.
+
+    A map that reads from the disk stays while it says what the module has; else its module stays in memory.
+    """
+    known = hook.weights_map
+    deep = hook.place_submodules
+    names = {
+        name for name, _ in [*module.named_parameters(recurse=deep), *module.named_buffers(recurse=deep)]
+    }
+    tensors = {
+        name: tensor
+        for name, tensor in module.state_dict().items()
+        if name in names or (name.endswith(_OF_8BIT) and (deep or "." not in name))
+    }
+    if known is not None and _reads_from_disk(known) and _says(known, tensors):
+        return known
+    return {name: tensor.to("cpu") for name, tensor in tensors.items()}
+
+
+def _reads_from_disk(weights: Any) -> bool:
+    while hasattr(weights, "dataset"):  # PrefixedDataset
+        weights = weights.dataset
+    return getattr(weights, "index", None) is not None or getattr(weights, "save_folder", None) is not None
+
+
+def _says(weights: Any, tensors: Mapping[str, Any]) -> bool:
+    equal = sys.modules["torch"].equal
+    for name, tensor in tensors.items():
+        stored = weights.get(name)
+        if stored is None or stored.dtype != tensor.dtype or not equal(stored.to("cpu"), tensor.to("cpu")):
+            return False
+    return True
+
+
+def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
+    """Hook the modules with tensors of their own that were not in ``model`` before, as their neighbours are."""
+    known = {id(module) for module in before}
+    patterns = {id(one.module): one.hooks[-1] for one in hooked}
+    by_name = {one.name: one.hooks[-1] for one in hooked}
+    modules = dict(model.named_modules())
+    hooks = sys.modules["accelerate.hooks"]
+    for name, module in modules.items():
+        if id(module) in known or _HOOK in vars(module):
+            continue
+        if not any(
+            tensor is not None for tensor in [*module._parameters.values(), *module._buffers.values()]
+        ):
+            continue
+        # In the place of a module that was offloaded (a layer that was exchanged), or else near one.
+        like = by_name.get(name) or _nearest(name, modules, patterns, known)
+        if like is None:
+            continue
+        hook = hooks.AlignDevicesHook(
+            execution_device=like.execution_device,
+            offload=True,
+            offload_buffers=like.offload_buffers,
+            skip_keys=like.skip_keys,
+        )
+        hook.weights_map = _weights_of(module, hook)
+        hooks.add_hook_to_module(module, hook, append=True)
+
+
+def _nearest(name: str, modules: Mapping[str, Any], patterns: Mapping[int, Any], known: set[int]) -> Any:
+    """The hook of the first module that was there before, in the smallest part of the model around ``name``.
+
+    None if that module is not offloaded: a model may be spread over a device, the CPU and the disk.
+    """
+    while name:
+        name = name.rpartition(".")[0]
+        for module in modules[name].modules():
+            if id(module) in patterns:
+                return patterns[id(module)]
+            if id(module) in known and next(module.parameters(recurse=False), None) is not None:
+                return None
+    return None
+
+
+def _hooks_of(module: Any) -> list[Any]:
+    """The ``AlignDevicesHook`` objects of ``module`` itself, in the order in which they run."""
+    hooks = sys.modules["accelerate.hooks"]
+    pending, found = [vars(module).get(_HOOK)], []
+    while pending:
+        hook = pending.pop(0)
+        if isinstance(hook, hooks.SequentialHook):
+            pending[:0] = hook.hooks
+        elif isinstance(hook, hooks.AlignDevicesHook):
+            found.append(hook)
+    return found
+
+
+def _is_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)

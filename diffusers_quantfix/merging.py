@@ -1,0 +1,168 @@
+"""Merge adapters into the weights of an offloaded model, and take them out again.
+
+Fusing a LoRA adds its product to the weights, unfusing takes it off. peft's layers do it with what they find: under
+sequential offload these are meta tensors, on which every operation succeeds and none has an effect; the weights that
+the next run will use are in the hooks. Under group offload with a stream the weights that are found may be copies. The
+fixes of diffusers' two ways to fuse share this routine.
+
+One layer at a time gets its weights to the device where it is run, so that a merge needs no more memory than a run, and
+a quantized weight is quantized anew by the kernels of that device.
+
+Neither torch nor another library is imported here at module level.
+
+Upstream: diffusers/loaders/lora_base.py, diffusers/loaders/peft.py; peft/tuners/tuners_utils.py (``BaseTunerLayer``;
+its ``onload_layer``, of which diffusers makes no use, is meant for the same purpose).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+
+from .hooks_aside import hooks_aside
+from .offload import is_sequentially_offloaded, offload_execution_device
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+__all__ = ["merges_reach_weights", "offloaded_adapter_layer", "unmerge_before_disabling"]
+
+_VERBS = ("merge", "unmerge")
+
+
+@contextlib.contextmanager
+def merges_reach_weights(*models: Any) -> Iterator[None]:
+    """In the block ``merge`` and ``unmerge`` of peft's layers in ``models`` work on the weights, offloaded or not.
+
+    What is no ``torch.nn.Module`` is skipped. A layer that is not offloaded is left alone. The block may be entered
+    again inside (a pipeline fuses through its models).
+    """
+    lent: list[tuple[Any, str]] = []
+    grouped = []
+    for model in models:
+        layers = _adapter_layers(model)
+        config = _group_config(model) if layers else None
+        for layer in layers:
+            if config is not None:
+                lent += _lend(
+                    layer, functools.partial(_brought, layer, config.onload_device, config.offload_device)
+                )
+            elif is_sequentially_offloaded(layer):
+                lent += _lend(layer, functools.partial(_unhooked, layer))
+        if config is not None and any(owner in layers for owner, _ in lent):
+            grouped.append(model)
+    try:
+        for model in grouped:
+            _offload_groups(model)
+        yield
+    finally:
+        for layer, verb in lent:
+            del vars(layer)[verb]
+        for model in grouped:
+            # Streams keep copies of the weights that there were.
+            _offloading("_maybe_remove_and_reapply_group_offloading")(model)
+
+
+def unmerge_before_disabling(*models: Any) -> None:
+    """Take out what is merged into offloaded weights of ``models``, which are about to be disabled.
+
+    peft would do so in the next forward pass, where it finds no weights, or copies.
+    """
+    with merges_reach_weights(*models):
+        for model in models:
+            for layer in _adapter_layers(model):
+                if "unmerge" in vars(layer) and layer.merged:
+                    layer.unmerge()
+
+
+def _lend(layer: Any, at_hand: Callable[[], Any]) -> list[tuple[Any, str]]:
+    """Give the instance methods of its own that have the weights at hand; none if it has some already."""
+    verbs = [verb for verb in _VERBS if verb not in vars(layer)]
+    for verb in verbs:
+        vars(layer)[verb] = _within(at_hand, getattr(layer, verb))
+    return [(layer, verb) for verb in verbs]
+
+
+def _within(at_hand: Callable[[], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    # diffusers looks at the signature of ``merge``, which functools.wraps keeps.
+    @functools.wraps(original)
+    def act(*args: Any, **kwargs: Any) -> Any:
+        with at_hand():
+            return original(*args, **kwargs)
+
+    return act
+
+
+def _unhooked(layer: Any) -> Any:
+    """Sequential offload: the weights are in the hooks."""
+    return hooks_aside(layer, device=offload_execution_device(layer))
+
+
+@contextlib.contextmanager
+def _brought(layer: Any, device: Any, back: Any) -> Iterator[None]:
+    """Group offload: the weights are on the CPU, where quantized ones cannot be quantized anew in older releases."""
+    layer.to(device)
+    try:
+        yield
+    finally:
+        layer.to(back)
+
+
+def _adapter_layers(model: Any) -> list[Any]:
+    layers, torch = sys.modules.get("peft.tuners.tuners_utils"), sys.modules.get("torch")
+    if layers is None or torch is None or not isinstance(model, torch.nn.Module):
+        return []
+    return [module for module in model.modules() if isinstance(module, layers.BaseTunerLayer)]
+
+
+def _group_config(model: Any) -> Any:
+    """How ``model`` is offloaded by groups, None if it is not; nor if it is on disk, in files that others may use."""
+    top = _offloading("_get_top_level_group_offload_hook")
+    if top is None or _offloading("_maybe_remove_and_reapply_group_offloading") is None:
+        return None
+    config = getattr(top(model), "config", None)
+    return None if getattr(config, "offload_to_disk_path", None) else config
+
+
+def _offload_groups(model: Any) -> None:
+    """Bring back what a stream has fetched ahead."""
+    name = _offloading("_GROUP_OFFLOADING")
+    for module in model.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        hook = registry.get_hook(name) if registry is not None else None
+        if hook is not None:
+            hook.group.offload_()
+
+
+def _offloading(name: str) -> Any:
+    return getattr(sys.modules.get("diffusers.hooks.group_offloading"), name, None)
+
+
+def offloaded_adapter_layer(cls: type) -> Any:
+    """A bare instance of the module class ``cls`` whose ``layer`` is an offloaded layer of peft, for probes.
+
+    ``layer.met_meta`` says whether its weight was on meta when it was unmerged. Its hook runs on the CPU. None where
+    accelerate or peft is not loaded, and nothing can be offloaded or merged.
+    """
+    hooks, layers = sys.modules.get("accelerate.hooks"), sys.modules.get("peft.tuners.tuners_utils")
+    if hooks is None or layers is None:
+        return None
+    torch = sys.modules["torch"]
+
+    class Layer(torch.nn.Module, layers.BaseTunerLayer):
+        merged_adapters: tuple[str, ...] = ()
+        met_meta = False
+
+        def unmerge(self) -> None:
+            self.met_meta = self.base_layer.weight.is_meta
+
+    model = cls.__new__(cls)
+    torch.nn.Module.__init__(model)
+    model.layer = Layer()
+    model.layer.base_layer = torch.nn.Linear(1, 1, bias=False)
+    hook = hooks.AlignDevicesHook(execution_device=torch.device("cpu"), offload=True)
+    hooks.add_hook_to_module(model.layer.base_layer, hook)
+    return model

@@ -1,0 +1,78 @@
+"""LoRA weights for the tiny models, and pipelines that have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rig import models
+
+NAMES = ("one", "two")
+SCALES = [0.5, 1.0]
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+_TEXT = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def weights(seed: int = 1, text: bool = False, rank: int = 4, dtype=None) -> dict:
+    """A LoRA for ``models.flux_transformer``, with ``text`` for ``models.clip_text`` too; large enough to matter."""
+    import torch
+
+    pytest.importorskip("peft", reason="needs peft")
+    found = _of("transformer", models.flux_transformer(), _ATTENTION, rank)
+    if text:
+        found.update(_of("text_encoder", models.clip_text(), _TEXT, rank))
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (0.3 * torch.randn(shape, generator=generator)).to(dtype or torch.float32)
+        for name, shape in found.items()
+    }
+
+
+def _of(prefix: str, model, targets: tuple[str, ...], rank: int) -> dict:
+    import torch
+
+    shapes = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.endswith(targets):
+            shapes[f"{prefix}.{name}.lora_A.weight"] = (rank, layer.in_features)
+            shapes[f"{prefix}.{name}.lora_B.weight"] = (layer.out_features, rank)
+    return shapes
+
+
+def load(pipeline, *names: str, text: bool = False):
+    """Load LoRAs named after ``NAMES`` and use all of them with ``SCALES``."""
+    for name in names or NAMES:
+        pipeline.load_lora_weights(weights(1 + NAMES.index(name), text), adapter_name=name)
+    if len(names or NAMES) > 1:
+        pipeline.set_adapters(list(names or NAMES), SCALES)
+    return pipeline
+
+
+def run(pipeline, device="cpu", dtype=None):
+    """The latents of one run on ``device``, on the CPU."""
+    import torch
+
+    if pipeline.text_encoder is not None:
+        return models.prompt_flux(pipeline).cpu()
+    return models.call_flux(pipeline, device, dtype or torch.float32).cpu()
+
+
+def hooks_of(pipeline) -> dict:
+    """Every hook of every component: (component, module name) -> (hook, where it runs the module)."""
+    import torch
+
+    return {
+        (name, path): (module._hf_hook, str(getattr(module._hf_hook, "execution_device", None)))
+        for name, component in pipeline.components.items()
+        if isinstance(component, torch.nn.Module)
+        for path, module in component.named_modules()
+        if hasattr(module, "_hf_hook")
+    }
+
+
+def distance(one, other) -> float:
+    """The largest difference of two runs; infinite where either is not finite."""
+    import torch
+
+    if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
+        return float("inf")
+    return (one.float() - other.float()).abs().max().item()

@@ -1,0 +1,171 @@
+"""diffusers-fuse-lora-offloaded: fusing a LoRA into an offloaded pipeline has no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import four_bit, lora_models
+from tests.gate import unmet
+from tests.rig import models
+
+pytest.importorskip("peft", reason="needs peft")
+
+FIX_ID = "diffusers-fuse-lora-offloaded"
+SHOWS = r"(the fused|the disabled|the unfused) .* is off by"
+
+group_offload = pytest.mark.skipif(
+    bool(unmet("diffusers>=0.34")), reason="group offload and LoRA: from 0.34 on"
+)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_fused_lora_has_its_effect():
+    """Plain CPU: ``accelerate.cpu_offload`` really puts the weights on meta."""
+    fuse_and_unfuse(loaded("cpu"), loaded(), "cpu")
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_text_encoder():
+    """By itself: how a pipeline runs it under offload on the CPU is another matter."""
+    pipe, expected = (
+        lora_models.load(models.flux_pipeline(text_encoder=models.clip_text()), text=True) for _ in range(2)
+    )
+    offload(pipe.text_encoder, "cpu")
+    for said, act in (
+        ("fused", lambda one: one.fuse_lora(components=["text_encoder"])),
+        ("unfused", lambda one: one.unfuse_lora(components=["text_encoder"])),
+    ):
+        for one in (pipe, expected):
+            act(one)
+        off = lora_models.distance(encoded(pipe), encoded(expected))
+        assert off < 1e-5, f"the {said} text encoder is off by {off}"
+
+
+def encoded(pipe):
+    import torch
+
+    with torch.no_grad():
+        return pipe.text_encoder(torch.tensor([[2, 5, 6, 3]])).last_hidden_state
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS + "|same device", needs="diffusers>=0.34")
+@pytest.mark.parametrize("stream", [True])
+def test_group_offload_with_a_stream(gpu, stream):
+    grouped(gpu, "leaf_level", stream)
+
+
+@group_offload
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("level", ["leaf_level", "block_level"])
+def test_group_offload(gpu, level, stream):
+    grouped(gpu, level, stream)
+
+
+def grouped(gpu, level, stream):
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    here = gpu.devices[0]
+    pipe = loaded()
+    blocks = 1 if level == "block_level" else None
+    apply_group_offloading(pipe.transformer, here, torch.device("cpu"), level, blocks, use_stream=stream)
+    fuse_and_unfuse(pipe, loaded(), here)
+
+
+def test_sequential_offload_on_a_device(gpu):
+    """The weights are on the device for one layer at a time."""
+    here = gpu.devices[0]
+    pipe = loaded(here)
+    before = gpu.allocated(here)
+    gpu.reset()
+    pipe.fuse_lora(components=["transformer"])
+    layer = max(p.nbytes for p in models.flux_transformer().parameters())
+    assert gpu.peak(here) <= before + 6 * layer
+    assert gpu.allocated(here) <= before
+    fuse_and_unfuse(loaded(here), loaded(), here)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_transformer(gpu, tmp_path, bits):
+    """What is fused is quantized anew: the same bytes as in a model that was never offloaded."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    if bits == 8 and unmet("bitsandbytes>=0.45"):
+        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
+    here = gpu.devices[0]
+    models.saved(models.flux_transformer(), tmp_path)
+    runs = []
+    for offloaded in (False, True):
+        pipe = models.flux_pipeline(four_bit.load(FluxTransformer2DModel, tmp_path, bits=bits))
+        lora_models.load(pipe)
+        if offloaded:
+            offload(pipe.transformer, here)
+        for act in (pipe.fuse_lora, pipe.unfuse_lora):
+            act(components=["transformer"])
+            runs += [lora_models.run(pipe, here, torch.float16) for _ in range(2)]
+    fused, unfused = runs[:2], runs[2:4]
+    assert lora_models.distance(fused[0], unfused[0]) > 0
+    assert [lora_models.distance(*pair) for pair in zip(runs[:4], runs[4:], strict=True)] == [0] * 4
+
+
+def test_every_adapter_goes_with_its_scale_and_its_name():
+    pipe, expected = loaded("cpu"), loaded()
+    for one in (pipe, expected):
+        one.fuse_lora(components=["transformer"], adapter_names=["two"], lora_scale=0.5, safe_fusing=True)
+    same(pipe, expected, "cpu", "fused")
+    assert pipe.fused_loras == expected.fused_loras if hasattr(pipe, "fused_loras") else True
+    for one in (pipe, expected):
+        one.unload_lora_weights()
+    same(pipe, expected, "cpu", "fused and unloaded")
+
+
+def test_nothing_is_left_on_the_layers():
+    import copy
+    import pickle
+
+    pipe = loaded("cpu")
+    pipe.fuse_lora(components=["transformer"])
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in pipe.transformer.modules():
+        if isinstance(layer, BaseTunerLayer):
+            assert not {"merge", "unmerge"} & vars(layer).keys()
+    assert pickle.dumps(copy.deepcopy(loaded().transformer))
+
+
+def fuse_and_unfuse(pipe, expected, where, components=("transformer",)):
+    """Through fusing, disabling, enabling and unfusing ``pipe`` does as ``expected``, which is not offloaded."""
+    same(pipe, expected, where, "loaded")
+    for said, act in (
+        ("fused", lambda one: one.fuse_lora(components=list(components))),
+        ("disabled", lambda one: one.disable_lora()),
+        ("enabled", lambda one: one.enable_lora()),
+        ("fused again", lambda one: one.fuse_lora(components=list(components))),
+        ("unfused", lambda one: one.unfuse_lora(components=list(components))),
+        ("left", lambda one: one.delete_adapters("two")),
+        ("unloaded", lambda one: one.unload_lora_weights()),
+    ):
+        act(pipe)
+        act(expected)
+        same(pipe, expected, where, said)
+
+
+def same(pipe, expected, where, said):
+    off = lora_models.distance(lora_models.run(pipe, where), lora_models.run(expected, "cpu"))
+    assert off < 1e-5, f"the {said} pipeline is off by {off}"
+
+
+def loaded(where=None):
+    """A pipeline with both LoRAs, its transformer offloaded from ``where`` if that is given."""
+    pipe = lora_models.load(models.flux_pipeline())
+    if where is not None:
+        offload(pipe.transformer, where)
+    return pipe
+
+
+def offload(component, device):
+    import torch
+    from accelerate import cpu_offload
+
+    cpu_offload(component, torch.device(device))

@@ -1,0 +1,33 @@
+"""diffusers-fuse-model-lora-offloaded: fusing a LoRA into an offloaded model has no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import lora_models
+from tests.rig import models
+
+pytest.importorskip("peft", reason="needs peft")
+
+FIX_ID = "diffusers-fuse-model-lora-offloaded"
+
+
+@pytest.mark.defect(FIX_ID, shows=r"the (fused|disabled|unfused) model is off by")
+def test_fused_lora_has_its_effect():
+    import torch
+    from accelerate import cpu_offload
+
+    pipe, expected = (lora_models.load(models.flux_pipeline()) for _ in range(2))
+    cpu_offload(pipe.transformer, torch.device("cpu"))
+    for said, act in (
+        ("fused", lambda model: model.fuse_lora()),
+        ("disabled", lambda model: model.disable_adapters()),
+        ("enabled", lambda model: model.enable_adapters()),
+        ("fused", lambda model: model.fuse_lora()),
+        ("unfused", lambda model: model.unfuse_lora()),
+        ("disabled", lambda model: model.disable_lora()),
+    ):
+        for one in (pipe, expected):
+            act(one.transformer)
+        off = lora_models.distance(lora_models.run(pipe), lora_models.run(expected))
+        assert off < 1e-5, f"the {said} model is off by {off}"
