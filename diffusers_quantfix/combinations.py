@@ -18,27 +18,26 @@ if TYPE_CHECKING:
 
 LIBSTDCXX = "GLIBCXX_3.4.32"
 
-# (distribution -> specifier, all must fit; what happens and what to do)
+# (distribution -> specifier, all must fit; what happens and what to do).  The first three are what became of importing
+# the pipelines of 12 releases of diffusers, 0.31.0 to 0.42.1, with 13 of transformers, 4.44.2 to 5.23.0, each with each.
 COMBINATIONS: tuple[tuple[dict[str, str], str], ...] = (
-    # seen: 0.31.0, 0.32.2, 0.33.1, 0.34.0 with 5.0.0, 5.5.4, 5.10.4, 5.23.0; 0.35.2 imports with all of them
     (
-        {"diffusers": "<0.35", "transformers": ">=5"},
+        {"diffusers": "<0.35.2", "transformers": ">=5"},
         "diffusers cannot be imported (cannot import name 'FLAX_WEIGHTS_NAME' from 'transformers.utils'); use "
-        "diffusers 0.35 or newer, or transformers before 5",
+        "diffusers 0.35.2 or newer, or transformers before 5",
     ),
-    # seen: 0.37.1, 0.38.0 with 4.47.1 and 0.38.0 with 4.46.3; all of them import with 4.48.3
     (
         {"diffusers": ">=0.37", "transformers": "<4.48"},
         "diffusers cannot be imported (cannot import name 'Dinov2WithRegistersConfig' from 'transformers'); use "
         "transformers 4.48 or newer",
     ),
-    # seen: 0.40.0, 0.41.0, 0.42.1 with every release of transformers 4 that was tried; so do their Requires-Dist
+    # also what their Requires-Dist says
     (
         {"diffusers": ">=0.40", "transformers": "<5"},
         "there is no huggingface-hub for both (diffusers wants 1.23 or newer, transformers one before 1.0), and "
         "diffusers cannot be imported with the older one; use transformers 5 or newer",
     ),
-    # seen: 5.0.0, 5.5.4, 5.10.4, 5.23.0; 4.57.6 has no such limit
+    # 5.0.0, 5.5.4, 5.10.4 and 5.23.0 do; 4.57.6 has no such limit
     (
         {"transformers": ">=5", "bitsandbytes": "<0.46.1"},
         "transformers refuses to quantize (requires bitsandbytes: `pip install -U bitsandbytes>=0.46.1`), so text "

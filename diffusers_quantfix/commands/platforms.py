@@ -86,8 +86,6 @@ def _bitsandbytes(versions: dict[str, str], kind: str) -> Iterator[str]:
 
     if not kind and is_("<0.46"):
         yield f"bitsandbytes {version} quantizes on a GPU only; 0.46 and newer do so on a CPU too"
-    if not kind and is_(">=0.46.0,<0.47"):
-        yield f"bitsandbytes {version} gives NaN for float32 inputs of an 8-bit layer on a CPU; use float16 or bfloat16"
     if kind == "xpu" and is_("<0.48"):
         yield f"bitsandbytes {version} has no official support for Intel GPUs; 0.48 and newer have"
     if sys.platform == "darwin" and is_("<0.49"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -54,10 +55,15 @@ def _choose(word: str) -> int:
         )
     import diffusers_quantfix_startup as startup
 
+    new = startup.CHOICE + ".new"
     try:
-        with open(startup.CHOICE, "w") as file:
+        # uv links the files of a wheel to its cache: writing into this one would choose for every environment.
+        with open(new, "w") as file:
             file.write(word + "\n")
+        os.replace(new, startup.CHOICE)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
         return _refuse(
             f"cannot write {startup.CHOICE}: {error.strerror}; set {startup.VARIABLE}={'1' if word == 'on' else '0'} "
             "in the environment instead"

@@ -68,7 +68,7 @@ def shared_environment(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def environment(shared_environment: Environment) -> Environment:
     """An environment in which nothing is chosen, for tests that leave its files alone."""
-    (shared_environment.site / "diffusers_quantfix_startup.choice").write_text("off\n")
+    (shared_environment.site / "diffusers_quantfix_startup" / "choice").write_text("off\n")
     return shared_environment
 
 
@@ -86,3 +86,26 @@ def _made(wheel: pathlib.Path, folder: pathlib.Path) -> Environment:
     checked(made.pip("install", "--no-index", "--no-deps", wheel))
     made.adopt("wrapt", "packaging")
     return made
+
+
+@pytest.fixture(scope="session")
+def stack_environment(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel that finds the libraries of the environment that runs the tests."""
+    for name in ("torch", "diffusers", "accelerate"):
+        pytest.importorskip(name, reason="the stack is not installed")
+    made = _made(wheel, tmp_path_factory.mktemp("stack"))
+    # A plain path: start-up files of the environment of the tests are not read through it.
+    (made.site / "a_stack.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return made
+
+
+class Bench:
+    """A base interpreter and its pip, for installs that no virtual environment takes part in."""
+
+    python = pathlib.Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+    def run(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.python), *map(str, arguments)],
+            capture_output=True, text=True, check=False, cwd="/", env={"PATH": "/usr/bin:/bin", **environment},
+        )  # fmt: skip

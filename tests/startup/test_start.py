@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tests.engine.test_light_start import OURS
 from tests.startup.conftest import Environment, checked
 
 ACTIVE = "import sys; print('diffusers_quantfix' in sys.modules)"
@@ -51,9 +52,12 @@ def test_a_start_adds_only_our_own_modules(environment: Environment):
     modules = "import sys; print(*sorted(sys.modules))"
     bare = set(environment.run("-c", modules, DIFFUSERS_QUANTFIX_AUTO="0").stdout.split())
     added = set(environment.run("-c", modules, DIFFUSERS_QUANTFIX_AUTO="1").stdout.split()) - bare
-    assert {name for name in added if not name.startswith("diffusers_quantfix")} <= {"__future__"}
+    assert added - {"__future__"} == OURS
     untouched = set(environment.run("-c", modules).stdout.split())
     assert untouched == bare, "without a choice the start-up module alone is loaded"
+    without = set(environment.run("-I", "-S", "-c", modules).stdout.split())
+    ours = {name for name in bare - without if "quantfix" in name}
+    assert ours == {"diffusers_quantfix_startup"}
 
 
 def test_an_orphaned_start_up_file_says_nothing(own_environment: Environment):
@@ -64,7 +68,7 @@ def test_an_orphaned_start_up_file_says_nothing(own_environment: Environment):
 
 
 def test_a_choice_that_cannot_be_written_is_one_sentence(own_environment: Environment):
-    choice = own_environment.site / "diffusers_quantfix_startup.choice"
+    choice = own_environment.site / "diffusers_quantfix_startup" / "choice"
     choice.unlink()
     choice.mkdir()  # not even root can write this
     done = own_environment.run("-m", "diffusers_quantfix", "enable")

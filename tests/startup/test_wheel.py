@@ -14,7 +14,7 @@ from tests.startup.conftest import Environment, checked
 def test_the_wheel_holds_the_package_and_the_start_up_files(wheel: pathlib.Path):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    startup = {f"diffusers_quantfix_startup.{end}" for end in ("py", "pth", "start", "choice")}
+    startup = {f"diffusers_quantfix_startup{end}" for end in ("", ".pth", ".start")}
     assert tops == {"diffusers_quantfix", *startup}
     assert "diffusers_quantfix/py.typed" in names
     assert not any(name.startswith("diffusers_quantfix/startup") for name in names)

@@ -1,7 +1,8 @@
 """Runs at every start of the interpreter of an environment where diffusers_quantfix is installed.
 
-The wheel puts this module next to the package, not into it: importing the package activates it, and a dependency in a
-requirements file may not change a program by surprise.  ``diffusers_quantfix_startup.pth`` (Python <= 3.14) or
+The wheel puts it next to the package, as the package ``diffusers_quantfix_startup``, not into it: importing
+diffusers_quantfix activates it, and a dependency in a requirements file may not change a program by surprise.  It is a
+folder because uv leaves the bytecode of a removed module behind.  ``diffusers_quantfix_startup.pth`` (Python <= 3.14) or
 ``diffusers_quantfix_startup.start`` (PEP 829) calls `run`, which does nothing until activation was chosen: by
 ``DIFFUSERS_QUANTFIX_AUTO=1``, or once per environment by ``python -m diffusers_quantfix enable``.
 
@@ -13,7 +14,7 @@ import os
 
 VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
 # Installed with the wheel, so that its removal removes the choice with it.
-CHOICE = __file__.rpartition(".")[0] + ".choice"
+CHOICE = os.path.join(os.path.dirname(__file__), "choice")
 
 
 def chosen() -> str:
