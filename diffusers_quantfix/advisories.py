@@ -57,29 +57,29 @@ class Finding:
 
 
 class Upgrade:
-    """What the smallest release of one library that heals something would change.
+    """What the smallest releases that heal something would change.
 
     Attributes:
-        distribution, version: the release.
-        heals: ids of the defects that are gone with it, those of smaller upgrades included.
+        releases: distribution -> version, more than one where only several heal together.
+        heals: ids of the defects that are gone with them, those of smaller upgrades included.
         brings: ids of known defects that these pins do not have and would then have.
     """
 
-    __slots__ = ("brings", "distribution", "heals", "version")
+    __slots__ = ("brings", "heals", "releases")
 
-    def __init__(self, distribution: str, version: str, heals: list[str], brings: list[str]) -> None:
-        self.distribution = distribution
-        self.version = version
+    def __init__(self, releases: dict[str, str], heals: list[str], brings: list[str]) -> None:
+        self.releases = releases
         self.heals = heals
         self.brings = brings
 
     def to_dict(self) -> dict[str, object]:
         """The upgrade for machines."""
-        return {name: getattr(self, name) for name in ("distribution", "version", "heals", "brings")}
+        return {"releases": dict(self.releases), "heals": list(self.heals), "brings": list(self.brings)}
 
     def __str__(self) -> str:
+        releases = " with ".join(f"{name} {version}" for name, version in self.releases.items())
         brings = f"; it brings {', '.join(self.brings)}" if self.brings else ""
-        return f"{self.distribution} {self.version} heals {', '.join(self.heals)}{brings}"
+        return f"{releases} heals {', '.join(self.heals)}{brings}"
 
 
 def declarations() -> list[Fix]:
@@ -93,8 +93,8 @@ def advisory(fix: Fix) -> dict[str, Any]:
 
     Returns:
         ``id``, ``title``, ``symptom``, ``claims`` (distribution -> specifier; all must fit), ``healed``
-        ("bitsandbytes 0.45.3", empty while no release is), ``mended_since`` (the first diffusers-quantfix that mends
-        it) and ``upstream`` (links).
+        ("bitsandbytes 0.45.3", releases that only heal together with " with " between them, empty while there are
+        none), ``mended_since`` (the first diffusers-quantfix that mends it) and ``upstream`` (links).
     """
     return {
         "id": fix.id,
@@ -136,18 +136,33 @@ def findings(
     return found
 
 
+def healing(fix: Fix) -> dict[str, str]:
+    """Distribution -> version of the releases that heal a defect, more than one where only several do together."""
+    return dict(release.split() for release in fix.healed.split(" with ") if release)
+
+
 def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool = False) -> list[Upgrade]:
     """The releases that heal something that was found, per library from the smallest on."""
     found = list(found)
     have = {finding.fix.id for finding in found}
     now = {finding.fix.id for finding in findings(pins, complete=complete)}
-    releases = {tuple(finding.fix.healed.split()) for finding in found if finding.fix.healed}
-    upgrades = []
-    for distribution, version in sorted(releases, key=lambda release: (release[0], Version(release[1]))):
-        changed = {**pins, canonicalize_name(distribution): f"=={version}"}
+    steps = []
+    for finding in found:
+        needed = {
+            name: version
+            for name, version in healing(finding.fix).items()
+            if inside(f">={version}", pins.get(canonicalize_name(name), "")) != "yes"
+        }
+        if needed and needed not in steps:
+            steps.append(needed)
+    order = lambda step: (len(step), list(step), [Version(version) for version in step.values()])  # noqa: E731
+    made = []
+    for releases in sorted(steps, key=order):
+        changed = {**pins, **{canonicalize_name(name): f"=={version}" for name, version in releases.items()}}
         then = {finding.fix.id for finding in findings(changed, complete=complete)}
-        upgrades.append(Upgrade(distribution, version, sorted(have - then), sorted(then - now)))
-    return upgrades
+        if have - then:
+            made.append(Upgrade(releases, sorted(have - then), sorted(then - now)))
+    return made
 
 
 def environment_pins() -> dict[str, str]:
@@ -205,4 +220,12 @@ def _judge(fix: Fix, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple
             return "", ""
         certain = certain and fits == "yes"
         why.append(f"{distribution} {pin.removeprefix('==').replace('|| ==', 'or ') or '(any version)'}")
+    reached = [
+        inside(f">={version}", pins.get(canonicalize_name(name), ""))
+        for name, version in healing(fix).items()
+    ]
+    if reached and all(reached):
+        if all(answer == "yes" for answer in reached):
+            return "", ""
+        certain = False
     return (AFFECTED if certain else MAYBE), ", ".join(why)

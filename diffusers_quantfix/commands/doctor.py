@@ -7,7 +7,7 @@ import platform
 
 from .. import combinations
 from ..activation import status
-from ..advisories import declarations, environment_pins, findings, upgrades
+from ..advisories import Upgrade, declarations, environment_pins, findings, upgrades
 from ..engine import board as states
 from . import platforms
 from .startup import describe
@@ -60,7 +60,7 @@ def examine(board: Board) -> dict[str, Any]:
     pins = environment_pins()
     retired = {answer.id for answer in applied}
     have = [finding for finding in findings(pins, complete=True) if finding.fix.id in retired]
-    releases = [upgrade for upgrade in upgrades(pins, have, complete=True) if upgrade.heals]
+    releases = upgrades(pins, have, complete=True)
     return {
         "installed": board.installed,
         "python": board.python,
@@ -96,9 +96,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         if version is not None
     ]
     upgrade_lines = [
-        f"{upgrade['distribution']} {upgrade['version']} retires {', '.join(upgrade['heals'])}"
-        + (f"; it brings {', '.join(upgrade['brings'])}" if upgrade["brings"] else "")
-        for upgrade in found["upgrades"]
+        str(Upgrade(**upgrade)).replace(" heals ", " retires ", 1) for upgrade in found["upgrades"]
     ]
     sections = (
         ("installed", [", ".join(installed) or "none of the libraries that are mended"]),

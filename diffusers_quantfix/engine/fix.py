@@ -25,7 +25,8 @@ class Fix:
             newest release on which the defect was seen.
         upstream: links to the issues and pull requests of the library.
         symptom: the error text, or what a user sees, as one would search for it.
-        healed: the release that mends it upstream ("bitsandbytes 0.45.3"); empty while there is none.
+        healed: the release that mends it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
+            specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
         options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """

@@ -1,9 +1,9 @@
 """Runs at every start of the interpreter of an environment where diffusers_quantfix is installed.
 
 The wheel puts it next to the package, as the package ``diffusers_quantfix_startup``, not into it: importing
-diffusers_quantfix activates it, and a dependency in a requirements file may not change a program by surprise.  It is a
-folder because uv leaves the bytecode of a removed module behind.  ``diffusers_quantfix_startup.pth`` (Python <= 3.14) or
-``diffusers_quantfix_startup.start`` (PEP 829) calls `run`, which does nothing until activation was chosen: by
+diffusers_quantfix activates it, and a dependency in a requirements file may not change a program by surprise.  It is
+a folder because uv leaves the bytecode of a removed module behind.  ``diffusers_quantfix_startup.pth`` (Python <= 3.14)
+or ``diffusers_quantfix_startup.start`` (PEP 829) calls `run`, which does nothing until activation was chosen: by
 ``DIFFUSERS_QUANTFIX_AUTO=1``, or once per environment by ``python -m diffusers_quantfix enable``.
 
 `site` is still at work when this runs, perhaps twice in a virtual environment: no import but of builtins before the

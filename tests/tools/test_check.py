@@ -100,7 +100,7 @@ def test_what_nobody_names_is_not_guessed():
 
 def test_the_smallest_upgrade_of_each_library():
     pins = {"bitsandbytes": "==0.45.2", "diffusers": "==0.33.1", "accelerate": "==1.6.0"}
-    found = {f"{u.distribution} {u.version}": u for u in upgrades(pins, findings(pins))}
+    found = {str(upgrade).partition(" heals ")[0]: upgrade for upgrade in upgrades(pins, findings(pins))}
     assert found["bitsandbytes 0.45.3"].heals == [CODE]
     assert set(found["bitsandbytes 0.48.0"].heals) >= {CODE, "bnb-int8-requantize"}, (
         "the smaller ones included"
@@ -110,6 +110,25 @@ def test_the_smallest_upgrade_of_each_library():
     shown = check("-", stdin="bitsandbytes==0.45.2\n").stdout
     assert "bitsandbytes 0.45.3 heals bnb-quant-state-code" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_releases_that_only_heal_together():
+    """Inside the claim, which cannot say "or": diffusers-8bit-model-gate."""
+
+    def said(diffusers: str, bitsandbytes: str) -> str | None:
+        found = findings({"diffusers": diffusers, "bitsandbytes": bitsandbytes})
+        return {finding.fix.id: finding.verdict for finding in found}.get("diffusers-8bit-model-gate")
+
+    assert said("==0.36.0", "==0.50.2") == said("==0.42.1", "==0.45.5") == AFFECTED
+    assert said("==0.37.0", "==0.48.0") is None
+    assert said("==0.37.0", ">=0.45") == MAYBE
+    pins = {"diffusers": "==0.36.0", "bitsandbytes": "==0.45.5"}
+    both = [upgrade for upgrade in upgrades(pins, findings(pins)) if len(upgrade.releases) == 2]
+    assert [upgrade.releases for upgrade in both] == [{"diffusers": "0.37.0", "bitsandbytes": "0.48.0"}]
+    one = upgrades({**pins, "diffusers": "==0.42.1"}, findings({**pins, "diffusers": "==0.42.1"}))
+    assert (
+        "diffusers-8bit-model-gate" in next(u for u in one if u.releases == {"bitsandbytes": "0.48.0"}).heals
+    )
 
 
 def test_releases_that_do_not_fit_together_and_new_ones_are_notes():
@@ -126,10 +145,16 @@ def test_the_table_says_what_the_declarations_say():
         pins = dict.fromkeys(row["claims"], "")
         assert row["id"] in {finding.fix.id for finding in findings(pins)}
         if row["healed"]:
-            # The release that heals is the first one above the claim.
-            name, version = row["healed"].split()
-            bound = [part[1:] for part in row["claims"][name].split(",") if part[0] == "<"]
-            assert [Version(part) for part in bound] == [Version(version)], row["id"]
+            # The release that heals is the first one above the claim; several only heal together, inside it.
+            releases = [release.split() for release in row["healed"].split(" with ")]
+            for name, version in releases:
+                bound = [
+                    part[1:]
+                    for part in row["claims"].get(name, "").split(",")
+                    if part[:1] == "<" != part[1:2]
+                ]
+                if len(releases) == 1:
+                    assert [Version(part) for part in bound] == [Version(version)], row["id"]
         else:
             assert row["claims"][owner] == "" or "<=" in row["claims"][owner], row["id"]
 

@@ -38,8 +38,9 @@ def test_upgrades_name_what_they_retire(monkeypatch):
     found = doctor.examine(
         board(("bnb-quant-state-code", "applied", "mended"), ("bnb-linear8bit-move", "applied", "mended"))
     )
-    (smallest,) = (upgrade for upgrade in found["upgrades"] if upgrade["version"] == "0.45.3")
-    assert (smallest["distribution"], smallest["heals"]) == ("bitsandbytes", ["bnb-quant-state-code"])
+    (upgrade,) = found["upgrades"]
+    assert upgrade["releases"] == {"bitsandbytes": "0.45.3"}
+    assert upgrade["heals"] == ["bnb-quant-state-code"]
     assert found["not_healed"] == ["bnb-linear8bit-move"]
     assert found["problems"] == []
 

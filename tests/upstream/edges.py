@@ -48,7 +48,7 @@ def uncovered(
             ):
                 rest = f" with {', '.join(f'{o} {s}' for o, s in others.items())}" if others else ""
                 missing.append(f"no cell has {name} {release}, the {role} release,{rest}".rstrip(","))
-    if healed:
+    if healed and " with " not in healed:  # several only heal together, inside the claim
         name, _, release = healed.partition(" ")
         first = edges(claims[name], releases[name])[1] if name in claims and name in releases else ""
         if release != first:

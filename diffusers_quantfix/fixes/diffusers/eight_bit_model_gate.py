@@ -23,6 +23,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
     upstream=("https://github.com/huggingface/diffusers/pull/12972",),
     symptom="ValueError: `.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is",
+    healed="diffusers 0.37.0 with bitsandbytes 0.48.0",
 )
 
 

@@ -28,6 +28,7 @@ FIX = Fix(
     ),
     symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
     "Module is still on",
+    healed="diffusers 0.37.0 with transformers 5.0.0 with bitsandbytes 0.48.0",
 )
 
 
