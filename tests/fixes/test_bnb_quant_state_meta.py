@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+import diffusers_quantfix
 from diffusers_quantfix.companions import companions
 from tests.fixes import four_bit
 
@@ -239,14 +240,21 @@ def test_every_spelling_of_meta(gpu):
 
 
 def test_plain_moves_are_upstreams(gpu):
-    """``nn.Module.to`` relies on the change in place of the quant state that old and new parameter share."""
+    """``nn.Module.to`` relies on the change in place of the quant state that old and new parameter share.
+
+    Where ``bnb-params4bit-shared-state`` gives each its own, it sees to ``nn.Module.to`` as well.
+    """
     here, there = gpu.pair
-    weight = quantized(here).weight
-    moved = weight.to(there)
-    assert moved.quant_state is weight.quant_state
-    assert weight.quant_state.absmax.device == there
-    assert moved.bnb_quantized
-    assert weight.to(here).quant_state is weight.quant_state
+    diffusers_quantfix.revert("bnb-params4bit-shared-state")
+    try:
+        weight = quantized(here).weight
+        moved = weight.to(there)
+        assert moved.quant_state is weight.quant_state
+        assert weight.quant_state.absmax.device == there
+        assert moved.bnb_quantized
+        assert weight.to(here).quant_state is weight.quant_state
+    finally:
+        diffusers_quantfix.apply("bnb-params4bit-shared-state")
 
 
 def test_a_merged_weight_is_quantized_anew(gpu):

@@ -75,6 +75,12 @@ def mend(modules, ledger) -> None:
                 new.__class__ = cls
                 vars(new).update(held)
                 followed = False
+            elif (
+                followed
+            ):  # upstream took the bytes; the quant state may be a new one (bnb-params4bit-shared-state)
+                new.quant_state = held["quant_state"]
+                if "quant_state" in vars(self):
+                    self.quant_state = new.quant_state
             if not followed:  # no Params4bit.to was asked: to_empty(), and .cpu() before 0.46.0
                 rejoin(self, new)
             return self

@@ -16,7 +16,7 @@ Cure: ``Params4bit.to`` is where every offload meets the quant state. To ``meta`
 
 from __future__ import annotations
 
-from ... import companions
+from ... import companions, four_bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
@@ -50,25 +50,22 @@ def mend(modules, ledger) -> None:
     import torch
 
     parse = torch._C._nn._parse_to
-    make_subclass = torch.Tensor._make_subclass
     # Comparing devices is six times as fast as asking one for its type.
     meta = (torch.device("meta"), torch.device("meta", 0))
 
     def make(original):
-        # nn.Module.to comes here for every 4-bit weight: a plain move must stay as cheap as it was.
-        forgets = not original(_parameter(modules), "cpu").bnb_quantized
-
         def to(self, *args, **kwargs):
             state = self.__dict__.get("quant_state")
             if state is None:
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
             if device in meta:
+                four_bit.unpack(self)
                 return moved(self, state, companions.host_copy(state), args, kwargs)
             if "_is_host_copy" in state.__dict__ and device is not None and self.bnb_quantized:
                 return moved(self, state, companions.on_device(state, device), args, kwargs)
             result = original(self, *args, **kwargs)
-            if forgets and self.bnb_quantized:
+            if self.bnb_quantized and not result.bnb_quantized:  # up to 0.46.0
                 result.bnb_quantized = True
             return result
 
@@ -76,23 +73,11 @@ def mend(modules, ledger) -> None:
 
     def moved(self, state, new_state, args, kwargs):
         """The parameter where ``.to`` was asked to put it, with ``new_state``; ``self`` keeps ``state``."""
-        result = make_subclass(type(self), self.data.to(*args, **kwargs), self.requires_grad)
-        vars(result).update(vars(self))
-        result.quant_state = new_state
-        rejoin(self, state, new_state)
+        result = four_bit.moved(self, new_state, args, kwargs)
+        # While the layer still has ``self``, it needs the quant state that it has.
+        if not four_bit.belongs_to_layer(self):
+            four_bit.follow(self, state, new_state)
         return result
-
-    def rejoin(parameter, state, new_state):
-        """Let the layer's own reference follow; it would keep the quant state of the last use on the device.
-
-        Only for a parameter that was built to replace the layer's: while the layer still has this one, it needs the
-        quant state that it has.
-        """
-        layer = vars(parameter).get("module")
-        if layer is None or vars(layer).get("quant_state") is not state:
-            return
-        if all(own is not parameter for own in layer._parameters.values()):
-            layer.quant_state = new_state
 
     ledger.around(resolve(modules, "Params4bit"), "to", make)
 

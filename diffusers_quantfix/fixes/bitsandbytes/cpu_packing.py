@@ -1,0 +1,148 @@
+"""One forward pass on a CPU with AVX512-BF16 corrupts a 4-bit layer.
+
+Symptom: after a forward pass on such a CPU ``dequantize_4bit`` of the weight gives wrong values or raises "shape ... is
+    invalid for input of size"; ``state_dict`` and ``save_pretrained`` write an absmax in the wrong order; after
+    ``model.to("cuda")`` the output is garbage, without an error; a copy for training gets no gradients. Layers whose
+    ``out_features`` is no multiple of 32 raise "N must be divisible by block_n", others whose ``in_features`` is none
+    of the block size "shape ... is invalid".
+Cause: ``Linear4bit.forward`` repacks bytes and quant state in place for a CPU kernel. Only ``.cuda()``, ``.xpu()`` and
+    ``state_dict`` undo it, and the inverse forgets the absmax of a state that is not nested, and quantizes that of a
+    nested one anew.
+Upstream: bitsandbytes issue 2078; PR 2083 mends ``.to()`` only. Both open.
+Cure: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
+    a copy of the weight would double the memory); whatever wants the weight for anything but the kernel unpacks first:
+    moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel cannot do
+    take the ordinary way. The speed of the kernel stays.
+"""
+
+from __future__ import annotations
+
+from ... import four_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-cpu-packing",
+    title="one CPU forward pass corrupts 4-bit layers on CPUs with AVX512-BF16",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.49.0,<=0.50.2"},
+    upstream=(
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2078",
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2083",
+    ),
+    symptom="N must be divisible by block_n; shape is invalid for input of size; wrong state_dict or output of a 4-bit "
+    "model after it ran on the CPU",
+    hot=True,
+)
+
+_PACK = "_convert_weight_packed_for_cpu"
+_UNPACK = "_convert_weight_packed_for_cpu_inverse"
+_KEPT = four_bit.UNPACKED
+
+
+def broken(modules) -> bool:
+    """Repack a small weight and undo it; is the absmax in its old order?  Other CPUs never repack."""
+    return resolve(modules, "has_avx512bf16")() and forgets(
+        resolve(modules, _PACK), resolve(modules, _UNPACK), modules
+    )
+
+
+def forgets(pack, unpack, modules) -> bool:
+    """Whether ``unpack`` does not give back what ``pack`` was given; asks nothing of the CPU."""
+    import torch
+
+    state = resolve(modules, "QuantState")(
+        absmax=torch.arange(64.0),
+        shape=torch.Size((32, 128)),
+        code=torch.zeros(16),
+        blocksize=64,
+        quant_type="nf4",
+        dtype=torch.float32,
+    )
+    packed = torch.arange(2048).remainder(251).to(torch.uint8).view(-1, 1)
+    back, state = unpack(*pack(packed, state))
+    return not (torch.equal(back, packed) and torch.equal(state.absmax, torch.arange(64.0)))
+
+
+def mend(modules, ledger) -> None:
+    import sys
+
+    wrap_functions(sys.modules["bitsandbytes.functional"], ledger)
+    linear4bit, params4bit = resolve(modules, "Linear4bit"), resolve(modules, "Params4bit")
+    repacks = bool(resolve(modules, "has_avx512bf16")())
+
+    def make_forward(original):
+        def forward(self, x):
+            if self.support_avx512bf16_for_cpu:
+                state = getattr(self.weight, "quant_state", None)
+                if state is None:
+                    pass
+                elif _KEPT in state.__dict__:
+                    # The kernel runs on this CPU, and gives no gradients.
+                    if x.requires_grad or x.device.type != "cpu" or not repacks:
+                        four_bit.unpack(self.weight)
+                elif not repacks or state.shape[0] % 32 or state.shape[1] % state.blocksize:
+                    self.support_avx512bf16_for_cpu = False
+            return original(self, x)
+
+        return forward
+
+    def first_unpack(original):
+        def of_a_parameter(self, *args, **kwargs):
+            four_bit.unpack(self)
+            return original(self, *args, **kwargs)
+
+        return of_a_parameter
+
+    def make_load(original):
+        def _load_from_state_dict(self, *args, **kwargs):
+            if isinstance(self.weight, params4bit):
+                four_bit.unpack(self.weight)
+            return original(self, *args, **kwargs)
+
+        return _load_from_state_dict
+
+    ledger.around(linear4bit, "forward", make_forward)
+    ledger.around(linear4bit, "_load_from_state_dict", make_load)
+    ledger.around(params4bit, "to", first_unpack)
+    ledger.around(params4bit, "__getstate__", first_unpack)
+
+
+def wrap_functions(functional, ledger) -> None:
+    """The functions of ``bitsandbytes.functional`` that repack, undo it, and read what may be repacked."""
+
+    def make_pack(original):
+        def _convert_weight_packed_for_cpu(qweight, quant_state, *args, **kwargs):
+            before = object.__new__(type(quant_state))
+            vars(before).update(vars(quant_state))
+            result = original(qweight, quant_state, *args, **kwargs)
+            quant_state.dtype = before.dtype
+            setattr(quant_state, _KEPT, before)
+            return result
+
+        return _convert_weight_packed_for_cpu
+
+    def make_unpack(original):
+        def _convert_weight_packed_for_cpu_inverse(packed_weight, quant_state, *args, **kwargs):
+            if _KEPT not in vars(quant_state):
+                return original(packed_weight, quant_state, *args, **kwargs)
+            data = four_bit.unpacked_bytes(packed_weight, quant_state)
+            four_bit.restore(quant_state)
+            return data, quant_state
+
+        return _convert_weight_packed_for_cpu_inverse
+
+    def make_dequantize(original):
+        def dequantize_4bit(A, quant_state=None, *args, **kwargs):
+            if quant_state is not None and _KEPT in quant_state.__dict__:
+                # Bytes that were saved for a backward pass before the layer was repacked are as they were.
+                if A.shape == (quant_state.shape[0], quant_state.shape[1] // 2):
+                    A = four_bit.unpacked_bytes(A, quant_state)
+                quant_state = quant_state.__dict__[_KEPT]
+            return original(A, quant_state, *args, **kwargs)
+
+        return dequantize_4bit
+
+    ledger.around(functional, _PACK, make_pack)
+    ledger.around(functional, _UNPACK, make_unpack)
+    ledger.around(functional, "dequantize_4bit", make_dequantize)

@@ -1,0 +1,60 @@
+"""4-bit and 8-bit parameters refuse attributes that other libraries put on them.
+
+Symptom: TypeError "Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'" (the same with
+    ``Int8Params``) from ``from_pretrained`` of a quantized text encoder, or when it is offloaded.
+Cause: to put a quantized parameter elsewhere, accelerate, transformers, diffusers and PEFT call its class with all
+    attributes of the old one, ``cls(data, **old.__dict__)``. transformers 5 marks parameters with an attribute of its
+    own, which the constructors do not know.
+Upstream: mended in bitsandbytes 0.50.0 (PR 1900), whose constructors ignore what they do not know; accelerate 1.14.0
+    takes out the mark of transformers, and nothing else.
+Cure: the constructors do what those of 0.50.0 do.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve
+
+FIX = Fix(
+    id="bnb-param-kwargs",
+    title="quantized parameters refuse attributes of other libraries in their constructor",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<0.50.0"},
+    upstream=(
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1900",
+        "https://github.com/huggingface/accelerate/releases/tag/v1.14.0",
+    ),
+    symptom="TypeError: Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'",
+    healed="bitsandbytes 0.50.0",
+    hot=True,
+)
+
+_NAMES = ("Params4bit", "Int8Params")
+
+
+def broken(modules) -> bool:
+    """Does a constructor refuse a keyword that it does not know?"""
+    import torch
+
+    for name in _NAMES:
+        try:
+            resolve(modules, name)(torch.zeros(1), requires_grad=False, _is_hf_initialized=True)
+        except TypeError:
+            return True
+    return False
+
+
+def mend(modules, ledger) -> None:
+    def make(original):
+        code = function_of(original).__code__
+        known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+        def __new__(cls, *args, **kwargs):
+            if kwargs.keys() <= known:
+                return original(cls, *args, **kwargs)
+            return original(cls, *args, **{name: kwargs[name] for name in kwargs.keys() & known})
+
+        return __new__
+
+    for name in _NAMES:
+        ledger.around(resolve(modules, name), "__new__", make)

@@ -1,0 +1,110 @@
+"""Moving a 4-bit parameter changes the one it was made of.
+
+Symptom: after ``{name: p.cpu() for name, p in model.named_parameters()}`` the model on the GPU raises "Expected all
+    tensors to be on the same device" or "All input tensors need to be on the same GPU"; after ``p.to("meta")``
+    "Cannot copy out of meta tensor; no data!".
+Cause: ``Params4bit.to`` moves the tensors of its QuantState in place, and gives the very same QuantState to the new
+    parameter.
+Upstream: none.
+Cure: ``Params4bit.to`` gives the new parameter a QuantState of its own. But ``nn.Module._apply`` relies on the shared
+    one: it keeps the old parameter and takes only the bytes of the new one, by ``parameter.data = new``. So an
+    assignment to ``.data`` of a 4-bit parameter from elsewhere takes over its quant state too, whatever module has the
+    parameter, and the reference of the layer follows.
+"""
+
+from __future__ import annotations
+
+from ... import companions, four_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="bnb-params4bit-shared-state",
+    title="moving a 4-bit parameter moves the quant state of its source as well",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
+    upstream=(),
+    symptom="Expected all tensors to be on the same device, after a parameter of a 4-bit model was copied to the CPU",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Move a parameter to where it is; is the quant state that it keeps asked to move?"""
+    import torch
+
+    resolve(modules, "Params4bit.to")
+
+    class QuantState(resolve(modules, "QuantState")):
+        asked = False
+
+        def to(self, device):
+            self.asked = True
+
+    state = QuantState(absmax=torch.zeros(1), shape=torch.Size((64, 1)), code=torch.zeros(16), blocksize=64)
+    packed = torch.zeros(32, 1, dtype=torch.uint8)
+    modules.Params4bit(packed, quant_state=state, bnb_quantized=True).to("cpu")
+    return state.asked
+
+
+def mend(modules, ledger) -> None:
+    import torch
+
+    params4bit = resolve(modules, "Params4bit")
+    parse = torch._C._nn._parse_to
+    # Comparing devices is six times as fast as asking one for its type.
+    meta = (torch.device("meta"), torch.device("meta", 0))
+
+    def make_to(original):
+        def to(self, *args, **kwargs):
+            held = self.__dict__
+            state = held.get("quant_state")
+            if not held.get("bnb_quantized") or not companions.is_quant_state(state):
+                return original(self, *args, **kwargs)
+            device = parse(*args, **kwargs)[0]
+            if device is None:  # a cast; nothing of the quant state moves
+                return original(self, *args, **kwargs)
+            four_bit.unpack(self)
+            to_meta = device in meta
+            new_state = companions.host_copy(state) if to_meta else companions.on_device(state, device)
+            result = four_bit.moved(self, new_state, args, kwargs)
+            if four_bit.belongs_to_layer(self):
+                result.module = None  # a copy, which does not belong to the layer and must not keep it alive
+            else:  # made to replace the weight of the layer
+                four_bit.follow(self, state, new_state)
+            return result
+
+        return to
+
+    def make_setattr(original):
+        def __setattr__(self, name, value):
+            if name == "data" and isinstance(value, params4bit):
+                return take_over(self, value)
+            return original(self, name, value)
+
+        def take_over(parameter, other):
+            state, new_state = parameter.__dict__.get("quant_state"), other.__dict__.get("quant_state")
+            # A parameter that is made with the bytes of another one has a quant state of its choice.
+            elsewhere = parameter.untyped_storage()._cdata != other.untyped_storage()._cdata
+            original(parameter, "data", other)
+            if elsewhere and state is not None and new_state is not None and state is not new_state:
+                parameter.quant_state = new_state
+                four_bit.follow(parameter, state, new_state)
+
+        return __setattr__
+
+    def make_apply(original):
+        def _apply(self, fn, recurse=True):
+            result = original(self, fn, recurse)
+            state = getattr(self._parameters.get("weight"), "quant_state", None)
+            if state is not None and "quant_state" in vars(self):
+                self.quant_state = state  # a parameter that was loaded may not know its layer
+            return result
+
+        return _apply
+
+    ledger.around(params4bit, "to", make_to)
+    ledger.around(params4bit, "__setattr__", make_setattr)
+    ledger.around(resolve(modules, "Linear4bit"), "_apply", make_apply)
+    if hasattr(modules, "Embedding4bit"):  # from 0.44.0 on
+        ledger.around(modules.Embedding4bit, "_apply", make_apply)

@@ -1,0 +1,92 @@
+"""Moving a 4-bit parameter of bitsandbytes without touching the one it was.
+
+A ``Params4bit`` is a tensor of packed bytes with a ``QuantState``, and often a reference to its layer, which has a
+reference to the quant state as well. Several fixes make a parameter elsewhere out of a parameter here; what they share
+is here, so that each works alone and all of them together, in any order.
+
+On CPUs with AVX512-BF16 bitsandbytes >= 0.49 repacks bytes and quant state for its CPU kernel (``bnb-cpu-packing``).
+The repacked quant state then keeps the one that it was under ``UNPACKED``; what wants the bytes for anything but that
+kernel unpacks first.
+
+Neither torch nor bitsandbytes is imported here; who has a 4-bit parameter has both.
+
+Upstream: bitsandbytes/nn/modules.py (``Params4bit``), bitsandbytes/functional.py (``_convert_weight_packed_for_cpu``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["UNPACKED", "belongs_to_layer", "follow", "moved", "restore", "unpack", "unpacked_bytes"]
+
+# A plain attribute with a QuantState, so that it moves, is copied, pickled and audited like any companion.
+UNPACKED = "_unpacked"
+
+
+def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The parameter where ``.to(*args, **kwargs)`` is asked to put it, with ``new_state``.
+
+    ``parameter``, its bytes and its quant state stay as they are.
+    """
+    result = sys.modules["torch"].Tensor._make_subclass(
+        type(parameter), parameter.data.to(*args, **kwargs), parameter.requires_grad
+    )
+    vars(result).update(vars(parameter))
+    result.quant_state = new_state
+    return result
+
+
+def belongs_to_layer(parameter: Any) -> bool:
+    """Whether the layer that ``parameter`` refers to has it, and not only one that it was made of."""
+    layer = vars(parameter).get("module")
+    return layer is not None and any(own is parameter for own in layer._parameters.values())
+
+
+def follow(parameter: Any, state: Any, new_state: Any) -> None:
+    """Let the layer of ``parameter``, if it refers to ``state``, refer to ``new_state``.
+
+    Otherwise it would keep the memory of the old place.
+    """
+    layer = vars(parameter).get("module")
+    if layer is not None and vars(layer).get("quant_state") is state:
+        layer.quant_state = new_state
+
+
+def unpack(parameter: Any) -> None:
+    """Undo the repacking for the CPU kernel, bit by bit; nothing happens to a parameter that is not repacked."""
+    state = vars(parameter).get("quant_state")
+    if state is not None and UNPACKED in vars(state):
+        parameter.data = unpacked_bytes(parameter.data, state)
+        restore(state)
+
+
+def unpacked_bytes(packed: Any, state: Any) -> Any:
+    """The bytes that were repacked to ``packed``, as ``quantize_4bit`` had made them.
+
+    Args:
+        packed: uint8 [N, K / 2]. In blocks of 32 rows, each run of 32 bytes has one pair of columns: rows 0 to 15 in
+            the low halves, rows 16 to 31 in the high ones.
+        state: the ``QuantState`` that went with it; it is not touched.
+
+    Returns:
+        A new tensor on the device of ``packed``; shape and dtype (``quant_storage``) are those of before.
+    """
+    torch = sys.modules["torch"]
+    rows, half = state.shape[0], state.shape[1] // 2
+    runs = packed.reshape(rows // 32, half, 32)
+    nibbles = torch.cat([runs & 15, runs >> 4], dim=-1).view(rows // 32, half, 32, 2)
+    first, second = nibbles.transpose(1, 2).unbind(-1)
+    bytes_ = (first << 4 | second).reshape(state.original_qshape)
+    storage = vars(state).get("original_storage_type")
+    return bytes_ if storage is None else bytes_.view(storage)
+
+
+def restore(state: Any) -> None:
+    """Give a repacked quant state everything back that it had, keeping its identity."""
+    before = vars(state)[UNPACKED]
+    vars(state).clear()
+    vars(state).update(vars(before))

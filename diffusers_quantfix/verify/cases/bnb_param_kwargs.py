@@ -1,0 +1,14 @@
+"""A 4-bit parameter with the mark of transformers 5 is made anew out of its attributes."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    for cls in (Params4bit, Int8Params):
+        old = cls(torch.ones(4, 4), requires_grad=False)
+        old._is_hf_initialized = True
+        cls(old.data, requires_grad=False, **vars(old))  # as accelerate does to put it on another device
+    return "Params4bit and Int8Params can be made of the attributes of a marked parameter"

@@ -1,0 +1,188 @@
+"""bnb-params-pickle: pickled 4-bit and 8-bit weights come back as plain parameters."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from diffusers_quantfix.companions import companions
+from tests.fixes import eight_bit, four_bit
+from tests.gate import unmet
+
+FIX_ID = "bnb-params-pickle"
+SHOWS = "became a Parameter"
+CLASSES = {4: "Params4bit", 8: "Int8Params"}
+
+bits = pytest.mark.parametrize("bits", [4, 8])
+
+
+def stack(width: int, device):
+    return {4: four_bit, 8: eight_bit}[width].stack(device)
+
+
+def run(width: int, model, device):
+    return {4: four_bit, 8: eight_bit}[width].run(model, device)
+
+
+def weights(model) -> list:
+    return [module.weight for module in model.modules() if type(module).__name__.startswith("Linear")]
+
+
+def by_torch(model, **options):
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, **{"weights_only": False, **options})
+
+
+def by_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("way", [by_pickle, by_torch], ids=["pickle", "torch.save"])
+@bits
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_model(gpu, bits, way):
+    """On the CPU, where every process can read it; then it moves like the one that was written."""
+    import torch
+
+    here, there = gpu.pair
+    model = stack(bits, here)
+    reference = run(bits, copy.deepcopy(model), here)
+    twin = way(model.to("cpu"))
+    for weight in weights(twin):
+        assert type(weight).__name__ == CLASSES[bits], f"the weight became a {type(weight).__name__}"
+    assert torch.equal(run(bits, twin.to(here), here), reference)
+    twin.to(there)
+    for module in twin.modules():
+        for one in companions(module):
+            assert one.tensor.device == there, one.name
+    assert torch.equal(run(bits, twin, there), reference)
+    if bits == 4:
+        for layer in four_bit.layers_of(twin):
+            assert layer.weight.module is layer
+            assert layer.quant_state is layer.weight.quant_state
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")
+def test_on_a_machine_without_gpu():
+    import torch
+
+    model = four_bit.stack("cpu")
+    reference = four_bit.run(copy.deepcopy(model), "cpu")
+    twin = by_pickle(model)
+    for weight in weights(twin):
+        assert type(weight).__name__ == "Params4bit", f"the weight became a {type(weight).__name__}"
+    assert torch.equal(four_bit.run(twin, "cpu"), reference)
+
+
+@bits
+def test_a_parameter_alone(gpu, bits):
+    import torch
+
+    weight = weights(stack(bits, gpu.devices[0]).to("cpu"))[0]
+    for twin in (by_pickle(weight), by_torch(weight)):
+        assert type(twin) is type(weight)
+        assert torch.equal(twin.data, weight.data)
+        assert not twin.requires_grad
+        assert vars(twin).keys() == vars(weight).keys()
+        if bits == 4:
+            assert torch.equal(twin.quant_state.absmax, weight.quant_state.absmax)
+            assert (twin.module is None) == (weight.module is None)
+        else:
+            assert torch.equal(twin.SCB, weight.SCB)
+            assert twin.CB.data_ptr() == twin.data_ptr(), "CB is another copy of the matrix"
+    if bits == 8:
+        weight.tag = "a tag"
+        assert by_pickle(weight).tag == "a tag"
+        assert type(copy.copy(weight)) is type(weight)
+
+
+@bits
+def test_the_bytes_are_in_it_once(gpu, bits):
+    model = stack(bits, gpu.devices[0]).to("cpu")
+    assert len(pickle.dumps(model)) < 1.2 * four_bit.bytes_of(model) + 8192
+
+
+@bits
+def test_weights_only(gpu, bits):
+    """State dicts load under ``weights_only`` as ever; the parameters themselves once their classes are allowed."""
+    import torch
+    from bitsandbytes import functional, nn
+
+    model = stack(bits, gpu.devices[0]).to("cpu")
+    saved = model.state_dict()
+    assert four_bit.differences(saved, by_torch(saved, weights_only=True)) == []
+    weight = weights(model)[0]
+    if bits == 4:
+        weight.module = None  # the layer would be in the file as well
+    with pytest.raises(pickle.UnpicklingError, match=f"{CLASSES[bits]}|QuantState"):
+        by_torch(weight, weights_only=True)
+    allowed = [nn.Int8Params] if bits == 8 else [nn.Params4bit, functional.QuantState, torch.Size]
+    with torch.serialization.safe_globals(allowed):
+        twin = by_torch(weight, weights_only=True)
+    assert type(twin) is type(weight)
+    assert torch.equal(twin.data, weight.data)
+
+
+READER = """
+import sys, torch
+model, run = torch.load(sys.argv[1], weights_only=False), torch.load(sys.argv[2])
+print([type(layer.weight).__name__ for layer in (model[0], model[2])], "diffusers_quantfix" in sys.modules)
+with torch.no_grad():
+    print(torch.equal(model.to("cpu")(run["inputs"]), run["outputs"]))
+"""
+
+
+@pytest.mark.thorough
+def test_it_is_read_without_this_package(tmp_path):
+    import torch
+
+    if sentence := unmet("bitsandbytes>=0.46"):
+        pytest.skip(f"4-bit layers run on the CPU from 0.46 on; {sentence}")
+    model = four_bit.stack("cpu")
+    inputs = four_bit.batch("cpu")
+    torch.save(model, tmp_path / "model.pt")
+    with torch.no_grad():
+        torch.save({"inputs": inputs, "outputs": model(inputs)}, tmp_path / "run.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path / "model.pt"), str(tmp_path / "run.pt")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.stdout.split("\n")[:2] == ["['Params4bit', 'Params4bit'] False", "True"], done.stderr
+
+
+def answer(model, inputs, queue):
+    """In the spawned process: class, output, and the output after a move."""
+    import torch
+
+    with torch.no_grad():
+        queue.put((type(model[0].weight).__name__, model.to("cpu")(inputs).tolist()))
+
+
+@pytest.mark.thorough
+def test_a_spawned_process():
+    import torch
+
+    if sentence := unmet("bitsandbytes>=0.46"):
+        pytest.skip(f"4-bit layers run on the CPU from 0.46 on; {sentence}")
+    model = four_bit.stack("cpu")
+    inputs = four_bit.batch("cpu")
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(inputs).tolist()
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=answer, args=(model, inputs, queue))
+    worker.start()
+    assert queue.get(timeout=120) == ("Params4bit", expected)
+    worker.join()
