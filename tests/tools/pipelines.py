@@ -34,10 +34,6 @@ def load(model_class, folder, bits: int, **options):
         if "`.to` is not supported for `8-bit`" in str(error):
             pytest.skip("these releases cannot load 8-bit models (diffusers-8bit-load-dispatch)")
         raise
-    except TypeError as error:
-        if "_is_hf_initialized" in str(error):
-            pytest.skip("these releases cannot load 4-bit models (bnb-param-kwargs)")
-        raise
 
 
 def strip_companions(transformer, device):
