@@ -12,19 +12,16 @@ _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 _TEXT = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-def weights(seed: int = 1, text: bool = False, rank: int = 4, dtype=None) -> dict:
+def weights(seed: int = 1, text: bool = False, rank: int = 4, transformer: bool = True) -> dict:
     """A LoRA for ``models.flux_transformer``, with ``text`` for ``models.clip_text`` too; large enough to matter."""
     import torch
 
     pytest.importorskip("peft", reason="needs peft")
-    found = _of("transformer", models.flux_transformer(), _ATTENTION, rank)
+    found = _of("transformer", models.flux_transformer(), _ATTENTION, rank) if transformer else {}
     if text:
         found.update(_of("text_encoder", models.clip_text(), _TEXT, rank))
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: (0.3 * torch.randn(shape, generator=generator)).to(dtype or torch.float32)
-        for name, shape in found.items()
-    }
+    return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in found.items()}
 
 
 def _of(prefix: str, model, targets: tuple[str, ...], rank: int) -> dict:
@@ -38,10 +35,10 @@ def _of(prefix: str, model, targets: tuple[str, ...], rank: int) -> dict:
     return shapes
 
 
-def load(pipeline, *names: str, text: bool = False):
-    """Load LoRAs named after ``NAMES`` and use all of them with ``SCALES``."""
+def load(pipeline, *names: str, **options):
+    """Load LoRAs named after ``NAMES``, with the ``options`` of ``weights``, and use all of them with ``SCALES``."""
     for name in names or NAMES:
-        pipeline.load_lora_weights(weights(1 + NAMES.index(name), text), adapter_name=name)
+        pipeline.load_lora_weights(weights(1 + NAMES.index(name), **options), adapter_name=name)
     if len(names or NAMES) > 1:
         pipeline.set_adapters(list(names or NAMES), SCALES)
     return pipeline

@@ -49,14 +49,14 @@ def encoded(pipe):
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS + "|same device", needs="diffusers>=0.34")
-@pytest.mark.parametrize("stream", [True])
-def test_group_offload_with_a_stream(gpu, stream):
-    grouped(gpu, "leaf_level", stream)
+def test_group_offload_with_a_stream(gpu):
+    grouped(gpu, "leaf_level", stream=True)
 
 
 @group_offload
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("level", ["leaf_level", "block_level"])
+@pytest.mark.parametrize(
+    ("level", "stream"), [("leaf_level", False), ("block_level", False), ("block_level", True)]
+)
 def test_group_offload(gpu, level, stream):
     grouped(gpu, level, stream)
 
@@ -69,7 +69,7 @@ def grouped(gpu, level, stream):
     pipe = loaded()
     blocks = 1 if level == "block_level" else None
     apply_group_offloading(pipe.transformer, here, torch.device("cpu"), level, blocks, use_stream=stream)
-    fuse_and_unfuse(pipe, loaded(), here)
+    fuse_and_unfuse(pipe, loaded(), here, GROUPED_LIFE)
 
 
 def test_sequential_offload_on_a_device(gpu):
@@ -134,18 +134,23 @@ def test_nothing_is_left_on_the_layers():
     assert pickle.dumps(copy.deepcopy(loaded().transformer))
 
 
-def fuse_and_unfuse(pipe, expected, where, components=("transformer",)):
-    """Through fusing, disabling, enabling and unfusing ``pipe`` does as ``expected``, which is not offloaded."""
+LIFE = ("fuse", "disable", "enable", "fuse", "unfuse", "delete", "unload")
+# Not "enable": which layers run is traced once where a stream fetches ahead, and before 0.38 that is how it stays.
+GROUPED_LIFE = ("fuse", "unfuse", "delete", "fuse", "disable", "unload")
+
+
+def fuse_and_unfuse(pipe, expected, where, life=LIFE):
+    """Through all of ``life`` ``pipe`` does as ``expected``, which is not offloaded."""
+    steps = {
+        "fuse": ("fused", lambda one: one.fuse_lora(components=["transformer"])),
+        "unfuse": ("unfused", lambda one: one.unfuse_lora(components=["transformer"])),
+        "disable": ("disabled", lambda one: one.disable_lora()),
+        "enable": ("enabled", lambda one: one.enable_lora()),
+        "delete": ("left", lambda one: one.delete_adapters("two")),
+        "unload": ("unloaded", lambda one: one.unload_lora_weights()),
+    }
     same(pipe, expected, where, "loaded")
-    for said, act in (
-        ("fused", lambda one: one.fuse_lora(components=list(components))),
-        ("disabled", lambda one: one.disable_lora()),
-        ("enabled", lambda one: one.enable_lora()),
-        ("fused again", lambda one: one.fuse_lora(components=list(components))),
-        ("unfused", lambda one: one.unfuse_lora(components=list(components))),
-        ("left", lambda one: one.delete_adapters("two")),
-        ("unloaded", lambda one: one.unload_lora_weights()),
-    ):
+    for said, act in (steps[name] for name in life):
         act(pipe)
         act(expected)
         same(pipe, expected, where, said)

@@ -20,7 +20,7 @@ FIX = Fix(
     id="diffusers-control-lora-reset",
     title="a layer that a Control LoRA had widened comes back on another device",
     module="diffusers.loaders.lora_pipeline",
-    claims={"diffusers": ">=0.33.0,<=0.42.1", "peft": ""},
+    claims={"diffusers": ">=0.32.2,<=0.42.1", "peft": ""},
     upstream=(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_pipeline.py",
     ),

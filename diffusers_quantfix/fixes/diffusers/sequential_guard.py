@@ -41,8 +41,10 @@ def broken(pipeline_utils) -> bool:
         pass
 
     class Pipeline:
-        components = {"transformer": component}
         hf_device_map = None
+
+        def __init__(self):
+            self.components = {"transformer": component}
 
         def _is_pipeline_device_mapped(self):
             return False
@@ -67,12 +69,15 @@ def mend(pipeline_utils, ledger) -> None:
     def make(original):
         def to(self, *args, **kwargs):
             device = eight_bit.asked_device(args, kwargs)
-            if device is not None and device.type in _GUARDED:
-                # Without a quantized component, and for a pipeline with a device map, upstream says what is wrong.
+            # Without a quantized component, and for a pipeline with a device map, upstream says what is wrong.
+            if (
+                device is not None
+                and device.type in _GUARDED
+                and getattr(self, "hf_device_map", None) is None
+            ):
                 parts = self.components.values()
-                if getattr(self, "hf_device_map", None) is None and any(map(is_bnb, parts)):
-                    if any(map(is_sequentially_offloaded, parts)):
-                        raise ValueError(sentence)
+                if any(map(is_bnb, parts)) and any(map(is_sequentially_offloaded, parts)):
+                    raise ValueError(sentence)
             return original(self, *args, **kwargs)
 
         return to

@@ -1,0 +1,24 @@
+"""A Control LoRA goes from a pipeline that was offloaded since the LoRA came."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+
+    from .. import lora
+
+    expected = lora.run(lora.pipeline())
+    pipe = lora.pipeline()
+    control = lora.weights(pipe.transformer, "transformer")
+    control["transformer.x_embedder.lora_A.weight"] = torch.ones(4, 128)
+    control["transformer.x_embedder.lora_B.weight"] = torch.ones(64, 4)
+    pipe.load_lora_weights(control, adapter_name="control")
+    lora.offload(pipe.transformer)
+    pipe.unload_lora_weights(reset_to_overwritten_params=True)
+    places = {name: parameter.device.type for name, parameter in pipe.transformer.named_parameters()}
+    left = [name for name, place in places.items() if place != "meta"]
+    assert not left, f"{len(left)} weights are not offloaded any more: {', '.join(left)}"
+    off = (lora.run(pipe) - expected).abs().max().item()
+    assert off == 0, f"without the LoRA the pipeline is off by {off}"
+    return f"all {len(places)} weights are offloaded as before, and the pipeline gives what it gave"

@@ -1,0 +1,18 @@
+"""A LoRA is fused into a sequentially offloaded pipeline, and taken out again."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from .. import lora
+
+    pipes = [lora.load(lora.pipeline()) for _ in range(2)]
+    lora.offload(pipes[1].transformer)
+    off = []
+    for verb in ("fuse_lora", "unfuse_lora"):
+        for pipe in pipes:
+            getattr(pipe, verb)(components=["transformer"])
+        expected, result = (lora.run(pipe) for pipe in pipes)
+        off.append((result - expected).abs().max().item())
+    assert max(off) < 1e-5, f"off by {off[0]} after fuse_lora, by {off[1]} after unfuse_lora"
+    return f"fused and unfused it gives what it gives without offload (off by {max(off):.1g} at most)"

@@ -1,0 +1,21 @@
+"""A LoRA comes into a pipeline whose transformer has a hook that only aligns its inputs."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    from ...offload import is_sequentially_offloaded
+    from .. import lora
+
+    expected = lora.run(lora.load(lora.pipeline()))
+    pipe = lora.pipeline()
+    hook = AlignDevicesHook(execution_device="cpu", io_same_device=True)
+    add_hook_to_module(pipe.transformer, hook)
+    lora.load(pipe)
+    assert not is_sequentially_offloaded(pipe.transformer), "the LoRA has put it under sequential CPU offload"
+    assert pipe.transformer._hf_hook is hook, "its hook is another one"
+    off = (lora.run(pipe) - expected).abs().max().item()
+    assert off == 0, f"the pipeline with the LoRA is off by {off}"
+    return "the transformer is where it was, its hook is the same, and the LoRA has exactly its effect"

@@ -1,0 +1,60 @@
+"""A tiny pipeline with LoRAs for the cases, on the CPU."""
+
+from __future__ import annotations
+
+
+def pipeline(**components):
+    """A FluxPipeline with a random transformer of two blocks, without text encoders unless given."""
+    import torch
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    transformer = FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        pooled_projection_dim=64,
+        axes_dims_rope=(8, 12, 12),
+    )
+    names = ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+    parts = {**dict.fromkeys(names), "transformer": transformer.eval(), **components}
+    return FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), **parts)
+
+
+def weights(model, prefix: str, layers: tuple[str, ...] = ("to_q", "to_v")) -> dict:
+    """A random LoRA of rank 4, large enough to matter, for the named Linear layers of ``model``."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.endswith(layers):
+            for part, shape in (("A", (4, layer.in_features)), ("B", (layer.out_features, 4))):
+                found[f"{prefix}.{name}.lora_{part}.weight"] = 0.3 * torch.randn(shape, generator=generator)
+    return found
+
+
+def load(pipe):
+    """``pipe`` with a LoRA for its transformer."""
+    pipe.load_lora_weights(weights(pipe.transformer, "transformer"), adapter_name="lora")
+    return pipe
+
+
+def run(pipe):
+    """The prediction of the transformer for fixed inputs."""
+    import torch
+
+    from . import four_bit
+
+    return four_bit.run_flux(pipe.transformer, torch.device("cpu"))
+
+
+def offload(model) -> None:
+    """Sequential offload of one model: its weights really are on meta between two uses, on the CPU as well."""
+    import torch
+    from accelerate import cpu_offload
+
+    cpu_offload(model, torch.device("cpu"))
