@@ -12,6 +12,7 @@ import pytest
 import diffusers_quantfix
 from diffusers_quantfix.companions import companions
 from tests.fixes import eight_bit, four_bit
+from tests.gate import unmet
 
 FIX_ID = "bnb-params4bit-deepcopy"
 SHOWS = "the copy keeps the original alive|the copy takes|stayed behind"
@@ -109,6 +110,10 @@ def test_eight_bit_layers_are_copied_whole(gpu, ran):
     """Upstream does so since 0.43.2, matrix and alias included."""
     import torch
 
+    if sentence := unmet("bitsandbytes>=0.43.2"):
+        pytest.skip(
+            f"before, a deep copy of an Int8Params loses its matrices (bitsandbytes PR 1231); {sentence}"
+        )
     here = gpu.devices[0]
     model = eight_bit.stack(here)
     reference = eight_bit.run(eight_bit.stack(here), here)

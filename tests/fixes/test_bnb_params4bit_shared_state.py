@@ -15,7 +15,7 @@ from tests.fixes import four_bit
 FIX_ID = "bnb-params4bit-shared-state"
 SHOWS = (
     r"on the same device|on the same GPU|must be on cuda|All tensors must be"
-    r"|is on cpu, not on cuda|is on meta, not on"
+    r"|is on cpu, not on cuda"
 )
 # All that put something on the same methods.
 TOGETHER = ("bnb-linear4bit-conversion", FIX_ID, "bnb-quant-state-meta")
@@ -53,23 +53,6 @@ def test_a_copy_on_the_cpu(gpu, quant_type, double_quant):
     model[1].to(there)
     model[0].bias.data, model[2].bias.data = model[0].bias.to(there), model[2].bias.to(there)
     assert torch.equal(four_bit.run(model, there, rows=1), reference)
-
-
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
-def test_a_copy_on_meta_without_a_gpu():
-    """A skeleton of the parameters, on a machine without any GPU."""
-    import torch
-
-    from tests.gate import unmet
-
-    if sentence := unmet("bitsandbytes>=0.46"):
-        pytest.skip(f"4-bit layers are quantized on the CPU from 0.46 on; {sentence}")
-    model = four_bit.stack("cpu")
-    reference = four_bit.run(model, "cpu")
-    skeleton = {name: parameter.to("meta") for name, parameter in model.named_parameters()}
-    assert skeleton["0.weight"].is_meta
-    four_bit.assert_whole(model, "cpu")
-    assert torch.equal(four_bit.run(model, "cpu"), reference)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
@@ -210,19 +193,27 @@ def test_casts_and_unquantized_weights_are_upstreams(gpu):
     on(here, fresh)
 
 
+def applied() -> list[str]:
+    return sorted(
+        fix.id for fix in diffusers_quantfix.status() if fix.id in TOGETHER and fix.state == "applied"
+    )
+
+
 @pytest.mark.parametrize("chosen", [(FIX_ID,), *itertools.permutations(TOGETHER)], ids="+".join)
 def test_alone_and_in_every_order(gpu, chosen):
-    """Applied in any order, or without the others, the cures of ``.to`` and of ``_apply`` say the same."""
+    """Applied in any order, or without the others, the cures of ``.to`` and of ``_apply`` say the same.
+
+    None of them takes itself for superfluous because another one is there.
+    """
     import torch
 
     here, there = gpu.pair
-    installed = [
-        fix.id for fix in diffusers_quantfix.status() if fix.id in TOGETHER and fix.state == "applied"
-    ]
+    assert applied() == sorted(TOGETHER)
     try:
         diffusers_quantfix.revert(*TOGETHER)
         for fix_id in chosen:
             diffusers_quantfix.apply(fix_id)
+        assert applied() == sorted(chosen)
         model = four_bit.stack(here, "nf4", True)
         reference = four_bit.run(model, here)
         identities = [id(parameter) for parameter in model.parameters()]
@@ -242,9 +233,7 @@ def test_alone_and_in_every_order(gpu, chosen):
     finally:
         diffusers_quantfix.revert(*TOGETHER)
         diffusers_quantfix.apply(*TOGETHER)
-    assert installed == [
-        fix.id for fix in diffusers_quantfix.status() if fix.id in TOGETHER and fix.state == "applied"
-    ]
+    assert applied() == sorted(TOGETHER)
 
 
 def test_pickle_deepcopy_and_compile():

@@ -1,8 +1,7 @@
 """Moving a 4-bit parameter changes the one it was made of.
 
 Symptom: after ``{name: p.cpu() for name, p in model.named_parameters()}`` the model on the GPU raises "Expected all
-    tensors to be on the same device" or "All input tensors need to be on the same GPU"; after ``p.to("meta")``
-    "Cannot copy out of meta tensor; no data!".
+    tensors to be on the same device" or "All input tensors need to be on the same GPU".
 Cause: ``Params4bit.to`` moves the tensors of its QuantState in place, and gives the very same QuantState to the new
     parameter.
 Upstream: none.
@@ -62,11 +61,15 @@ def mend(modules, ledger) -> None:
             if not held.get("bnb_quantized") or not companions.is_quant_state(state):
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
-            if device is None:  # a cast; nothing of the quant state moves
+            # A cast moves nothing of the quant state. Going to meta and coming back is bnb-quant-state-meta's.
+            if device is None or device in meta or companions.is_host_copy(state):
                 return original(self, *args, **kwargs)
+            if self.is_cuda and self.device == device and state.absmax.device == device:
+                return original(
+                    self, *args, **kwargs
+                )  # nothing moves, and nothing is repacked in place there
             four_bit.unpack(self)
-            to_meta = device in meta
-            new_state = companions.host_copy(state) if to_meta else companions.on_device(state, device)
+            new_state = companions.on_device(state, device)
             result = four_bit.moved(self, new_state, args, kwargs)
             if four_bit.belongs_to_layer(self):
                 result.module = None  # a copy, which does not belong to the layer and must not keep it alive
