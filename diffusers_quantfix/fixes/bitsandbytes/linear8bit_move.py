@@ -40,6 +40,7 @@ FIX = Fix(
 
 # Both are the matrix of ``weight.data``: CB in rows, CxB (before 0.45) in the layout of the GPU.
 _ALIASES = ("CB", "CxB")
+_COMPANIONS = (*_ALIASES, "SCB")
 
 
 def broken(modules) -> bool:
@@ -72,19 +73,21 @@ def mend(modules, ledger) -> None:
             weight = self._parameters.get("weight")
             if not isinstance(weight, int8_params):
                 return original(self, fn, recurse)
-            data, cls, held = weight.data, type(weight), dict(vars(weight))
+            address, device, cls, held = weight.data_ptr(), weight.device, type(weight), dict(vars(weight))
 
             def moved(tensor):
                 if tensor is not weight:
                     return fn(tensor)
-                if data.dtype == torch.int8:
-                    return fn(data)
+                if weight.dtype == torch.int8:
+                    return fn(weight.data)
                 result = fn(weight)  # quantizes a 16-bit weight on its way from the CPU
                 held.update(vars(weight))
                 return result.data  # of an Int8Params nn.Module._apply could not make a Parameter
 
             original(self, moved, recurse)
             new = self._parameters["weight"]
+            if new is weight and address and new.data_ptr() == address and all_here(self, new, device):
+                return self  # nothing has moved; the walk over the companions would take ten times as long as this
             if type(new) is not cls:
                 new.__class__ = cls
                 vars(new).update(held)
@@ -92,6 +95,18 @@ def mend(modules, ledger) -> None:
             return self
 
         return _apply
+
+    def all_here(layer, weight, device):
+        """Whether the weight and what can be seen without a search are on ``device``."""
+        if weight.device != device:
+            return False
+        for holder in (weight, layer.__dict__.get("state")):
+            held = holder.__dict__ if holder is not None else {}
+            for name in _COMPANIONS:
+                tensor = held.get(name)
+                if tensor is not None and tensor.device != device:
+                    return False
+        return True
 
     def follow(layer, weight):
         """Bring the companions of ``layer`` to where ``weight`` is now."""
