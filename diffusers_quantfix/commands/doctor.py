@@ -98,6 +98,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
     upgrade_lines = [
         str(Upgrade(**upgrade)).replace(" heals ", " retires ", 1) for upgrade in found["upgrades"]
     ]
+    if found["not_healed"]:
+        count = len(found["not_healed"])
+        upgrade_lines.append(
+            f"no release of upstream heals {count} of the {len(found['mended'])} that are mended here"
+        )
     sections = (
         ("installed", [", ".join(installed) or "none of the libraries that are mended"]),
         ("machine", [platforms.machine(), f"accelerator: {found['accelerator']}"]),
@@ -111,7 +116,6 @@ def _lines(found: dict[str, Any]) -> list[str]:
             [f"{id}: {title}" for id, title in found["mended"].items()] or ["nothing needs to be"],
         ),
         ("upgrades", upgrade_lines),
-        ("healed by no release yet", [", ".join(found["not_healed"])] if found["not_healed"] else []),
     )
     rows = []
     for title, sentences in sections:

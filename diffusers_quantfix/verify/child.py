@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -58,13 +59,21 @@ def _run(ids: Iterable[str], work: str, write: Callable[..., None]) -> None:
         folder = os.path.join(work, fix_id)
         os.makedirs(folder, exist_ok=True)
         try:
-            said = importlib.import_module(case_module(fix_id)).case(folder)
+            said = _case(fix_id)(folder)
         except CannotShow as reason:
             write(event="cannot show", id=fix_id, text=str(reason))
         except Exception as error:
             write(event="defect", id=fix_id, text=say(error))
         else:
             write(event="right", id=fix_id, text=said or "right")
+
+
+def _case(fix_id: str) -> Callable[[str], str | None]:
+    name = case_module(fix_id)
+    if importlib.util.find_spec(name) is None:
+        raise CannotShow("this release of diffusers_quantfix brings no demonstration of it")
+    case: Callable[[str], str | None] = importlib.import_module(name).case
+    return case
 
 
 if __name__ == "__main__":

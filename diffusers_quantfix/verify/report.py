@@ -93,5 +93,6 @@ def _indented(text: str, lead: str) -> list[str]:
         WIDTH,
         initial_indent=margin + lead,
         subsequent_indent=margin + " " * len(lead),
+        break_long_words=False,
         break_on_hyphens=False,
     )
