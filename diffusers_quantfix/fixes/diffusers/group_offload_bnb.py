@@ -1,0 +1,45 @@
+"""Group offloading leaves the companions of bitsandbytes weights where they are.
+
+Symptom: ``enable_group_offload`` of a 4-bit or 8-bit model ends in RuntimeError "Expected all tensors to be on the
+    same device, but found at least two devices, cuda:0 and cpu!" ("All input tensors need to be on the same GPU" with
+    bitsandbytes < 0.46). With ``use_stream=True`` at leaf level it runs, and keeps the scales of every 4-bit layer, or
+    every 8-bit weight whole, on the GPU.
+Cause: ``ModuleGroup`` moves the parameters by their ``.data``. Quant states, CB and SCB are no parameters. Without a
+    stream it offloads by ``module.to()``, which takes them to the CPU, from where nothing brings them back.
+Upstream: no issue; diffusers PR 11576 recommends the combination.
+Cure: groups that hold such weights are moved by ``group_offload``, with their companions.
+"""
+
+from __future__ import annotations
+
+from ... import group_offload
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+
+FIX = Fix(
+    id="diffusers-group-offload-bnb",
+    title="group offloading of 4-bit and 8-bit models fails, or leaves them on the GPU",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
+    upstream=("https://github.com/huggingface/diffusers/pull/11576",),
+    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+    "cpu! / All input tensors need to be on the same GPU, but found some tensors to not be on a GPU",
+    hot=True,
+)
+
+# A release that cares for companions has to name one of them.
+_WORDS = ("quant_state", "bitsandbytes", "Params4bit", "MatmulLtState")
+
+
+def broken(group_offloading) -> bool:
+    """Ask who moves a group of such weights, and whether upstream's code knows their companions."""
+    group = resolve(group_offloading, "ModuleGroup")
+    for name in ("_init_cpu_param_dict", "onload_", "offload_"):
+        said = " ".join(names_used(resolve(group, name)))
+        if any(word in said for word in _WORDS):
+            return False
+    return group_offload.is_left_to_diffusers(group, "bitsandbytes")
+
+
+def mend(group_offloading, ledger) -> None:
+    group_offload.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "bitsandbytes")

@@ -1,0 +1,89 @@
+"""Group offloading takes an 8-bit model for one that accelerate offloads, and refuses it.
+
+Symptom: ValueError "Cannot apply group offloading to a module that is already applying an alternative offloading
+    strategy from Accelerate" for a model that was only loaded.
+Cause: ``_raise_error_if_accelerate_model_or_sequential_hook_present`` refuses every ``AlignDevicesHook``.
+    ``accelerate.dispatch_model`` puts one with ``offload=False``, which brings the inputs to the model, on every 8-bit
+    model (accelerate before 1.13, or bitsandbytes before 0.48), and on others when it is told to.
+Upstream: no issue; the twin of diffusers issue 11352.
+Cure: a bitsandbytes model whose hooks only bring inputs, all to one device, is no offloaded one. The hooks stay, and
+    bring the inputs from then on to where the groups are used.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-group-offload-guard",
+    title="group offloading refuses 8-bit models that were only loaded",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": "", "bitsandbytes": ">=0.43.0"},
+    upstream=("https://github.com/huggingface/diffusers/issues/11352",),
+    symptom="ValueError: Cannot apply group offloading to a module that is already applying an alternative offloading "
+    "strategy from Accelerate",
+)
+
+_GUARD = "_raise_error_if_accelerate_model_or_sequential_hook_present"
+
+
+def broken(group_offloading) -> bool:
+    """Show the guard a quantized model with a hook that only aligns inputs."""
+    guard = resolve(group_offloading, _GUARD)
+    from accelerate.hooks import AlignDevicesHook
+
+    model = SimpleNamespace(
+        _hf_hook=AlignDevicesHook(execution_device="cpu", io_same_device=True),
+        is_loaded_in_8bit=True,
+        quantization_method="bitsandbytes",
+    )
+    model.modules = lambda: [model]
+    model.named_modules = lambda: [("", model)]
+    try:
+        guard(model)
+    except ValueError:
+        return True
+    return False
+
+
+def mend(group_offloading, ledger) -> None:
+    import inspect
+
+    import torch
+    from accelerate.hooks import AlignDevicesHook
+
+    def aligning(model):
+        """The hooks of a quantized model, if all of them only bring inputs to one device; otherwise none."""
+        method = getattr(model, "quantization_method", None)
+        if getattr(method, "value", method) != "bitsandbytes":
+            return []
+        hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
+        hooks = [hook for hook in hooks if hook is not None]
+        if not all(isinstance(hook, AlignDevicesHook) and not hook.offload for hook in hooks):
+            return []
+        return hooks if len({str(hook.execution_device) for hook in hooks}) == 1 else []
+
+    def make_guard(original):
+        def guard(module):
+            if not aligning(module):
+                original(module)
+
+        return guard
+
+    def make_apply(original):
+        signature = inspect.signature(original)
+
+        def apply_group_offloading(*args, **kwargs):
+            result = original(*args, **kwargs)
+            asked = signature.bind(*args, **kwargs).arguments
+            for hook in aligning(asked["module"]):
+                hook.execution_device = torch.device(asked["onload_device"])
+            return result
+
+        return apply_group_offloading
+
+    ledger.around(group_offloading, _GUARD, make_guard)
+    ledger.around(group_offloading, "apply_group_offloading", make_apply)

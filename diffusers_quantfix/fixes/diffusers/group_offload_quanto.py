@@ -1,0 +1,47 @@
+"""Group offloading moves the wrapper of a quanto weight, and leaves its inner tensors where they are.
+
+Symptom: ``enable_group_offload`` of a model quantized by optimum-quanto ends in RuntimeError "Expected all tensors to
+    be on the same device, but found at least two devices, cuda:0 and cpu!" ("mat2 is on cpu, different from other
+    tensors on cuda:0"). With ``use_stream=True`` and a model that was on the GPU it runs, and all of it stays there.
+    To disk: "Attempted to access the data pointer on an invalid python storage".
+Cause: ``ModuleGroup`` gives a parameter other ``.data``. Of a tensor subclass that wraps ``_data``, ``_scale`` and
+    ``_shift`` this exchanges the wrapper alone; its pinned copy is the dequantized weight.
+Upstream: diffusers issue 12610, PR 14038 (open).
+Cure: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, as they are: a weight
+    that is packed for a kernel is not packed anew at each use. To disk they cannot go, which is said.
+"""
+
+from __future__ import annotations
+
+from ... import group_offload
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+
+FIX = Fix(
+    id="diffusers-group-offload-quanto",
+    title="group offloading of quanto models fails, or leaves them on the GPU",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/12610",
+        "https://github.com/huggingface/diffusers/pull/14038",
+    ),
+    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+    "cpu! / mat2 is on cpu, different from other tensors on cuda:0",
+    hot=True,
+)
+
+
+def broken(group_offloading) -> bool:
+    """Ask who moves a group of such weights, and whether upstream's code knows them."""
+    group = resolve(group_offloading, "ModuleGroup")
+    said = set(vars(group_offloading))
+    for name in ("_init_cpu_param_dict", "onload_", "offload_"):
+        said |= names_used(resolve(group, name))
+    if any("quanto" in word for word in said):
+        return False
+    return group_offload.is_left_to_diffusers(group, "optimum")
+
+
+def mend(group_offloading, ledger) -> None:
+    group_offload.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "optimum")

@@ -1,0 +1,47 @@
+"""Group offloading of a torchao model with a stream and low CPU memory leaves every weight on the GPU.
+
+Symptom: RuntimeError "cannot pin 'torch.cuda.CharTensor' only dense CPU tensors can be pinned" in the second forward
+    pass of a group with ``use_stream=True, low_cpu_mem_usage=True``, when the model was on the CPU. Up to 0.37 every
+    kind of group offloading ends in "Expected all tensors to be on the same device", or keeps the model on the GPU.
+Cause: ``ModuleGroup._to_cpu`` of 0.38.0 and later returns the parameter itself where it is on the CPU already, and
+    ``swap_tensors`` sends what should be its host copy to the GPU. Releases before 0.38.0 exchange the wrapper alone.
+    After each use on a stream the wrapper says that it is on the GPU while its inner tensors are not.
+Upstream: diffusers issues 14433 and 13281, PRs 13276 (0.38.0) and 14457 (open).
+Cure: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, which also needs no
+    support for pinning in the class of the weight. To disk they cannot go, as upstream says.
+"""
+
+from __future__ import annotations
+
+from ... import group_offload
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+
+FIX = Fix(
+    id="diffusers-group-offload-torchao",
+    title="group offloading of torchao models with a stream leaves them on the GPU",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "torchao": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/14433",
+        "https://github.com/huggingface/diffusers/issues/13281",
+        "https://github.com/huggingface/diffusers/pull/14457",
+    ),
+    symptom="RuntimeError: cannot pin 'torch.cuda.CharTensor' only dense CPU tensors can be pinned",
+    hot=True,
+)
+
+
+def broken(group_offloading) -> bool:
+    """Ask who moves a group of such weights, and whether upstream's host copy is another tensor than the weight."""
+    group = resolve(group_offloading, "ModuleGroup")
+    if not group_offload.is_left_to_diffusers(group, "torchao"):
+        return False
+    if not hasattr(group, "_to_cpu"):
+        return "_is_torchao_tensor" not in vars(group_offloading)
+    copies = {"clone", "detach", "copy", ("copy",), "empty_like"}
+    return not copies & (names_used(group._to_cpu) | set(group._to_cpu.__code__.co_consts))
+
+
+def mend(group_offloading, ledger) -> None:
+    group_offload.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "torchao")

@@ -1,0 +1,18 @@
+"""A quantized model that accelerate has dispatched to one GPU is offloaded."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    from .. import group_offload
+
+    build = group_offload.layers(4)
+
+    def dispatched(device):
+        model = build(device)
+        model.quantization_method = "bitsandbytes"
+        return add_hook_to_module(model, AlignDevicesHook(execution_device=device, io_same_device=True))
+
+    return group_offload.check(dispatched, group_offload.run)

@@ -1,0 +1,69 @@
+"""A model under group offloading, for the cases of every backend."""
+
+from __future__ import annotations
+
+from .case import CannotShow
+
+
+def check(build, run, **options) -> str:
+    """Offload what ``build(device)`` makes, run it three times, and look at the GPU.
+
+    Args:
+        build: makes the quantized model on a device.
+        run: gives the output of the model on a device, on the CPU.
+        options: those of ``apply_group_offloading``.
+
+    Raises:
+        CannotShow: there is no CUDA device, or this diffusers has no group offloading.
+    """
+    import gc
+
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CannotShow("needs a CUDA device")
+    try:
+        from diffusers.hooks import apply_group_offloading
+    except ImportError:
+        raise CannotShow("this diffusers has no group offloading") from None
+    device = torch.device("cuda", torch.cuda.current_device())
+    reference = run(build(device), device)
+    gc.collect()
+    before = torch.cuda.memory_allocated(device)
+    model = build(device)
+    size = torch.cuda.memory_allocated(device) - before
+    apply_group_offloading(
+        model, onload_device=device, offload_device=torch.device("cpu"), offload_type="leaf_level", **options
+    )
+    for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
+        error = (run(model, device) - reference).abs().max().item()
+        assert error == 0, f"the output is wrong by {error:.3g}"
+        gc.collect()
+        left = torch.cuda.memory_allocated(device) - before
+        assert left <= 0, f"{left} of {size} bytes stayed on {device}"
+    return f"none of {size} bytes is on {device} between two runs; the output is exact"
+
+
+def layers(bits: int):
+    """``build`` for ``check``: a chain of bitsandbytes layers, 4-bit or 8-bit, with 16-bit activations."""
+    import torch
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    def build(device):
+        torch.manual_seed(0)
+        if bits == 4:
+            parts = [Linear4bit(256, 256, compute_dtype=torch.float16, quant_type="nf4") for _ in range(3)]
+        else:
+            parts = [Linear8bitLt(256, 256, has_fp16_weights=False, threshold=6.0) for _ in range(3)]
+        return torch.nn.Sequential(*parts).half().to(device).eval()
+
+    return build
+
+
+def run(model, device):
+    """``run`` for ``check``: the output for 32 rows of 256 features, in the type of the biases."""
+    import torch
+
+    inputs = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(inputs.to(device, model[0].bias.dtype)).float().cpu()

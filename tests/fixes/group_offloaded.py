@@ -1,0 +1,106 @@
+"""Modules under group offloading for tests: the ways to offload, and what has to hold for each."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+FEATURES = 128
+
+LEAF = {"offload_type": "leaf_level"}
+BLOCK = {"offload_type": "block_level", "num_blocks_per_group": 1}
+STREAM = {"use_stream": True}
+LOW = {"use_stream": True, "low_cpu_mem_usage": True}
+RECORD = {"use_stream": True, "record_stream": True}
+MODES = {
+    "leaf": LEAF,
+    "block": BLOCK,
+    "leaf-stream": LEAF | STREAM,
+    "block-stream": BLOCK | STREAM,
+    "leaf-low": LEAF | LOW,
+    "block-low": BLOCK | LOW,
+    "leaf-record": LEAF | RECORD,
+    "block-record": BLOCK | RECORD,
+}
+SHOWS = r"same device|same GPU|different from other tensors on|bytes stayed|cannot pin|invalid python storage"
+
+
+def modes(*names):
+    """Parametrize ``mode`` with these of ``MODES``, all of them without names."""
+    chosen = names or tuple(MODES)
+    return pytest.mark.parametrize("mode", [MODES[name] for name in chosen], ids=chosen)
+
+
+def net(linear, blocks: int = 2):
+    """A model of ``blocks`` blocks with two layers each, made by ``linear(seed)``, a layer in front and a loose
+    parameter."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = [linear(seed) for seed in range(2 * blocks + 1)]
+            self.first = layers.pop()
+            self.scale = torch.nn.Parameter(torch.ones((), dtype=self.first.bias.dtype), requires_grad=False)
+            self.blocks = torch.nn.ModuleList(
+                torch.nn.Sequential(layers[2 * i], torch.nn.GELU(), layers[2 * i + 1]) for i in range(blocks)
+            )
+
+        def forward(self, x):
+            x = self.first(x) * self.scale
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    return Net().eval()
+
+
+def offload(model, device, mode):
+    """``apply_group_offloading`` to ``device``; skips where this diffusers has no such option."""
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    missing = mode.keys() - inspect.signature(apply_group_offloading).parameters.keys()
+    if missing:
+        pytest.skip(f"apply_group_offloading has no {', '.join(sorted(missing))} here")
+    apply_group_offloading(
+        model, onload_device=torch.device(device), offload_device=torch.device("cpu"), **mode
+    )
+
+
+def stop(model) -> None:
+    """Take the hooks off, as diffusers does it."""
+    from diffusers.hooks import HookRegistry
+
+    registry = HookRegistry.check_if_exists_or_initialize(model)
+    for name in ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading"):
+        registry.remove_hook(name, recurse=True)
+
+
+def assert_works(gpu, device, build, run, mode) -> None:
+    """A model that ``build()`` makes on ``device`` gives the same offloaded as it gives there, and leaves nothing.
+
+    Args:
+        gpu: the fixture.
+        device: where the groups are used.
+        build: makes the model.
+        run: gives the output of a model on the CPU.
+        mode: options of ``apply_group_offloading``.
+    """
+    import torch
+
+    expected = run(build())
+    before = gpu.allocated(device)
+    model = build()
+    offload(model, device, mode)
+    assert_left(gpu, device, before)
+    for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
+        assert torch.equal(run(model), expected)
+        assert_left(gpu, device, before)
+
+
+def assert_left(gpu, device, before: int) -> None:
+    """Not a byte more than ``before`` is on ``device``."""
+    left = gpu.allocated(device) - before
+    assert left <= 0, f"{left} bytes stayed on {device}"

@@ -1,0 +1,121 @@
+"""Models quantized by optimum-quanto under group offloading."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes.group_offloaded import (
+    BLOCK,
+    FEATURES,
+    LEAF,
+    SHOWS,
+    STREAM,
+    assert_works,
+    modes,
+    net,
+    offload,
+    stop,
+)
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+quanto = pytest.importorskip("optimum.quanto", reason="needs optimum-quanto")
+
+weights = pytest.mark.parametrize("weights", ["qint8", "qint4", "qfloat8"])
+
+
+def build(weights: str, device):
+    """A small model with these weights, quantized on the CPU, on ``device``."""
+
+    def linear(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(FEATURES, FEATURES)
+
+    model = net(linear)
+    quanto.quantize(model, weights=getattr(quanto, weights))
+    quanto.freeze(model)
+    return model.to(device)
+
+
+def run(model, device):
+    inputs = torch.randn(32, FEATURES, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        return model(inputs.to(device)).cpu()
+
+
+def inner_tensors(model):
+    """All tensors of which the weights consist, by their device."""
+    found = []
+    pending = list(model.parameters())
+    while pending:
+        tensor = pending.pop()
+        if hasattr(tensor, "__tensor_flatten__"):
+            pending.extend(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        found.append(tensor)
+    return found
+
+
+@pytest.mark.defect("diffusers-group-offload-quanto", shows=SHOWS)
+@weights
+@modes("leaf", "leaf-stream", "block-low")
+def test_quantized_layers(gpu, weights, mode):
+    device = gpu.devices[0]
+    assert_works(gpu, device, lambda: build(weights, device), lambda model: run(model, device), mode)
+
+
+@weights
+@modes()
+def test_every_mode_from_the_cpu_to_the_second_device(gpu, weights, mode):
+    device = gpu.devices[-1]
+    expected = run(build(weights, device), device)
+    before = gpu.allocated(device)
+    model = build(weights, "cpu")
+    offload(model, device, mode)
+    for _ in range(3):
+        assert torch.equal(run(model, device), expected)
+        assert gpu.allocated(device) == before
+
+
+@weights
+@modes("leaf-stream", "leaf-low")
+def test_every_byte_travels_once_and_one_way(rig_devices, weights, mode):
+    device = rig_devices.devices[0]
+    model = build(weights, device)
+    rig_devices.reset()
+    run(model, device)
+    unmoved = rig_devices.traffic()
+    size = sum(tensor.nbytes for tensor in inner_tensors(model) if not hasattr(tensor, "__tensor_flatten__"))
+    size += sum(buffer.nbytes for buffer in model.buffers())
+    offload(model, device, mode)
+    run(model, device)
+    rig_devices.reset()
+    run(model, device)
+    assert rig_devices.overlapping() == size
+    assert rig_devices.traffic().h2d == size + unmoved.h2d
+    assert rig_devices.traffic().d2h == unmoved.d2h
+
+
+@weights
+@modes("leaf", "block-stream")
+def test_models_can_be_moved_when_the_hooks_are_off(gpu, weights, mode):
+    first, second = gpu.pair
+    model = build(weights, first)
+    expected = run(model, first)
+    parameters = list(model.parameters())
+    offload(model, first, mode)
+    run(model, first)
+    stop(model)
+    assert {tensor.device.type for tensor in inner_tensors(model)} == {"cpu"}
+    for device in (second, first):
+        model.to(device)
+        assert {tensor.device for tensor in inner_tensors(model)} == {device}
+        assert torch.equal(run(model, device), expected)
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters)
+
+
+@pytest.mark.parametrize("level", [LEAF, BLOCK | STREAM], ids=["leaf", "block-stream"])
+def test_disk_is_refused_in_a_sentence(gpu, tmp_path, level):
+    model = build("qint8", "cpu")
+    with pytest.raises(ValueError, match="QBytesTensor cannot be offloaded to disk"):
+        offload(model, gpu.devices[0], level | {"offload_to_disk_path": str(tmp_path)})

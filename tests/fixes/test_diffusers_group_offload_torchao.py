@@ -1,0 +1,97 @@
+"""Models quantized by torchao under group offloading."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes.group_offloaded import FEATURES, SHOWS, modes, net, offload, stop
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+quantization = pytest.importorskip("torchao.quantization", reason="needs torchao")
+
+weights = pytest.mark.parametrize("weights", ["int8", "float8"])
+
+
+def build(weights: str, device):
+    """A small model with these weights, quantized on the CPU, on ``device``."""
+
+    def linear(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(FEATURES, FEATURES)
+
+    model = net(linear).bfloat16()
+    if weights == "int8":
+        config = quantization.Int8WeightOnlyConfig(version=2)
+    else:
+        config = quantization.Float8WeightOnlyConfig()
+    quantization.quantize_(model, config)
+    return model.to(device)
+
+
+def run(model, device):
+    inputs = torch.randn(32, FEATURES, generator=torch.Generator().manual_seed(7)).bfloat16()
+    with torch.no_grad():
+        return model(inputs.to(device)).cpu()
+
+
+def devices_of(model) -> set[str]:
+    """Where the weights are, by their own word and by that of their inner tensors."""
+    found = set()
+    for tensor in model.parameters():
+        found.add(str(tensor.device))
+        if hasattr(tensor, "__tensor_flatten__"):
+            found |= {str(getattr(tensor, name).device) for name in tensor.__tensor_flatten__()[0]}
+    return found
+
+
+@pytest.mark.defect("diffusers-group-offload-torchao", shows=SHOWS)
+@weights
+@modes("leaf-low", "block-low")
+def test_quantized_layers(gpu, weights, mode):
+    assert_works(gpu, gpu.devices[0], weights, mode)
+
+
+@weights
+@modes()
+def test_every_mode(gpu, weights, mode):
+    assert_works(gpu, gpu.devices[-1], weights, mode)
+
+
+def assert_works(gpu, device, weights, mode):
+    expected = run(build(weights, device), device)
+    before = gpu.allocated(device)
+    model = build(weights, "cpu")
+    offload(model, device, mode)
+    for _ in range(3):
+        assert torch.equal(run(model, device), expected)
+        left = gpu.allocated(device) - before
+        assert left == 0, f"{left} bytes stayed on {device}"
+
+
+@weights
+@modes("leaf-stream", "block-low")
+def test_models_can_be_moved_when_the_hooks_are_off(gpu, weights, mode):
+    first, second = gpu.pair
+    model = build(weights, first)
+    expected = run(model, first)
+    parameters = list(model.parameters())
+    offload(model, first, mode)
+    run(model, first)
+    assert devices_of(model) == {"cpu"}
+    stop(model)
+    for device in (second, first):
+        model.to(device)
+        assert devices_of(model) == {str(device)}
+        assert torch.equal(run(model, device), expected)
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters)
+
+
+def test_disk_is_refused_in_a_sentence(gpu, tmp_path):
+    with pytest.raises(ValueError, match="Int8Tensor cannot be offloaded to disk"):
+        offload(
+            build("int8", "cpu"),
+            gpu.devices[0],
+            {"offload_type": "leaf_level", "offload_to_disk_path": str(tmp_path)},
+        )
