@@ -138,7 +138,8 @@ def findings(
 
 def healing(fix: Fix) -> dict[str, str]:
     """Distribution -> version of the releases that heal a defect, more than one where only several do together."""
-    return dict(release.split() for release in fix.healed.split(" with ") if release)
+    releases = (release.partition(" ") for release in fix.healed.split(" with ") if release)
+    return {name: version for name, _, version in releases}
 
 
 def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool = False) -> list[Upgrade]:
@@ -158,7 +159,8 @@ def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool =
     order = lambda step: (len(step), list(step), [Version(version) for version in step.values()])  # noqa: E731
     made = []
     for releases in sorted(steps, key=order):
-        changed = {**pins, **{canonicalize_name(name): f"=={version}" for name, version in releases.items()}}
+        changed = dict(pins)
+        changed.update((canonicalize_name(name), f"=={version}") for name, version in releases.items())
         then = {finding.fix.id for finding in findings(changed, complete=complete)}
         if have - then:
             made.append(Upgrade(releases, sorted(have - then), sorted(then - now)))

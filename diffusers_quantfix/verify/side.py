@@ -67,7 +67,7 @@ class Side:
 
     def pump(self) -> None:
         """Take over what was said since the last call; replace a process that has died or hangs."""
-        code = self._child.poll()
+        code: int | str | None = self._child.poll()
         if code is None and time.monotonic() > self._deadline:
             self._child.kill()
             self._child.wait()
