@@ -34,6 +34,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.pipeline_utils",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
+    "diffusers-cpu-only": ("diffusers.cpu_only", "diffusers.quantizers.bitsandbytes.bnb_quantizer"),
+    "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
+    "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),
+    "diffusers-from-pipe-cast": ("diffusers.from_pipe_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-fuse-lora-offloaded": ("diffusers.fuse_lora_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-fuse-model-lora-offloaded": (
         "diffusers.fuse_model_lora_offloaded",
@@ -55,6 +59,11 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.pipeline_utils",
     ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
+    "diffusers-quantized-cast": ("diffusers.quantized_cast", "diffusers.pipelines.pipeline_utils"),
+    "diffusers-quantized-modular-cast": (
+        "diffusers.quantized_modular_cast",
+        "diffusers.modular_pipelines.modular_pipeline",
+    ),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
@@ -63,6 +72,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.loaders.lora_pipeline",
     ),
     "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
+    "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",
         "transformers.modeling_utils",

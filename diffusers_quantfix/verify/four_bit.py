@@ -31,10 +31,31 @@ def flux(folder: str, where):
     A GPU is needed for quantization."), so on the CPU the model is loaded whole, and each of its Linear layers is
     replaced by bitsandbytes' own, which quantizes on its way to the CPU.
     """
+    import torch
+    from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
+
+    model = plain_flux(folder)
+    if where.type == "cuda":
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        )
+        model = FluxTransformer2DModel.from_pretrained(
+            folder, quantization_config=config, torch_dtype=torch.float32
+        )
+        return model.to(where).eval()
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, linear(layer, where))
+    return model.eval()
+
+
+def plain_flux(folder: str):
+    """The same model before it is quantized, in float32 on the CPU; it is saved under ``folder`` the first time."""
     import os
 
     import torch
-    from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
+    from diffusers import FluxTransformer2DModel
 
     if not os.path.exists(folder):
         torch.manual_seed(0)
@@ -48,20 +69,7 @@ def flux(folder: str, where):
             pooled_projection_dim=64,
             axes_dims_rope=(8, 12, 12),
         ).save_pretrained(folder)
-    if where.type == "cuda":
-        config = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-        )
-        model = FluxTransformer2DModel.from_pretrained(
-            folder, quantization_config=config, torch_dtype=torch.float32
-        )
-        return model.to(where).eval()
-    model = FluxTransformer2DModel.from_pretrained(folder)
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, torch.nn.Linear):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, linear(layer, where))
-    return model.eval()
+    return FluxTransformer2DModel.from_pretrained(folder)
 
 
 def linear(layer, where):

@@ -1,0 +1,140 @@
+"""Casting a pipeline with quantized components, for both kinds of pipelines of diffusers.
+
+``pipe.to(dtype)`` casts one component after the other. A quantized one keeps its dtype; upstream knows that of
+bitsandbytes only, and lets every other model refuse the cast in the middle, or half follow it. Here a quantized
+component is moved where the pipeline goes, and its dtype stays; that is said in a warning, in upstream's words.
+
+Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/modular_pipeline.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar
+
+from . import eight_bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["asked_dtype", "is_quantized", "model_classes", "passes_on_the_cast", "sparing", "sparing_models"]
+
+# Whether a pipeline that holds quantized components is being cast, in this thread or task.
+_casting: ContextVar[bool] = ContextVar("diffusers_quantfix_casting", default=False)
+
+
+def is_quantized(component: Any) -> bool:
+    """Whether a component, which may be anything, is a model that diffusers or transformers has quantized."""
+    import torch
+
+    return isinstance(component, torch.nn.Module) and bool(getattr(component, "is_quantized", False))
+
+
+def asked_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ``torch.dtype`` in the arguments of ``.to()`` of a pipeline or model; None if there is none."""
+    import torch
+
+    named = kwargs.get("dtype")
+    return (
+        named
+        if named is not None
+        else next((value for value in args if isinstance(value, torch.dtype)), None)
+    )
+
+
+def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..., Any]:
+    """``original``, the ``to`` of a pipeline class which logs to ``logger``, sparing the quantized components."""
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        dtype = asked_dtype(args, kwargs)
+        spared = [] if dtype is None else [part for part in self.components.values() if _keeps_dtype(part)]
+        if not spared:
+            return original(self, *args, **kwargs)
+        token = _casting.set(True)
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _casting.reset(token)
+        for part in spared:
+            if _method(part) != "bitsandbytes":  # upstream has said it
+                logger.warning(
+                    f"The module '{type(part).__name__}' has been loaded with `{_method(part)}` and conversion to"
+                    f" {dtype} is not supported. Module is still in its own precision."
+                )
+        return result
+
+    return to
+
+
+def sparing_models(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, the ``to`` of a model class, which drops the dtype while a pipeline is cast around it."""
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _casting.get() or not _keeps_dtype(self):
+            return original(self, *args, **kwargs)
+        device = eight_bit.asked_device(args, kwargs)
+        return self if device is None else original(self, device)
+
+    return to
+
+
+def model_classes() -> list[Any]:
+    """The classes whose ``to`` casts a component: of diffusers, and of transformers where it is loaded.
+
+    Only what is loaded: a pipeline without a model of transformers needs no cure there, and importing it takes seconds.
+    diffusers loads it before its pipelines.
+    """
+    homes = (
+        ("diffusers.models.modeling_utils", "ModelMixin"),
+        ("transformers.modeling_utils", "PreTrainedModel"),
+    )
+    found = (getattr(sys.modules.get(module), name, None) for module, name in homes)
+    return [model for model in found if model is not None]
+
+
+def passes_on_the_cast(pipeline_class: Any) -> bool:
+    """Whether ``pipeline_class.to(dtype)`` tells a quantized component to change its dtype."""
+    import torch
+
+    told = []
+
+    class Component(torch.nn.Module):
+        is_quantized = True
+        quantization_method = "gguf"
+        dtype = torch.float32
+
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            told.append(asked_dtype(args, kwargs))
+            return self
+
+    class Pipeline:
+        hf_device_map = None
+        transformer = Component()
+        components = {"transformer": transformer}  # noqa: RUF012
+
+        def _is_pipeline_device_mapped(self) -> bool:
+            return False
+
+        def _maybe_raise_error_if_group_offload_active(self, *_: Any, **__: Any) -> bool:
+            return False
+
+        def _get_signature_keys(self, _: Any) -> tuple[list[str], list[str]]:
+            return ["transformer"], []
+
+    if eight_bit.written_in(pipeline_class.to, __file__):
+        return False
+    pipeline_class.to(Pipeline(), dtype=torch.float16)
+    return torch.float16 in told
+
+
+def _keeps_dtype(component: Any) -> bool:
+    # HQQ casts what it computes in, and its models of transformers know how to.
+    return is_quantized(component) and _method(component) != "hqq"
+
+
+def _method(component: Any) -> str:
+    method = getattr(component, "quantization_method", None)
+    return str(getattr(method, "value", method))

@@ -1,0 +1,126 @@
+"""bitsandbytes models cannot be loaded where there is no GPU.
+
+Symptom: RuntimeError "No GPU found. A GPU is needed for quantization." from ``from_pretrained`` with a bitsandbytes
+    config, and ValueError "Some modules are dispatched on the CPU or the disk" with ``device_map="cpu"``;
+    ``dequantize()`` of a 4-bit model on the CPU raises "Torch not compiled with CUDA enabled", on Apple's GPUs too.
+Cause: bitsandbytes 0.46 and newer quantizes and runs on the CPU. ``validate_environment``, ``update_device_map`` and
+    ``_dequantize`` of its quantizers in diffusers know accelerators only.
+Upstream: not reported for diffusers; transformers allows it.
+Cure: without an accelerator, or when all of the model is asked onto the CPU, these methods see a torch whose
+    accelerator is the CPU, so that every other check stays upstream's own. fp4 is refused at the start with
+    bitsandbytes 0.46, which has no kernel for it there. An older bitsandbytes cannot quantize on the CPU at all:
+    upstream's refusal stands.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+
+FIX = Fix(
+    id="diffusers-cpu-only",
+    title="bitsandbytes models cannot be loaded or dequantized where there is no GPU",
+    module="diffusers.quantizers.bitsandbytes.bnb_quantizer",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.46"},
+    upstream=(),
+    symptom="RuntimeError: No GPU found. A GPU is needed for quantization.",
+)
+
+_QUANTIZERS = ("BnB4BitDiffusersQuantizer", "BnB8BitDiffusersQuantizer")
+_NO_GPU = "No GPU found"
+
+
+def broken(bnb_quantizer) -> bool:
+    """Whether a message says that a GPU is needed, in a method that does not know better."""
+    validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
+    if validate.__code__.co_filename == __file__:
+        return False
+    return any(_NO_GPU in name for name in names_used(validate))
+
+
+def mend(bnb_quantizer, ledger) -> None:
+    from types import FunctionType, SimpleNamespace
+
+    import torch
+
+    class OnCpu:
+        """torch, with the CPU as the one device of its one accelerator."""
+
+        cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: "cpu")
+        xpu = mps = SimpleNamespace(is_available=lambda: False)
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+    def on_cpu(function):
+        """``function`` of upstream, with that torch."""
+        if not isinstance(function, FunctionType):
+            return function
+        seen = {**function.__globals__, "torch": OnCpu()}
+        twin = FunctionType(
+            function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
+        )
+        twin.__kwdefaults__ = function.__kwdefaults__
+        return twin
+
+    def make_validate(original):
+        def validate_environment(self, *args, **kwargs):
+            wholly = is_cpu(kwargs.get("device_map"))
+            if not wholly:
+                try:
+                    return original(self, *args, **kwargs)
+                except RuntimeError as error:
+                    if _NO_GPU not in str(error):
+                        raise
+            else:
+                kwargs = {**kwargs, "device_map": None}
+            refuse_fp4(self.quantization_config)
+            return on_cpu(original)(self, *args, **kwargs)
+
+        return validate_environment
+
+    def make_update(original):
+        def update_device_map(self, device_map):
+            if device_map is None and not any_accelerator():
+                return {"": "cpu"}
+            return original(self, device_map)
+
+        return update_device_map
+
+    def make_dequantize(original):
+        def _dequantize(self, model):
+            # On Apple's GPUs as well: the question to CUDA crashes there, and the CPU is where the weights are.
+            if torch.cuda.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available()):
+                return original(self, model)
+            return on_cpu(original)(self, model)
+
+        return _dequantize
+
+    def refuse_fp4(config):
+        if not getattr(config, "load_in_4bit", False) or getattr(config, "bnb_4bit_quant_type", "") != "fp4":
+            return
+        import bitsandbytes
+        from packaging.version import Version
+
+        if Version(bitsandbytes.__version__) < Version("0.47"):
+            raise ValueError(
+                f"bitsandbytes {bitsandbytes.__version__} has no fp4 on the CPU, and there is no GPU for this model:"
+                ' pass bnb_4bit_quant_type="nf4", or upgrade to bitsandbytes>=0.47.'
+            )
+
+    def is_cpu(device_map):
+        return isinstance(device_map, dict) and {str(value) for value in device_map.values()} == {"cpu"}
+
+    def any_accelerator():
+        return (
+            torch.cuda.is_available()
+            or (hasattr(torch, "xpu") and torch.xpu.is_available())
+            or torch.backends.mps.is_available()
+        )
+
+    for name in _QUANTIZERS:
+        quantizer = resolve(bnb_quantizer, name)
+        ledger.around(quantizer, "validate_environment", make_validate)
+        if "update_device_map" in vars(quantizer):  # since 0.33.0
+            ledger.around(quantizer, "update_device_map", make_update)
+        ledger.around(quantizer, "_dequantize", make_dequantize)

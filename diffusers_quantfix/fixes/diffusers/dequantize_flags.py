@@ -1,0 +1,76 @@
+"""A model that was dequantized still says that it is quantized.
+
+Symptom: what ``model.dequantize()`` leaves cannot be loaded once it was saved (ValueError "Supplied state dict for ...
+    does not contain `bitsandbytes__*`"), ``pipe.to(dtype)`` warns that it "has been loaded in `bitsandbytes` 4bit" and
+    does nothing, ``model.to(...)`` and ``.cuda()`` refuse with "not supported for `8-bit`" where they do for 8-bit.
+Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_quantized``. The quantization config in
+    the model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay.
+Upstream: not reported for diffusers; its twin is transformers issue 39295.
+Cure: everything that the quantizer wrote on the model goes when it goes. Models of quantizers that cannot dequantize
+    are not touched: upstream raises before.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-dequantize-flags",
+    title="a dequantized model still says that it is quantized",
+    module="diffusers.quantizers.base",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=("https://github.com/huggingface/transformers/issues/39295",),
+    symptom="a checkpoint saved after model.dequantize(): Supplied state dict does not contain `bitsandbytes__*`; "
+    "pipe.to(dtype) does not cast it",
+)
+
+_WRITTEN = (
+    "quantization_method",
+    "is_loaded_in_4bit",
+    "is_loaded_in_8bit",
+    "is_4bit_serializable",
+    "is_8bit_serializable",
+)
+_IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
+
+
+def broken(base) -> bool:
+    """Dequantize a stand-in that has nothing but the flag."""
+    quantizer_class = resolve(base, "DiffusersQuantizer")
+
+    class Model:
+        hf_quantizer = None
+
+    class Quantizer:
+        def _dequantize(self, model):
+            return model
+
+    model = Model()
+    model.hf_quantizer = object()
+    model.quantization_method = "bitsandbytes"
+    quantizer_class.dequantize(Quantizer(), model)
+    return "quantization_method" in vars(model)
+
+
+def mend(base, ledger) -> None:
+    def make(original):
+        def dequantize(self, model):
+            model = original(self, model)
+            forget(model)
+            return model
+
+        return dequantize
+
+    def forget(model):
+        for name in _WRITTEN:
+            vars(model).pop(name, None)
+        model.is_quantized = False  # upstream does so since 0.39 or 0.40
+        config = getattr(model, "_internal_dict", None)
+        # Some of it is an attribute of the dictionary only, and not one of its keys.
+        if config is not None and any(name in config or name in vars(config) for name in _IN_CONFIG):
+            model._internal_dict = type(config)(
+                {key: value for key, value in config.items() if key not in _IN_CONFIG}
+            )
+
+    ledger.around(resolve(base, "DiffusersQuantizer"), "dequantize", make)

@@ -1,0 +1,66 @@
+"""Every cast warns about modules that should stay in float32, of which there are none.
+
+Symptom: "There are modules in FluxTransformer2DModel that should be kept in float32: []. Casting directly with `to()`
+    can lead to inconsistent results", from every ``.to(dtype)`` of every model.
+Cause: ``ModelMixin.to`` makes a list of ``_keep_in_fp32_modules``, and then asks whether it is None.
+Upstream: diffusers PR 13872 brought the warning (0.39.0).
+Cure: the sentence is held back when the list is empty; a model that has such modules is warned about as before.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-fp32-warning",
+    title="every cast of a model warns about modules to be kept in float32, of which there are none",
+    module="diffusers.models.modeling_utils",
+    claims={"diffusers": ">=0.39.0,<=0.42.1"},
+    upstream=("https://github.com/huggingface/diffusers/pull/13872",),
+    symptom="There are modules in FluxTransformer2DModel that should be kept in float32: []. Casting directly",
+)
+
+_SAYS = "that should be kept in float32: "
+
+
+def broken(modeling_utils) -> bool:
+    """Look for the warning, and for the condition that is always true; a call would really warn."""
+    import inspect
+
+    to = resolve(modeling_utils, "ModelMixin.to")
+    if _SAYS not in eight_bit.texts_of(to) or eight_bit.written_in(to, __file__):
+        return False
+    while to is not None:
+        code = getattr(to, "__code__", None)
+        if code is not None and any(_SAYS in str(constant) for constant in code.co_consts):
+            return "fp32_modules is not None" in inspect.getsource(code)
+        to = getattr(to, "__wrapped__", None)
+    return False
+
+
+def mend(modeling_utils, ledger) -> None:
+    import torch
+
+    logger = modeling_utils.logger
+
+    def make(original):
+        def to(self, *args, **kwargs):
+            if self._keep_in_fp32_modules or not names_dtype(args, kwargs):
+                return original(self, *args, **kwargs)
+            logger.addFilter(keep)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                logger.removeFilter(keep)
+
+        return to
+
+    def names_dtype(args, kwargs):
+        return "dtype" in kwargs or any(isinstance(value, torch.dtype) for value in args)
+
+    def keep(record):
+        return f"{_SAYS}[]." not in record.getMessage()
+
+    ledger.around(resolve(modeling_utils, "ModelMixin"), "to", make)

@@ -1,0 +1,114 @@
+"""``from_pipe`` casts the components of the pipeline that it takes them from.
+
+Symptom: ``NewPipeline.from_pipe(pipe)`` turns every component of ``pipe`` to float32, with twice the memory (0.33.0 and
+    newer); with a GGUF, torchao or quanto component it raises "Casting a quantized model to a new `dtype` is
+    unsupported" half-way. With ``torch_dtype=...`` the components of ``pipe``, which the new pipeline shares, are cast.
+Cause: ``from_pipe`` ends in ``new_pipeline.to(dtype=dtype)``, where the dtype is float32 if the caller named none.
+Upstream: diffusers issue 12754, PR 12762 (open).
+Cure: without a named dtype nothing is cast. With one, and with a quantized component among them, a shared component
+    that has another dtype is copied, and the copy is cast; what has that dtype already stays shared, quantized
+    components too. Pipelines without quantized components share and cast with a named dtype as upstream does it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from ... import casting, eight_bit
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-from-pipe-cast",
+    title="from_pipe casts the components of the pipeline that it takes them from",
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/12754",
+        "https://github.com/huggingface/diffusers/pull/12762",
+    ),
+    symptom="from_pipe converts pipelines to float32 by default; Casting a quantized model to a new `dtype`",
+)
+
+# The dtypes to which ``from_pipe`` wants to cast its new pipeline, in this thread or task; None outside of it.
+_held: ContextVar[list | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
+
+
+def broken(pipeline_utils) -> bool:
+    """Whether ``from_pipe`` is still without us: it casts in every release that we know."""
+    from_pipe = resolve(pipeline_utils, "DiffusionPipeline.from_pipe").__func__
+    if eight_bit.written_in(from_pipe, __file__):
+        return False
+    while hasattr(from_pipe, "__wrapped__"):
+        from_pipe = from_pipe.__wrapped__
+    return "to" in from_pipe.__code__.co_names
+
+
+def mend(pipeline_utils, ledger) -> None:
+    import torch
+
+    logger = pipeline_utils.logger
+
+    def make_to(original):
+        def to(self, *args, **kwargs):
+            held = _held.get()
+            if held is None or args or set(kwargs) != {"dtype"}:
+                return original(self, *args, **kwargs)
+            held.append(kwargs["dtype"])
+            return self
+
+        return to
+
+    def make_from_pipe(original):
+        def from_pipe(cls, pipeline, **kwargs):
+            named = kwargs.get("dtype") is not None or kwargs.get("torch_dtype") is not None
+            token = _held.set([])
+            try:
+                new = original(cls, pipeline, **kwargs)
+                held = _held.get()
+            finally:
+                _held.reset(token)
+            if not named or not held:
+                return new
+            if not any(map(casting.is_quantized, new.components.values())):
+                return new.to(dtype=held[-1])
+            cast_own(new, {id(part) for part in pipeline.components.values()}, held[-1])
+            return new
+
+        return from_pipe
+
+    def cast_own(pipeline, shared, dtype):
+        for name, part in pipeline.components.items():
+            if not isinstance(part, torch.nn.Module) or hasattr(part, "_diffusers_hook"):
+                continue  # upstream does not cast what is group offloaded
+            if casting.is_quantized(part):
+                logger.warning(
+                    f"The module '{type(part).__name__}' is quantized and conversion to {dtype} is not supported."
+                )
+            elif dtype_of(part) != dtype:
+                setattr(pipeline, name, (own_copy(part) if id(part) in shared else part).to(dtype=dtype))
+
+    def dtype_of(model):
+        # A model that keeps some modules in float32 knows its dtype better than its parameters do.
+        dtype = getattr(model, "dtype", None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        tensors = [*model.parameters(), *model.buffers()]
+        return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+
+    def own_copy(model):
+        """A copy with weights of its own, and without the offloading hooks, which belong to the source."""
+        import copy
+
+        hooks = [vars(module)["_hf_hook"] for module in model.modules() if "_hf_hook" in vars(module)]
+        # A hook may hold the next model of the chain, or all weights: it is not copied.
+        own = copy.deepcopy(model, {id(hook): hook for hook in hooks})
+        if hooks:
+            from accelerate.hooks import remove_hook_from_module
+
+            remove_hook_from_module(own, recurse=True)
+        return own
+
+    pipeline = resolve(pipeline_utils, "DiffusionPipeline")
+    ledger.around(pipeline, "to", make_to)
+    ledger.around(pipeline, "from_pipe", make_from_pipe)

@@ -1,0 +1,39 @@
+"""A pipeline with quantized components cannot be cast.
+
+Symptom: ``pipe.to(dtype)`` and ``pipe.to(device, dtype)`` with a GGUF, torchao or quanto model raise ValueError
+    "Casting a quantized model to a new `dtype` is unsupported", with some components cast and moved, others not. With
+    a text encoder of transformers it is "The dtype of a weights Tensor cannot be changed" (quanto) in the middle of
+    the encoder, or the encoder is silently half cast (torchao).
+Cause: ``DiffusionPipeline.to`` spares components of bitsandbytes only, and passes the dtype on to all others.
+Upstream: not reported.
+Cure: a quantized component is moved and not cast, whoever quantized it, and a warning says so, as upstream does for
+    bitsandbytes. ``model.to(dtype)`` on a quantized model itself stays refused.
+"""
+
+from __future__ import annotations
+
+from ... import casting
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-quantized-cast",
+    title="pipelines with GGUF, torchao or quanto components cannot be cast, and are left half cast",
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=(),
+    symptom="pipe.to(dtype): Casting a quantized model to a new `dtype` is unsupported",
+)
+
+
+def broken(pipeline_utils) -> bool:
+    """Whether a quantized component is told to change its dtype."""
+    return casting.passes_on_the_cast(resolve(pipeline_utils, "DiffusionPipeline"))
+
+
+def mend(pipeline_utils, ledger) -> None:
+    logger = pipeline_utils.logger
+    pipeline = resolve(pipeline_utils, "DiffusionPipeline")
+    ledger.around(pipeline, "to", lambda original: casting.sparing(original, logger))
+    for model in casting.model_classes():
+        ledger.around(model, "to", casting.sparing_models)

@@ -1,0 +1,67 @@
+"""A text encoder that was dequantized still says that it is quantized.
+
+Symptom: after ``model.dequantize()`` a cast raises "You cannot cast a bitsandbytes model in a new `dtype`", and a
+    pipeline leaves the model as it is; up to 4.46.3 what is saved then cannot be loaded either.
+Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the flags of bitsandbytes on the model, up to
+    4.46.3 also ``config.quantization_config``.
+Upstream: transformers issue 39295; mended in 4.54.0.
+Cure: everything that the quantizer wrote on the model goes when it goes. Twin: ``diffusers-dequantize-flags``.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="transformers-dequantize-flags",
+    title="a dequantized text encoder still says that it is quantized",
+    module="transformers.quantizers.base",
+    claims={"transformers": ">=4.44.2,<4.54"},
+    upstream=("https://github.com/huggingface/transformers/issues/39295",),
+    symptom="after model.dequantize(): You cannot cast a bitsandbytes model in a new `dtype`",
+    healed="transformers 4.54.0",
+)
+
+_WRITTEN = (
+    "quantization_method",
+    "is_loaded_in_4bit",
+    "is_loaded_in_8bit",
+    "is_4bit_serializable",
+    "is_8bit_serializable",
+)
+_IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
+
+
+def broken(base) -> bool:
+    """Dequantize a stand-in that has nothing but what upstream deletes, and the flag."""
+    from types import SimpleNamespace
+
+    quantizer_class = resolve(base, "HfQuantizer")
+
+    class Quantizer:
+        remove_quantization_config = getattr(quantizer_class, "remove_quantization_config", None)
+
+        def _dequantize(self, model, **_):
+            return model
+
+    config = SimpleNamespace(quantization_config=None, _pre_quantization_dtype=None, dtype=None)
+    model = SimpleNamespace(hf_quantizer=None, quantization_method="bitsandbytes", config=config)
+    quantizer_class.dequantize(Quantizer(), model)
+    return "quantization_method" in vars(model)
+
+
+def mend(base, ledger) -> None:
+    def make(original):
+        def dequantize(self, model):
+            model = original(self, model)
+            for name in _WRITTEN:
+                vars(model).pop(name, None)
+            for name in _IN_CONFIG:
+                vars(model.config).pop(name, None)
+            model.is_quantized = False
+            return model
+
+        return dequantize
+
+    ledger.around(resolve(base, "HfQuantizer"), "dequantize", make)

@@ -1,0 +1,37 @@
+"""A second pipeline is made of the components of one in bfloat16."""
+
+from __future__ import annotations
+
+from ..case import CannotShow
+
+
+def case(work: str) -> str | None:
+    import diffusers
+    import torch
+
+    if tuple(int(part) for part in diffusers.__version__.split(".")[:2]) < (0, 33):
+        raise CannotShow(
+            f"needs a quantized component: diffusers {diffusers.__version__} casts when it is asked to"
+        )
+
+    class Pipeline(diffusers.DiffusionPipeline):
+        def __init__(self, vae: diffusers.AutoencoderTiny):
+            super().__init__()
+            self.register_modules(vae=vae)
+
+    vae = diffusers.AutoencoderTiny(
+        encoder_block_out_channels=(8,),
+        decoder_block_out_channels=(8,),
+        num_encoder_blocks=(1,),
+        num_decoder_blocks=(1,),
+    ).to(torch.bfloat16)
+    before = _size(vae)
+    other = Pipeline.from_pipe(Pipeline(vae))
+    after = _size(vae)
+    assert other.vae is vae
+    assert after == before, f"from_pipe cast the source to {vae.dtype}: {before} bytes became {after}"
+    return f"both pipelines share the autoencoder in {vae.dtype}, {after} bytes"
+
+
+def _size(model) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
