@@ -1,0 +1,154 @@
+"""What a forward pass and a call that moves nothing cost more with the package than without."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from .figure import Row, figure
+from .measure import child
+
+ROUNDS = 15
+
+
+@figure("forward")
+def forward() -> Iterator[Row]:
+    """The forward pass of a quantized model that is not offloaded."""
+    for bits in (4, 8):
+        found = {side: [] for side in (True, False)}
+        frames = 0
+        for turn in range(6):
+            for side in (True, False) if turn % 2 else (False, True):
+                said = child("calls:forward_seconds", bits, package=side)
+                found[side].append(said["seconds"])
+                frames = max(frames, said["frames"] if side else 0)
+        one, other = statistics.median(found[True]), statistics.median(found[False])
+        yield Row(
+            f"forward of a {bits}-bit model that is not offloaded, with / without", one / other, goal=1.02,
+            detail=f"{1000 * one:.2f} ms / {1000 * other:.2f} ms",
+        )  # fmt: skip
+        yield Row(f"  our frames in it, {bits}-bit", frames, "", 0, exact=True)
+
+
+def forward_seconds(bits: int) -> dict:
+    """The fastest of many forward passes, in processor seconds, and how many frames of ours one has."""
+    model, inputs = _model(bits)
+    model(inputs)
+    best = min(_timed(lambda: model(inputs), 20) for _ in range(ROUNDS))
+    return {"seconds": best, "frames": our_frames(lambda: model(inputs))}
+
+
+def our_frames(call: Callable[[], object]) -> int:
+    """How many Python frames of this package a call enters."""
+    import diffusers_quantfix
+
+    folder = diffusers_quantfix.__file__.rpartition("/")[0]
+    seen = 0
+
+    def profile(frame, event, argument):
+        nonlocal seen
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            seen += 1
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@figure("calls")
+def calls() -> Iterator[Row]:
+    """`Params4bit.to` and `Linear8bitLt._apply` with nothing to move, and what other ways to patch would cost."""
+    found: dict[bool, list[dict]] = {True: [], False: []}
+    for turn in range(6):
+        for side in (True, False) if turn % 2 else (False, True):
+            found[side].append(child("calls:call_seconds", package=side))
+    for name, what in (("to", "Params4bit.to"), ("apply", "Linear8bitLt._apply")):
+        one, other = (statistics.median(said[name] for said in found[side]) for side in (True, False))
+        yield Row(
+            f"{what} with nothing to move: added per call", 1e6 * (one - other), "us", 1.0,
+            detail=f"{1e6 * one:.2f} us / {1e6 * other:.2f} us",
+        )  # fmt: skip
+    peers = child("calls:peer_seconds", package=False)
+    for name, seconds in peers.items():
+        yield Row(f"  peer: {name}: added per call", 1e6 * seconds, "us")
+
+
+def call_seconds() -> dict:
+    """Seconds of one call of each kind, on a device, nothing moving."""
+    from .memory import _devices
+
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        weight, layer = _layer(4, here).weight, _layer(8, here)
+
+        def to_where_it_is(tensor):  # what module.to(device) does with each tensor
+            return tensor.to(here, None, False)
+
+        return {
+            "to": min(_timed(lambda: weight.to(here), 2000) for _ in range(ROUNDS)),
+            "apply": min(_timed(lambda: layer._apply(to_where_it_is), 500) for _ in range(ROUNDS)),
+        }
+
+
+def _moving(item) -> Callable[[], object]:
+    return lambda: item.to("cpu")
+
+
+def peer_seconds() -> dict:
+    """What a call costs more through a hand-pasted closure and through wrapt's FunctionWrapper."""
+    import wrapt
+
+    class Plain:
+        def to(self, device):
+            return self
+
+    class Pasted(Plain):
+        pass
+
+    class Wrapped(Plain):
+        pass
+
+    original = Plain.to
+
+    def pasted(self, *args, **kwargs):
+        return original(self, *args, **kwargs)
+
+    Pasted.to = pasted
+    Wrapped.to = wrapt.FunctionWrapper(
+        original, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)
+    )
+    kinds = (Plain, Pasted, Wrapped)
+    plain, closure, wrapper = [min(_timed(_moving(kind()), 20000) for _ in range(ROUNDS)) for kind in kinds]
+    return {"a hand-pasted closure": closure - plain, "wrapt.FunctionWrapper": wrapper - plain}
+
+
+def _timed(call: Callable[[], object], times: int) -> float:
+    began = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - began) / times
+
+
+def _layer(bits: int, device):
+    """A quantized layer on ``device``, quantized by bitsandbytes itself on its way there."""
+    import torch
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    if bits == 4:
+        return Linear4bit(64, 64, compute_dtype=torch.float32, quant_type="nf4").to(device)
+    return Linear8bitLt(64, 64, has_fp16_weights=False, threshold=6.0).to(device)
+
+
+def _model(bits: int):
+    """Four quantized layers on the CPU, and inputs for them."""
+    import torch
+
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(_layer(bits, "cpu") for _ in range(4))).eval(), torch.randn(8, 64)

@@ -1,0 +1,223 @@
+"""Bytes: what stays on a device, what travels, and how high the peak is. On a real GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .figure import Row, figure
+from .measure import CannotMeasure, child
+
+
+@figure("memory")
+def memory() -> Iterator[Row]:
+    """8-bit models that move, and every kind of offload."""
+    for what, function, goal, exact in (
+        ('8-bit, left on the device after .to("cpu")', "moved", 0.0, True),
+        ("8-bit, left after one sequentially offloaded run", "sequential_left", 0.0, True),
+        ("8-bit, memory back on the device / before", "back", 1.0, True),
+    ):
+        with_us = child(f"memory:{function}")
+        yield Row(
+            what,
+            with_us,
+            "x" if goal else "%",
+            goal,
+            exact,
+            detail=_without(f"memory:{function}", "x" if goal else "%"),
+        )
+    said = child("memory:traffic", 4)
+    detail = _without("memory:traffic", "", 4)
+    what = "4-bit sequential: host to device per run / bytes of weights and states"
+    yield Row(what, said["h2d"], goal=1.0, exact=True, detail=detail)
+    yield Row("4-bit sequential: device to host per run", said["d2h"], "bytes", 0, exact=True)
+    for bits in (4, 8):
+        for way in ("sequential", "leaf_level", "block_level"):
+            what = f"{bits}-bit {way.replace('_', ' ')} offload: peak / (largest group + activations)"
+            try:
+                yield Row(
+                    what,
+                    child("memory:peak", bits, way),
+                    goal=1.1,
+                    detail=_without("memory:peak", "x", bits, way),
+                )
+            except CannotMeasure as error:
+                yield Row(what, None, goal=1.1, detail=str(error))
+
+
+def _without(function: str, unit: str, *arguments) -> str:
+    try:
+        said = child(function, *arguments, package=False)
+    except CannotMeasure as error:
+        return f"without: {error}"[:110]
+    return f"without: {said:.2f} {unit}" if isinstance(said, float) else f"without: {said}"
+
+
+def _devices():
+    """The ``gpu`` fixture's devices, outside of pytest."""
+    import contextlib
+
+    import torch
+
+    from tests import rig
+    from tests.rig.fixtures import RealDevices, RigDevices
+
+    stack = contextlib.ExitStack()
+    if torch.cuda.is_available():
+        return stack, RealDevices()
+    if reason := rig.unavailable_reason():
+        raise CannotMeasure(f"no CUDA device, and the rig is not available: {reason}")
+    stack.enter_context(rig.devices())
+    return stack, RigDevices()
+
+
+def _flux(bits: int, layers: int = 4):
+    """A quantized Flux transformer of four blocks, loaded from disk."""
+    import tempfile
+
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    from tests.rig import models
+
+    torch.set_grad_enabled(False)
+    folder = Path(tempfile.mkdtemp(prefix="benchmark-"))
+    whole = models.flux_transformer(
+        num_layers=layers // 2, num_single_layers=layers // 2, attention_head_dim=64, num_attention_heads=4,
+        axes_dims_rope=(16, 24, 24),
+    )  # fmt: skip
+    return models.load_quantized(FluxTransformer2DModel, models.saved(whole, folder), bits)
+
+
+def _run(model, device):
+    from tests.rig import models
+
+    return models.call_flux(models.flux_pipeline(model), device=device)
+
+
+def moved() -> float:
+    """Percent of an 8-bit model's bytes that stay on the device after ``.to("cpu")``, after a forward pass."""
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        before = gpu.allocated(here)
+        model = _flux(8)
+        _run(model, here)
+        held = gpu.allocated(here) - before
+        model.to("cpu")
+        return 100 * (gpu.allocated(here) - before) / held
+
+
+def back() -> float:
+    """Bytes of an 8-bit model on the device after a trip to the CPU, by those before it."""
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        model = _flux(8)
+        _run(model, here)
+        before = gpu.allocated(here)
+        model.to("cpu").to(here)
+        return gpu.allocated(here) / before
+
+
+def sequential_left() -> float:
+    """Percent of an 8-bit model's bytes that stay on the device after one run under sequential offload."""
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        before = gpu.allocated(here)
+        model = _flux(8)
+        held = gpu.allocated(here) - before
+        _place(model, "sequential", here)
+        _forward(model, here)
+        return 100 * (gpu.allocated(here) - before) / held
+
+
+def traffic(bits: int) -> dict:
+    """Bytes that travel per sequentially offloaded run, by the bytes of the model, in its second run."""
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        if gpu.kind == "cuda":
+            raise CannotMeasure("the bytes copied between real devices are not counted")
+        model = _flux(bits)
+        total = _bytes_of(model)
+        _place(model, "sequential", here)
+        inputs = _inputs(here)
+        model(**inputs)
+        gpu.reset()
+        model(**inputs)
+        found = gpu.traffic()
+        return {"h2d": found.h2d / total, "d2h": found.d2h}
+
+
+def peak(bits: int, way: str) -> float:
+    """The most bytes on the device in an offloaded run, by the largest group plus the activations."""
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        model = _flux(bits)
+        inputs = _inputs(here)
+        gpu.reset()
+        before = gpu.allocated(here)
+        model(**inputs)
+        activations = gpu.peak(here) - before
+        largest = _largest_group(model, way)
+        _place(model, way, here)
+        model(**inputs)
+        gpu.reset()
+        model(**inputs)
+        return (gpu.peak(here) - _held(inputs)) / (largest + activations)
+
+
+def _held(inputs) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in inputs.values())
+
+
+def _inputs(device) -> dict:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    made = {
+        "hidden_states": torch.randn(1, 16, 64, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 8, 64, generator=generator),
+        "pooled_projections": torch.randn(1, 64, generator=generator),
+        "timestep": torch.ones(1),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(8, 3),
+    }
+    return {name: tensor.to(device, torch.float16) for name, tensor in made.items()}
+
+
+def _forward(model, device):
+    return model(**_inputs(device)).sample
+
+
+def _place(model, way: str, device) -> None:
+    import torch
+
+    if way == "sequential":
+        from accelerate import cpu_offload
+
+        model.to("cpu")
+        cpu_offload(model, device, offload_buffers=True)
+    else:
+        blocks = {"num_blocks_per_group": 1} if way == "block_level" else {}
+        model.enable_group_offload(device, torch.device("cpu"), offload_type=way, **blocks)
+
+
+def _bytes_of(model) -> int:
+    """The bytes of the weights of ``model`` with all that belongs to them."""
+    from tests.fixes.four_bit import bytes_of
+
+    return bytes_of(model)
+
+
+def _largest_group(model, way: str) -> int:
+    """The bytes of the largest thing that one onload brings: a layer, or a block."""
+    if way == "block_level":
+        blocks = [*model.transformer_blocks, *model.single_transformer_blocks]
+        rest = _bytes_of(model) - sum(map(_bytes_of, blocks))
+        # what is in no block stays on the device during the pass: upstream's own design
+        return max(map(_bytes_of, blocks)) + rest
+    return max(_bytes_of(module) for module in model.modules() if not list(module.children()))
