@@ -36,7 +36,7 @@ def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[st
         type(parameter), parameter.data.to(*args, **kwargs), parameter.requires_grad
     )
     vars(result).update(vars(parameter))
-    result.quant_state = new_state
+    vars(result)["quant_state"] = new_state
     return result
 
 

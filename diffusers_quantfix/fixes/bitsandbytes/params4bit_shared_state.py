@@ -58,16 +58,16 @@ def mend(modules, ledger) -> None:
         def to(self, *args, **kwargs):
             held = self.__dict__
             state = held.get("quant_state")
-            if not held.get("bnb_quantized") or not companions.is_quant_state(state):
+            if state is None or not held.get("bnb_quantized"):
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
+            if self.is_cuda and self.device == device and state.absmax.device == device:
+                return four_bit.moved(self, state, args, kwargs)  # nothing moves: less work than upstream makes of it
+            if not companions.is_quant_state(state):
+                return original(self, *args, **kwargs)
             # A cast moves nothing of the quant state. Going to meta and coming back is bnb-quant-state-meta's.
             if device is None or device in meta or companions.is_host_copy(state):
                 return original(self, *args, **kwargs)
-            if self.is_cuda and self.device == device and state.absmax.device == device:
-                return original(
-                    self, *args, **kwargs
-                )  # nothing moves, and nothing is repacked in place there
             four_bit.unpack(self)
             new_state = companions.on_device(state, device)
             result = four_bit.moved(self, new_state, args, kwargs)
