@@ -126,7 +126,7 @@ def _weights_of(module: Any, hook: Any) -> Mapping[str, Any]:
 
     A map that reads from the disk stays while it says what the module has; else its module stays in memory.
     """
-    known = hook.weights_map
+    known: Mapping[str, Any] | None = hook.weights_map
     deep = hook.place_submodules
     names = {
         name for name, _ in [*module.named_parameters(recurse=deep), *module.named_buffers(recurse=deep)]

@@ -71,8 +71,9 @@ def unmerge_before_disabling(*models: Any) -> None:
 
     peft would do so in the next forward pass, where it finds no weights, or copies.
     """
-    with merges_reach_weights(*models):
-        for model in models:
+    merged = [model for model in models if any(layer.merged for layer in _adapter_layers(model))]
+    with merges_reach_weights(*merged):
+        for model in merged:
             for layer in _adapter_layers(model):
                 if "unmerge" in vars(layer) and layer.merged:
                     layer.unmerge()
@@ -98,7 +99,7 @@ def _within(at_hand: Callable[[], Any], original: Callable[..., Any]) -> Callabl
 
 def _unhooked(layer: Any) -> Any:
     """Sequential offload: the weights are in the hooks."""
-    return hooks_aside(layer, device=offload_execution_device(layer))
+    return hooks_aside(layer, device=offload_execution_device(layer))  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -141,7 +142,7 @@ def _offloading(name: str) -> Any:
     return getattr(sys.modules.get("diffusers.hooks.group_offloading"), name, None)
 
 
-def offloaded_adapter_layer(cls: type) -> Any:
+def offloaded_adapter_layer(cls: Any) -> Any:
     """A bare instance of the module class ``cls`` whose ``layer`` is an offloaded layer of peft, for probes.
 
     ``layer.met_meta`` says whether its weight was on meta when it was unmerged. Its hook runs on the CPU. None where
@@ -152,16 +153,13 @@ def offloaded_adapter_layer(cls: type) -> Any:
         return None
     torch = sys.modules["torch"]
 
-    class Layer(torch.nn.Module, layers.BaseTunerLayer):
-        merged_adapters: tuple[str, ...] = ()
-        met_meta = False
+    def unmerge(self: Any) -> None:
+        self.met_meta = self.base_layer.weight.is_meta
 
-        def unmerge(self) -> None:
-            self.met_meta = self.base_layer.weight.is_meta
-
+    members = {"merged_adapters": (), "met_meta": False, "unmerge": unmerge}
     model = cls.__new__(cls)
     torch.nn.Module.__init__(model)
-    model.layer = Layer()
+    model.layer = type("Layer", (torch.nn.Module, layers.BaseTunerLayer), members)()
     model.layer.base_layer = torch.nn.Linear(1, 1, bias=False)
     hook = hooks.AlignDevicesHook(execution_device=torch.device("cpu"), offload=True)
     hooks.add_hook_to_module(model.layer.base_layer, hook)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def pipeline(**components):
+
+def pipeline(**components: Any) -> Any:
     """A FluxPipeline with a random transformer of two blocks, without text encoders unless given."""
     import torch
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
@@ -24,7 +28,7 @@ def pipeline(**components):
     return FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), **parts)
 
 
-def weights(model, prefix: str, layers: tuple[str, ...] = ("to_q", "to_v")) -> dict:
+def weights(model: Any, prefix: str, layers: tuple[str, ...] = ("to_q", "to_v")) -> dict[str, Any]:
     """A random LoRA of rank 4, large enough to matter, for the named Linear layers of ``model``."""
     import torch
 
@@ -37,22 +41,22 @@ def weights(model, prefix: str, layers: tuple[str, ...] = ("to_q", "to_v")) -> d
     return found
 
 
-def load(pipe):
+def load(pipe: Any) -> Any:
     """``pipe`` with a LoRA for its transformer."""
     pipe.load_lora_weights(weights(pipe.transformer, "transformer"), adapter_name="lora")
     return pipe
 
 
-def run(pipe):
+def run(pipe: Any) -> Any:
     """The prediction of the transformer for fixed inputs."""
     import torch
 
     from . import four_bit
 
-    return four_bit.run_flux(pipe.transformer, torch.device("cpu"))
+    return four_bit.run_flux(pipe.transformer, torch.device("cpu"))  # type: ignore[no-untyped-call]
 
 
-def offload(model) -> None:
+def offload(model: Any) -> None:
     """Sequential offload of one model: its weights really are on meta between two uses, on the CPU as well."""
     import torch
     from accelerate import cpu_offload

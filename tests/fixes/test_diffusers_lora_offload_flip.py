@@ -19,7 +19,7 @@ FLIPPED = (
 )
 
 group_offload = pytest.mark.skipif(
-    bool(unmet("diffusers>=0.34")), reason="group offload and LoRA: from 0.34 on"
+    bool(unmet("diffusers>=0.35")), reason="group offload and LoRA: from 0.35 on"
 )
 
 

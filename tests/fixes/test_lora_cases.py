@@ -20,6 +20,7 @@ IDS = (
     "diffusers-lora-offload-flip",
     "diffusers-sequential-guard",
     "diffusers-text-encoder-lora-quantized",
+    "diffusers-textual-inversion-offload-flip",
 )
 ON_A_DEVICE = ("diffusers-ip-adapter-quantized", "diffusers-text-encoder-lora-quantized")
 

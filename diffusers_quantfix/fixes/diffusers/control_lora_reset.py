@@ -43,11 +43,8 @@ def broken(lora_pipeline) -> bool:
     model.layer = torch.nn.Linear(2, 1, bias=False, device="meta")
     model._overwritten_params = {"layer.weight": torch.zeros(1, 1)}
 
-    class Pipeline(mixin):
-        _lora_loadable_modules = ()
-        transformer = model
-
-    Pipeline().unload_lora_weights(reset_to_overwritten_params=True)
+    pipeline = type("Pipeline", (mixin,), {"_lora_loadable_modules": (), "transformer": model})
+    pipeline().unload_lora_weights(reset_to_overwritten_params=True)
     return not model.layer.weight.is_meta
 
 

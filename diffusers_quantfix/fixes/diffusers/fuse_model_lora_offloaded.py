@@ -30,10 +30,7 @@ def broken(peft) -> bool:
     resolve(mixin, "fuse_lora")
     resolve(mixin, "unfuse_lora")
 
-    class Model(torch.nn.Module, mixin):
-        pass
-
-    model = offloaded_adapter_layer(Model)
+    model = offloaded_adapter_layer(type("Model", (torch.nn.Module, mixin), {}))
     if model is None:
         return False
     model.unfuse_lora()

@@ -1,0 +1,59 @@
+"""Loading a textual inversion switches a pipeline to another way of offloading.
+
+Symptom: after ``load_textual_inversion()`` the whole pipeline is under sequential CPU offload, of which nobody had
+    spoken; or under none, where some components were.
+Cause: the same as for a LoRA (``diffusers-lora-offload-flip``), written down a second time: every root hook of class
+    ``AlignDevicesHook`` counts as sequential offload, the last component that has a hook decides, and the whole
+    pipeline is offloaded anew. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that
+    are on meta.
+Upstream: diffusers issue 7539, PR 8750; open.
+Cure: meanwhile the text encoders give up their offloading hooks and get the very same ones back.
+"""
+
+from __future__ import annotations
+
+from ... import eight_bit
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+from ...hooks_aside import hidden_hooks, hooks_aside
+
+FIX = Fix(
+    id="diffusers-textual-inversion-offload-flip",
+    title="loading a textual inversion switches the whole pipeline to sequential CPU offload",
+    module="diffusers.loaders.textual_inversion",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/7539",
+        "https://github.com/huggingface/diffusers/pull/8750",
+    ),
+    symptom="every run is slow after load_textual_inversion(), the pipeline is under enable_sequential_cpu_offload",
+)
+
+_METHODS = ("load_textual_inversion", "unload_textual_inversion")
+
+
+def broken(textual_inversion) -> bool:
+    """Does it look at the class of the hooks, and are we not around it?"""
+    load = resolve(textual_inversion, "TextualInversionLoaderMixin.load_textual_inversion")
+    return "AlignDevicesHook" in names_used(load) and not eight_bit.written_in(load, __file__)
+
+
+def mend(textual_inversion, ledger) -> None:
+    def make(original):
+        def load_or_unload(self, *args, **kwargs):
+            components = getattr(self, "components", None)
+            if not isinstance(components, dict):
+                return original(self, *args, **kwargs)
+            # Those in the pipeline, and one that was given: nothing else has embeddings of tokens.
+            encoders = [part for part in components.values() if hasattr(part, "get_input_embeddings")]
+            encoders += [
+                value for value in (*args, *kwargs.values()) if hasattr(value, "get_input_embeddings")
+            ]
+            with hooks_aside(*encoders), hidden_hooks([*components.values(), *encoders]):
+                return original(self, *args, **kwargs)
+
+        return load_or_unload
+
+    mixin = resolve(textual_inversion, "TextualInversionLoaderMixin")
+    for name in _METHODS:
+        ledger.around(mixin, name, make)

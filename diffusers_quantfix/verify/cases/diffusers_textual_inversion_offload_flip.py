@@ -1,0 +1,28 @@
+"""A textual inversion comes into a pipeline whose transformer has a hook that only aligns its inputs."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+    from tokenizers import Tokenizer, models
+    from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
+
+    from ...offload import is_sequentially_offloaded
+    from .. import lora
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "projection_dim": 64, "vocab_size": 2}
+    pipe = lora.pipeline(
+        text_encoder=CLIPTextModel(CLIPTextConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)),
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"),
+    )
+    hook = AlignDevicesHook(execution_device="cpu", io_same_device=True)
+    add_hook_to_module(pipe.transformer, hook)
+    pipe.load_textual_inversion({"<new>": torch.ones(64)})
+    flipped = [name for name, part in pipe.components.items() if is_sequentially_offloaded(part)]
+    assert not flipped, f"it has put {' and '.join(flipped)} under sequential CPU offload"
+    assert pipe.transformer._hf_hook is hook, "the hook of the transformer is another one"
+    assert (pipe.text_encoder.get_input_embeddings().weight[-1] == 1).all(), "the embedding is not there"
+    return "every component is where it was, and the new embedding is there"
