@@ -71,6 +71,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.text_encoder_lora_quantized",
         "diffusers.loaders.lora_pipeline",
     ),
+    "diffusers-textual-inversion-offload-flip": (
+        "diffusers.textual_inversion_offload_flip",
+        "diffusers.loaders.textual_inversion",
+    ),
     "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-meta-component-device": (
