@@ -4,8 +4,6 @@ Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixe
 `diffusers_quantfix.process`, which is imported when the first target arrives or when someone asks.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 _TARGETS = frozenset(target for _, target in INDEX.values())
 _settings = Settings(os.environ.get(VARIABLE, ""), INDEX, OPTIONS)
 _reported: set[str] = set()
-_the_runner: Runner | None = None
+_the_runner: "Runner | None" = None
 
 
 def settings() -> Settings:
@@ -48,7 +46,7 @@ def activate() -> None:
         _guarded(lambda: _runner().sweep())
 
 
-def apply(*ids: str) -> Board:
+def apply(*ids: str) -> "Board":
     """Install the fixes that are wanted, fit and needed; all of them, or those named.
 
     Undoes `revert`, and reads the environment variable again.
@@ -71,7 +69,7 @@ def apply(*ids: str) -> Board:
     return _runner().board()
 
 
-def revert(*ids: str) -> Board:
+def revert(*ids: str) -> "Board":
     """Take fixes back; all of them, or those named.  They stay out until `apply`.
 
     What someone else has wrapped over us stays: its state is "overwritten", and the reason names who it is.
@@ -92,7 +90,7 @@ def revert(*ids: str) -> Board:
     return _runner().board()
 
 
-def status(load: bool = True) -> Board:
+def status(load: bool = True) -> "Board":
     """What became of every fix in this process, and why.
 
     Args:
@@ -110,7 +108,7 @@ def _arrived(target: str) -> None:
     _guarded(lambda: _runner().arrived(target))
 
 
-def _guarded(work: Callable[[], object]) -> None:
+def _guarded(work: "Callable[[], object]") -> None:
     """Run our work inside someone else's import: no fault of ours goes through, unless the user asked for it."""
     try:
         work()
@@ -120,7 +118,7 @@ def _guarded(work: Callable[[], object]) -> None:
         _warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
 
 
-def _runner() -> Runner:
+def _runner() -> "Runner":
     global _the_runner
     if _the_runner is None:
         from .process import RUNNER  # the import system makes sure that there is one

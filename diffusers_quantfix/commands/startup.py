@@ -26,7 +26,7 @@ def enable(options: argparse.Namespace) -> int:
 
 def disable(options: argparse.Namespace) -> int:
     """Take the choice back."""
-    return _choose("off")
+    return _choose("")
 
 
 def describe() -> str:
@@ -59,13 +59,13 @@ def _choose(word: str) -> int:
     try:
         # uv links the files of a wheel to its cache: writing into this one would choose for every environment.
         with open(new, "w") as file:
-            file.write(word + "\n")
+            file.write(word)
         os.replace(new, startup.CHOICE)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(new)
         return _refuse(
-            f"cannot write {startup.CHOICE}: {error.strerror}; set {startup.VARIABLE}={'1' if word == 'on' else '0'} "
+            f"cannot write {startup.CHOICE}: {error.strerror}; set {startup.VARIABLE}={'1' if word else '0'} "
             "in the environment instead"
         )
     print(f"activation: {describe()}")

@@ -3,8 +3,6 @@
 Standard library builtins only: this module is part of every start of the interpreter.
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +27,7 @@ class Settings:
 
     __slots__ = ("debug", "off", "only", "options", "problems", "skip", "strict", "text")
 
-    def __init__(self, text: str, known: Iterable[str], options: Iterable[str] = ()) -> None:
+    def __init__(self, text: str, known: "Iterable[str]", options: "Iterable[str]" = ()) -> None:
         known, options = sorted(known), sorted(options)
         chosen: list[str] = []
         only: list[str] = []
@@ -83,7 +81,7 @@ class Settings:
         }
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: "Iterable[str]") -> str:
     """The end of an error sentence that names the nearest known words."""
     import difflib  # only on the way to an error: it loads `re`
 

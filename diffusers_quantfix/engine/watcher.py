@@ -6,8 +6,6 @@ target's spec for one that calls us after ``exec_module``.  Nothing but builtins
 runs at every start of an interpreter; and a fault of ours may never break the import of a target.
 """
 
-from __future__ import annotations
-
 import sys
 from _thread import get_ident
 
@@ -30,7 +28,7 @@ class Watcher:
     """
 
     def __init__(
-        self, targets: Collection[str], arrived: Callable[[str], None], retired: Callable[[], None]
+        self, targets: "Collection[str]", arrived: "Callable[[str], None]", retired: "Callable[[], None]"
     ) -> None:
         self._targets = frozenset(targets)
         self._arrived = arrived
@@ -70,8 +68,8 @@ class Watcher:
         return any(finder is self for finder in sys.meta_path)
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         """The spec that the other finders give, with a loader that reports; None for everything but a target."""
         if name not in self._targets:
             return None
@@ -90,8 +88,8 @@ class Watcher:
             self._asking.discard(key)
 
     def _ask_the_others(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None"
+    ) -> "ModuleSpec | None":
         for finder in list(sys.meta_path):
             find_spec = getattr(finder, "find_spec", None)
             if finder is self or find_spec is None:
@@ -114,21 +112,21 @@ class ReportingLoader:
     """Stands in for a target's loader until the module is executed, then gives the module its own loader back,
     so that ``inspect.getsource``, ``importlib.resources`` and ``pkgutil`` never meet us."""
 
-    def __init__(self, loader: Any, name: str, arrived: Callable[[str], None]) -> None:
+    def __init__(self, loader: "Any", name: str, arrived: "Callable[[str], None]") -> None:
         self._loader = loader
         self._name = name
         self._arrived = arrived
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         if name == "_loader":  # unpickled or copied before __init__ ran
             raise AttributeError(name)
         return getattr(self._loader, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         spec = getattr(module, "__spec__", None)
         if spec is not None and spec.loader is self:
             spec.loader = self._loader

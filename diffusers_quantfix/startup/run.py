@@ -4,17 +4,23 @@ The wheel puts it next to the package, as the package ``diffusers_quantfix_start
 diffusers_quantfix activates it, and a dependency in a requirements file may not change a program by surprise.  It is
 a folder because uv leaves the bytecode of a removed module behind.  ``diffusers_quantfix_startup.pth`` (Python <= 3.14)
 or ``diffusers_quantfix_startup.start`` (PEP 829) calls `run`, which does nothing until activation was chosen: by
-``DIFFUSERS_QUANTFIX_AUTO=1``, or once per environment by ``python -m diffusers_quantfix enable``.
+``DIFFUSERS_QUANTFIX_AUTO=1``, or once per environment by ``python -m diffusers_quantfix enable``.  The path file looks
+for a choice itself, so that without one not even this module is loaded: that would take longer than all the rest.
 
-`site` is still at work when this runs, perhaps twice in a virtual environment: no import but of builtins before the
-choice is known, and whatever goes wrong, the interpreter starts.
+Even then it leaves no more than a finder that waits for the first of the libraries: most processes of an environment
+never import one, and the package costs a millisecond.  `site` is still at work when this runs, perhaps twice in a
+virtual environment: no import but of builtins, and whatever goes wrong, the interpreter starts.
 """
 
 import os
+import sys
 
 VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
 # Installed with the wheel, so that its removal removes the choice with it.
 CHOICE = os.path.join(os.path.dirname(__file__), "choice")
+
+# Whatever has a module that is mended; a test holds it against the fixes.
+LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "transformers"))
 
 
 def chosen() -> str:
@@ -30,9 +36,30 @@ def chosen() -> str:
 
 
 def run() -> None:
-    """Activate the package if that was chosen."""
-    if chosen():
-        try:
-            import diffusers_quantfix  # noqa: F401
-        except ImportError:
-            pass  # the package was removed by hand and this file was left: say nothing, at every start
+    """See to it that the package is there before the first library is, if that was chosen."""
+    if not chosen() or any(isinstance(finder, FirstLibrary) for finder in sys.meta_path):
+        return
+    if os.environ.get("DIFFUSERS_QUANTFIX") or not LIBRARIES.isdisjoint(sys.modules):
+        wake()  # settings are read at once, so that a typo in them is reported; and libraries may be there already
+    else:
+        sys.meta_path.insert(0, FirstLibrary())
+
+
+def wake() -> None:
+    """Import the package, which activates it."""
+    try:
+        import diffusers_quantfix  # noqa: F401
+    except ImportError:
+        pass  # the package was removed by hand and this file was left: say nothing, at every start
+
+
+class FirstLibrary:
+    """A finder that finds nothing.  When one of the libraries is asked for, it imports the package first."""
+
+    woken = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in LIBRARIES and not self.woken:
+            # It stays in its place: the search that is under way counts the finders, and would leave one out.
+            self.woken = True
+            wake()

@@ -11,6 +11,12 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+# An expression: whether the package is there once a library is asked for.
+ACTIVE = (
+    "[__import__('importlib.util').util.find_spec('diffusers'), "
+    "'diffusers_quantfix' in __import__('sys').modules][1]"
+)
+
 
 class Environment:
     """A virtual environment with the wheel, wrapt and packaging in it."""
@@ -68,7 +74,7 @@ def shared_environment(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def environment(shared_environment: Environment) -> Environment:
     """An environment in which nothing is chosen, for tests that leave its files alone."""
-    (shared_environment.site / "diffusers_quantfix_startup" / "choice").write_text("off\n")
+    (shared_environment.site / "diffusers_quantfix_startup" / "choice").write_text("")
     return shared_environment
 
 

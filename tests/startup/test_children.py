@@ -11,18 +11,18 @@ import sysconfig
 
 import pytest
 
-from tests.startup.conftest import Environment, checked
+from tests.startup.conftest import ACTIVE, Environment, checked
 
 WORKERS = """
 import sys, torch
 from torch.utils.data import DataLoader, Dataset
 class Asks(Dataset):
     def __len__(self): return 2
-    def __getitem__(self, index): return int("diffusers_quantfix" in sys.modules)
+    def __getitem__(self, index): return int(ACTIVE)
 if __name__ == "__main__":
     loader = DataLoader(Asks(), num_workers=1, multiprocessing_context=sys.argv[1])
     print([int(batch) for batch in loader])
-"""
+""".replace("ACTIVE", ACTIVE)
 
 
 @pytest.mark.thorough
@@ -50,7 +50,7 @@ def states_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 @pytest.mark.thorough
 def test_accelerate_launch(stack_environment: Environment):
     program = stack_environment.folder / "launched.py"
-    program.write_text("import sys; print('active:', 'diffusers_quantfix' in sys.modules, sys.argv[1:])\n")
+    program.write_text(f"import sys; print('active:', {ACTIVE}, sys.argv[1:])\n")
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
     done = stack_environment.run(
         *launch, program, "--x", DIFFUSERS_QUANTFIX_AUTO="1", HOME=str(program.parent)
@@ -107,7 +107,7 @@ def test_a_program_that_embeds_python(environment: Environment, tmp_path: pathli
     built = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if built.returncode:
         pytest.skip(f"this Python cannot be embedded here: {built.stderr.splitlines()[-1:]}")
-    asks = "import sys; print('diffusers_quantfix' in sys.modules)"
+    asks = f"import sys; print({ACTIVE})"
     command = [str(program), str(environment.python), asks]
     on = subprocess.run(
         command, capture_output=True, text=True, check=False, env={"DIFFUSERS_QUANTFIX_AUTO": "1"}
@@ -121,11 +121,11 @@ import json, sys
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel(kernel_name="python3")
 said = []
-client.execute_interactive("import sys; print('diffusers_quantfix' in sys.modules)", timeout=60,
+client.execute_interactive("import sys; print(ACTIVE)", timeout=60,
     output_hook=lambda message: said.append(message["content"].get("text", "")))
 client.stop_channels(); manager.shutdown_kernel(now=True)
 print("".join(said).strip())
-"""
+""".replace("ACTIVE", ACTIVE)
 
 
 @pytest.mark.thorough

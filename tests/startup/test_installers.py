@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.startup.conftest import ROOT, Bench, Environment, checked
-from tests.startup.test_start import ACTIVE, active
+from tests.startup.test_start import ASK, active
 
 
 def left_in(*folders: pathlib.Path) -> list[str]:
@@ -90,13 +90,13 @@ def test_an_install_for_one_user(wheel: pathlib.Path, tmp_path: pathlib.Path):
     checked(bench.run("-m", "pip", "install", "-q", "--user", "--no-index", "--no-deps", wheel, **home))
 
     def is_active(**variables: str) -> bool:
-        return checked(bench.run("-c", ACTIVE, **home, **variables)).stdout.strip() == "True"
+        return checked(bench.run("-c", ASK, **home, **variables)).stdout.strip() == "True"
 
     assert not is_active()
     assert is_active(DIFFUSERS_QUANTFIX_AUTO="1")
     checked(bench.run("-m", "diffusers_quantfix", "enable", **home))
     assert is_active()
-    done = bench.run("-s", "-c", ACTIVE, **home)
+    done = bench.run("-s", "-c", ASK, **home)
     assert done.stdout.strip() == "False", "python -s has no packages of the user"
     checked(bench.run("-m", "pip", "uninstall", "-q", "-y", "diffusers-quantfix", **home))
     assert left_in(tmp_path) == []

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.startup.conftest import Environment, checked
+from tests.startup.conftest import ACTIVE, Environment, checked
 
 PROGRAM = """
 import os, sys, subprocess
 print(sys.argv[1:], __name__, os.path.basename(__file__), sys.path[0] == os.path.dirname(os.path.abspath(__file__)))
 print("diffusers_quantfix" in sys.modules)
-print(subprocess.run([sys.executable, "-c", "import sys; print('diffusers_quantfix' in sys.modules)"],
-    capture_output=True, text=True).stdout.strip())
+print(subprocess.run([sys.executable, "-c", "print(ACTIVE)"], capture_output=True, text=True).stdout.strip())
 sys.exit(7)
-"""
+""".replace("ACTIVE", ACTIVE)
 
 
 def test_a_script(environment: Environment):
@@ -54,7 +53,7 @@ def test_spawned_processes_find_the_program(environment: Environment):
     program = environment.folder / "spawns.py"
     program.write_text(
         "import multiprocessing as m, sys\n"
-        "def work(x): return x + 1, 'diffusers_quantfix' in sys.modules\n"
+        f"def work(x): return x + 1, {ACTIVE}\n"
         "if __name__ == '__main__':\n"
         "    with m.get_context('spawn').Pool(1) as pool: print(pool.map(work, [1]))\n"
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 
 import pytest
 
+from diffusers_quantfix.fixes import INDEX
 from tests.engine.test_light_start import OURS
-from tests.startup.conftest import Environment, checked
+from tests.startup.conftest import ACTIVE, ROOT, Environment, checked
 
-ACTIVE = "import sys; print('diffusers_quantfix' in sys.modules)"
+ASK = f"import sys; print({ACTIVE})"
 
 
 def active(environment: Environment, *flags: str, **variables: str) -> bool:
-    return checked(environment.run(*flags, "-c", ACTIVE, **variables)).stdout.strip() == "True"
+    return checked(environment.run(*flags, "-c", ASK, **variables)).stdout.strip() == "True"
 
 
 def test_it_is_inert_until_chosen(environment: Environment):
@@ -42,29 +44,73 @@ def test_status_says_how_it_is_activated(environment: Environment):
 
 
 def test_off_in_the_settings_wins_over_activation(environment: Environment):
-    watching = "import sys; print(any(type(f).__name__ == 'Watcher' for f in sys.meta_path))"
+    watching = f"import sys; {ACTIVE}; print(any(type(f).__name__ == 'Watcher' for f in sys.meta_path))"
     on = environment.run("-c", watching, DIFFUSERS_QUANTFIX_AUTO="1")
     off = environment.run("-c", watching, DIFFUSERS_QUANTFIX_AUTO="1", DIFFUSERS_QUANTFIX="off")
     assert (on.stdout.strip(), off.stdout.strip()) == ("True", "False")
 
 
-def test_a_start_adds_only_our_own_modules(environment: Environment):
-    modules = "import sys; print(*sorted(sys.modules))"
-    bare = set(environment.run("-c", modules, DIFFUSERS_QUANTFIX_AUTO="0").stdout.split())
-    added = set(environment.run("-c", modules, DIFFUSERS_QUANTFIX_AUTO="1").stdout.split()) - bare
-    assert added - {"__future__"} == OURS
-    untouched = set(environment.run("-c", modules).stdout.split())
-    assert untouched == bare, "without a choice the start-up module alone is loaded"
-    without = set(environment.run("-I", "-S", "-c", modules).stdout.split())
-    ours = {name for name in bare - without if "quantfix" in name}
-    assert ours == {"diffusers_quantfix_startup"}
+def test_a_start_adds_nothing_until_a_library_is_asked_for(environment: Environment):
+    modules = "import sys, importlib.util; {}; print(*sorted(sys.modules))"
+    asked = modules.format("importlib.util.find_spec('bitsandbytes')")
+
+    def loaded(program: str, *flags: str, **variables: str) -> set[str]:
+        return set(checked(environment.run(*flags, "-c", program, **variables)).stdout.split())
+
+    bare = loaded(modules, DIFFUSERS_QUANTFIX_AUTO="0")
+    assert loaded(modules, DIFFUSERS_QUANTFIX_AUTO="1") == bare
+    assert loaded(asked, DIFFUSERS_QUANTFIX_AUTO="1") - bare - {"__future__"} == OURS
+    assert loaded(asked) == bare - {"diffusers_quantfix_startup"}, "without a choice nothing at all is loaded"
+    assert "diffusers_quantfix_startup" in bare
+
+
+def test_it_waits_for_every_library_that_is_mended():
+    """The start-up module has their names of its own; a module that is a target itself would come too early."""
+    path = ROOT / "diffusers_quantfix" / "startup" / "run.py"
+    spec = importlib.util.spec_from_file_location("startup_of_the_wheel", path)
+    startup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(startup)
+    targets = {target for _, target in INDEX.values()}
+    assert {target.partition(".")[0] for target in targets} <= startup.LIBRARIES
+    assert not targets & startup.LIBRARIES
+
+
+def test_the_search_that_wakes_it_asks_every_other_finder(environment: Environment):
+    """A finder that came before it, one that came after it, and the path: none is left out, once and again."""
+    (environment.folder / "transformers.py").write_text("here = True\n")
+    program = """
+import sys
+asked = []
+class Finder:
+    def __init__(self, name): self.name = name
+    def find_spec(self, name, path=None, target=None): asked.append((self.name, name))
+sys.meta_path.insert(0, Finder("before"))
+sys.meta_path.insert(2, Finder("after"))
+import transformers
+assert transformers.here and "diffusers_quantfix" in sys.modules
+print(*(finder for finder, name in asked if name == "transformers"))
+try:
+    import diffusers
+except ModuleNotFoundError:
+    print(*(finder for finder, name in asked if name == "diffusers"))
+"""
+    done = checked(environment.run("-c", program, DIFFUSERS_QUANTFIX_AUTO="1"))
+    assert done.stdout.split() == ["before", "after"] * 2
+
+
+def test_settings_are_read_at_once(environment: Environment):
+    done = checked(environment.run("-c", "1", DIFFUSERS_QUANTFIX_AUTO="1", DIFFUSERS_QUANTFIX="of"))
+    assert "of" in done.stderr
 
 
 def test_an_orphaned_start_up_file_says_nothing(own_environment: Environment):
     checked(own_environment.run("-m", "diffusers_quantfix", "enable"))
-    shutil.rmtree(own_environment.site / "diffusers_quantfix")
-    done = own_environment.run("-c", "print('started')")
-    assert (done.stdout.strip(), done.stderr) == ("started", "")
+    for folder in ("diffusers_quantfix", "diffusers_quantfix_startup"):
+        shutil.rmtree(own_environment.site / folder)
+        done = own_environment.run(
+            "-c", "import importlib.util as u; u.find_spec('diffusers'); print('started')"
+        )
+        assert (done.stdout.strip(), done.stderr) == ("started", "")
 
 
 def test_a_choice_that_cannot_be_written_is_one_sentence(own_environment: Environment):
@@ -88,7 +134,7 @@ CHILDREN = {
 PROGRAM = """
 import sys
 def child(queue):
-    queue.put("diffusers_quantfix" in sys.modules)
+    queue.put(ACTIVE)
 def main():
     import multiprocessing
     queue = multiprocessing.Queue()
@@ -101,9 +147,9 @@ def main():
 
 @pytest.mark.parametrize("way", sorted(CHILDREN))
 def test_children_are_activated_too(environment: Environment, way: str):
-    text = CHILDREN[way].replace("CODE", repr(ACTIVE)).replace("CHILD", "main()")
+    text = CHILDREN[way].replace("CODE", repr(ASK)).replace("CHILD", "main()")
     program = environment.folder / "program.py"
-    program.write_text(PROGRAM + f"if __name__ == '__main__':\n    {text}\n")
+    program.write_text(PROGRAM.replace("ACTIVE", ACTIVE) + f"if __name__ == '__main__':\n    {text}\n")
     done = checked(environment.run(program, DIFFUSERS_QUANTFIX_AUTO="1"))
     assert done.stdout.strip() == "True"
     assert checked(environment.run(program)).stdout.strip() == "False"
