@@ -23,7 +23,10 @@ MODES = {
     "leaf-record": LEAF | RECORD,
     "block-record": BLOCK | RECORD,
 }
-SHOWS = r"same device|same GPU|different from other tensors on|bytes stayed|cannot pin|invalid python storage|set the storage of a tensor on device"
+SHOWS = (
+    r"same device|same GPU|different from other tensors on|bytes stayed|cannot pin|is_pinned|"
+    r"invalid python storage|set the storage of a tensor on device"
+)
 
 
 def modes(*names):
