@@ -1,0 +1,41 @@
+"""The counts behind the figures, asserted: times never are."""
+
+from __future__ import annotations
+
+import pytest
+
+import diffusers_quantfix as qf
+from tests.benchmarks import calls
+from tests.benchmarks.figure import Row
+from tests.gate import unmet
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_forward_pass_has_no_frame_of_ours(bits):
+    if reason := unmet("bitsandbytes>=0.46"):
+        pytest.skip(f"quantizing on the CPU: {reason}")
+    import torch
+
+    state = {fix.id: fix.state for fix in qf.status()}
+    with torch.no_grad():
+        model, inputs = calls._model(bits)
+        model(inputs)
+        # bnb-cpu-packing has to ask each 4-bit layer, on CPUs that repack: with AVX512-BF16 only
+        allowed = len(model) if bits == 4 and state["bnb-cpu-packing"] == "applied" else 0
+        assert calls.our_frames(lambda: model(inputs)) == allowed
+
+
+def test_our_frames_are_counted():
+    from diffusers_quantfix.engine.versions import contains
+
+    assert calls.our_frames(lambda: None) == 0
+    assert calls.our_frames(lambda: contains(">=1.0", "1.0")) > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "goal", "exact", "verdict"),
+    [(1.0, 1.1, False, "yes"), (1.2, 1.1, False, "no"), (0.0, 0.0, True, "yes"), (1.0, 0.0, True, "no"),
+     (-2.0, 1.0, False, "yes"), (1.0, None, False, ""), (None, 1.0, False, "")],
+)  # fmt: skip
+def test_the_verdict_of_a_row(value, goal, exact, verdict):
+    assert Row("what", value, goal=goal, exact=exact).verdict == verdict
