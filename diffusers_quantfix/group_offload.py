@@ -36,7 +36,7 @@ _NOT_TO_DISK = (
 _known_types: dict[type, str] = {}
 
 
-def take_over(ledger: Any, module_group: type, backend: str) -> None:
+def take_over(ledger: Any, module_group: Any, backend: str) -> None:
     """Let ``module_group``, the class ``ModuleGroup``, leave the groups with weights of ``backend`` to this module.
 
     Args:
@@ -75,7 +75,7 @@ def take_over(ledger: Any, module_group: type, backend: str) -> None:
     ledger.around(module_group, "offload_", make_offload)
 
 
-def is_left_to_diffusers(module_group: type, backend: str) -> bool:
+def is_left_to_diffusers(module_group: Any, backend: str) -> bool:
     """Whether ``module_group`` itself would move a group that holds weights of ``backend``; for probes.
 
     Nothing is moved, and the backend is not needed: a group is asked for its host copies, which this module, where it
@@ -230,7 +230,7 @@ def _layers(group: Any) -> Iterator[Any]:
 
 def _owners(group: Any) -> list[Any]:
     """The modules whose parameters ``group`` has without having them."""
-    known = vars(group).get("_quantfix_owners")
+    known: list[Any] | None = vars(group).get("_quantfix_owners")
     if known is None:
         loose = {id(parameter) for parameter in group.parameters if _backend_of(parameter)}
         loose -= {id(parameter) for module in group.modules for parameter in module.parameters()}
@@ -244,7 +244,7 @@ def _owners(group: Any) -> list[Any]:
 
 def _backends(group: Any) -> frozenset[str]:
     """The packages of which ``group`` holds weights."""
-    known = vars(group).get("_quantfix_backends")
+    known: frozenset[str] | None = vars(group).get("_quantfix_backends")
     if known is None:
         found = {_backend_of(tensor) for tensor in _tensors(group)} - {""}
         known = group._quantfix_backends = frozenset(found)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from .case import CannotShow
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-def check(build, run, **options) -> str:
+
+def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options: Any) -> str:
     """Offload what ``build(device)`` makes, run it three times, and look at the GPU.
 
     Args:
@@ -44,12 +49,12 @@ def check(build, run, **options) -> str:
     return f"none of {size} bytes is on {device} between two runs; the output is exact"
 
 
-def layers(bits: int):
+def layers(bits: int) -> Callable[[Any], Any]:
     """``build`` for ``check``: a chain of bitsandbytes layers, 4-bit or 8-bit, with 16-bit activations."""
     import torch
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
-    def build(device):
+    def build(device: Any) -> Any:
         torch.manual_seed(0)
         if bits == 4:
             parts = [Linear4bit(256, 256, compute_dtype=torch.float16, quant_type="nf4") for _ in range(3)]
@@ -60,7 +65,7 @@ def layers(bits: int):
     return build
 
 
-def run(model, device):
+def run(model: Any, device: Any) -> Any:
     """``run`` for ``check``: the output for 32 rows of 256 features, in the type of the biases."""
     import torch
 
