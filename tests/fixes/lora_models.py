@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gate import unmet
 from tests.rig import models
 
 NAMES = ("one", "two")
@@ -33,6 +34,14 @@ def _of(prefix: str, model, targets: tuple[str, ...], rank: int) -> dict:
             shapes[f"{prefix}.{name}.lora_A.weight"] = (rank, layer.in_features)
             shapes[f"{prefix}.{name}.lora_B.weight"] = (layer.out_features, rank)
     return shapes
+
+
+def skip_where_flux_takes_no_lora(bits: int) -> None:
+    """Skip where a LoRA cannot be loaded into a 4-bit Flux transformer at all, for a reason of upstream's own."""
+    if bits == 4 and not unmet("diffusers>=0.32") and unmet("diffusers>=0.32.2"):
+        pytest.skip(
+            "Flux before diffusers 0.32.2 takes the packed shape of a 4-bit weight for too small a layer"
+        )
 
 
 def load(pipeline, *names: str, **options):
