@@ -9,6 +9,7 @@ from __future__ import annotations
 # id -> (file below this package, target module)
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
+    "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
@@ -22,6 +23,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-params4bit-shared-state": ("bitsandbytes.params4bit_shared_state", "bitsandbytes.nn.modules"),
     "bnb-quant-state-code": ("bitsandbytes.quant_state_code", "bitsandbytes.functional"),
     "bnb-quant-state-meta": ("bitsandbytes.quant_state_meta", "bitsandbytes.nn.modules"),
+    "diffusers-4bit-load-scan": (
+        "diffusers.four_bit_load_scan",
+        "diffusers.quantizers.bitsandbytes.bnb_quantizer",
+    ),
     "diffusers-8bit-hooks-follow": ("diffusers.eight_bit_hooks_follow", "diffusers.models.modeling_utils"),
     "diffusers-8bit-model-gate": ("diffusers.eight_bit_model_gate", "diffusers.models.modeling_utils"),
     "diffusers-8bit-modular-gate": (

@@ -15,9 +15,12 @@ def case(work: str) -> str | None:
         )
 
     class Pipeline(diffusers.DiffusionPipeline):
-        def __init__(self, vae: diffusers.AutoencoderTiny):
+        def __init__(self, vae):
             super().__init__()
             self.register_modules(vae=vae)
+
+    # from_pipe asks for the class; as a string, which annotations are here, it would not know it.
+    Pipeline.__init__.__annotations__["vae"] = diffusers.AutoencoderTiny
 
     vae = diffusers.AutoencoderTiny(
         encoder_block_out_channels=(8,),

@@ -1,0 +1,77 @@
+"""An 8-bit weight that is put on the CPU takes the way over the first GPU.
+
+Symptom: RuntimeError "Cannot access accelerator device when none is available." (or "Torch not compiled with CUDA
+    enabled", "Found no NVIDIA driver") from ``accelerate.cpu_offload(model, "cpu")`` of an 8-bit model, and wherever
+    else accelerate gives an 8-bit weight to the device "cpu"; with a GPU, every such weight goes to it and back.
+Cause: ``set_module_tensor_to_device`` says ``.to(0).to("cpu")`` for Int8Params if the device is the string "cpu":
+    older bitsandbytes quantizes on a GPU only.
+Upstream: not reported.
+Cure: with a bitsandbytes that quantizes on the CPU the device is passed as ``torch.device("cpu")``, for which
+    accelerate takes its ordinary way.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="accelerate-int8-on-cpu",
+    title="8-bit weights take the way over the first GPU to the CPU",
+    module="accelerate.utils.modeling",
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.46"},
+    upstream=(),
+    symptom='accelerate.cpu_offload(model, "cpu"): Cannot access accelerator device when none is available',
+    hot=True,
+)
+
+
+def broken(modeling) -> bool:
+    """Put a stand-in for an 8-bit weight on the CPU, and see where it is sent."""
+    import torch
+
+    class WentElsewhere(Exception):
+        pass
+
+    class Int8Params(torch.nn.Parameter):
+        def __new__(cls, data, requires_grad=False, **_):
+            return torch.Tensor._make_subclass(cls, data, requires_grad)
+
+        def to(self, *args, **kwargs):
+            if args and args[0] == 0:
+                raise WentElsewhere
+            return self
+
+    module = torch.nn.Module()
+    module.weight = Int8Params(torch.zeros(1, dtype=torch.int8))
+    try:
+        resolve(modeling, "set_module_tensor_to_device")(
+            module, "weight", "cpu", value=torch.zeros(1, dtype=torch.int8)
+        )
+    except WentElsewhere:
+        return True
+    return False
+
+
+def mend(modeling, ledger) -> None:
+    import torch
+
+    cpu = torch.device("cpu")
+
+    def make(original):
+        def set_module_tensor_to_device(module, tensor_name, device, *args, **kwargs):
+            if device == "cpu" and is_int8(module, tensor_name):
+                device = cpu
+            return original(module, tensor_name, device, *args, **kwargs)
+
+        return set_module_tensor_to_device
+
+    def is_int8(module, name):
+        try:
+            path, _, name = name.rpartition(".")
+            parameter = module.get_submodule(path)._parameters.get(name)
+        except AttributeError:  # upstream says what is wrong with the name
+            return False
+        return type(parameter).__name__ == "Int8Params"
+
+    ledger.around(modeling, "set_module_tensor_to_device", make)

@@ -1,0 +1,44 @@
+"""A checkpoint with 64 layers in 4 bits is loaded; how many of its keys are looked at is counted."""
+
+from __future__ import annotations
+
+LAYERS = 64
+
+
+class Counting(dict):
+    """A state dict that counts how many of its keys it was asked for, one after the other."""
+
+    seen = 0
+
+    def items(self):
+        for pair in super().items():
+            self.seen += 1
+            yield pair
+
+    def __iter__(self):
+        for key in super().__iter__():
+            self.seen += 1
+            yield key
+
+
+def case(work: str) -> str | None:
+    import torch
+    from diffusers import BitsAndBytesConfig
+    from diffusers.quantizers.bitsandbytes.bnb_quantizer import BnB4BitDiffusersQuantizer
+
+    from .. import four_bit
+
+    where = four_bit.device()
+    plain = [torch.nn.Linear(64, 64, bias=False) for _ in range(LAYERS)]
+    source = torch.nn.ModuleList(four_bit.linear(layer, where) for layer in plain)
+    checkpoint = Counting({name: tensor.cpu() for name, tensor in source.state_dict().items()})
+    quantizer = BnB4BitDiffusersQuantizer(BitsAndBytesConfig(load_in_4bit=True), pre_quantized=True)
+    checkpoint.seen = 0
+    for i in range(LAYERS):
+        name = f"{i}.weight"
+        quantizer.create_quantized_param(source, checkpoint[name], name, where, checkpoint, [])
+    seen = checkpoint.seen
+    assert seen <= 4 * len(checkpoint), (
+        f"{LAYERS} layers looked at {seen} keys of a checkpoint with {len(checkpoint)}"
+    )
+    return f"{LAYERS} layers looked at {seen} keys of a checkpoint with {len(checkpoint)}"
