@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool, quick: bool = False) -> list[dict[str, Any]]:
     """The results of these cells, in their order; those of an interrupted run are taken over unless ``fresh``.
 
-    ``quick`` keeps to the tests that prove a defect, without those that are marked thorough.
+    ``quick`` keeps to the tests that prove a defect.
     """
     progress = Progress(len(cells))
     results: dict[str, dict[str, Any]] = {}
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--cells", nargs="+", metavar="CELL",
-        help="ci (the set of one CI run, without the thorough tests), all (every cell and range), ranges, or names",
+        help="ci (the set of one CI run, and only the tests that prove a defect), all (every cell and range), ranges, or names",
     )  # fmt: skip
     what.add_argument(
         "--add", nargs="+", metavar="NAME=RELEASE",

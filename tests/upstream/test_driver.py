@@ -72,7 +72,7 @@ def test_other_pins_other_sources_and_failures_are_run_again(counted, tmp_path, 
     assert run_cell.previous(tmp_path, newer) is None
 
 
-def test_a_quick_result_does_not_serve_a_thorough_run_but_the_other_way_round_it_does(counted, tmp_path):
+def test_a_quick_result_does_not_serve_a_full_run_but_the_other_way_round_it_does(counted, tmp_path):
     driver.run([CELL], tmp_path, jobs=1, fresh=False, quick=True)
     driver.run([CELL], tmp_path, jobs=1, fresh=False, quick=True)
     assert len(counted) == 1
