@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--cells", nargs="+", metavar="CELL",
-        help="ci (the set of one CI run, only the tests that prove a defect), all (every cell and range), ranges, names",
+        help="ci (the set of one CI run, only the proofs of defects), all (every cell and range), ranges, names",
     )  # fmt: skip
     what.add_argument(
         "--add", nargs="+", metavar="NAME=RELEASE",

@@ -56,7 +56,7 @@ class Cell:
     @property
     def extra(self) -> list[str]:
         """Libraries that this row has beside the four of every row."""
-        return [name for name in self.pins if name == "optimum-quanto"]
+        return [name for name in self.pins if name in ("optimum-quanto", "torchao")]
 
 
 @dataclass(frozen=True)
