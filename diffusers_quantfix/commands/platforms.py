@@ -12,6 +12,7 @@ import sys
 
 from ..combinations import LIBSTDCXX
 from ..engine.versions import contains, installed_version
+from . import quanto_advice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def advice(board: Board, kind: str) -> list[str]:
         sentences += _bitsandbytes(versions, kind)
     if "diffusers" in versions and "bitsandbytes" in versions:
         sentences += _diffusers(versions, kind, applied)
-    return sentences
+    return sentences + quanto_advice.advice(versions, kind)
 
 
 def _torch(versions: dict[str, str], kind: str) -> Iterator[str]:

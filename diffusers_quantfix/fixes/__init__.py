@@ -11,6 +11,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
+    "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
@@ -44,10 +45,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),
     "diffusers-from-pipe-cast": ("diffusers.from_pipe_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-fuse-lora-offloaded": ("diffusers.fuse_lora_offloaded", "diffusers.loaders.lora_base"),
-    "diffusers-fuse-model-lora-offloaded": (
-        "diffusers.fuse_model_lora_offloaded",
-        "diffusers.loaders.peft",
-    ),
+    "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
@@ -69,7 +67,12 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quantized_modular_cast",
         "diffusers.modular_pipelines.modular_pipeline",
     ),
+    "diffusers-quanto-dequantize": (
+        "diffusers.quanto_dequantize",
+        "diffusers.quantizers.quanto.quanto_quantizer",
+    ),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
+    "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
     "diffusers-text-encoder-lora-quantized": (
@@ -80,16 +83,26 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
+    "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
+    "quanto-int4-cpu": ("quanto.int4_cpu", "optimum.quanto.tensor.weights.qbits"),
+    "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
+    "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
+    "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",
         "transformers.modeling_utils",
     ),
+    "transformers-quanto-dequantize": (
+        "transformers.quanto_dequantize",
+        "transformers.quantizers.quantizer_quanto",
+    ),
 }
 
 # What a user may choose in the environment variable beside the ids; each fix declares its own.
-OPTIONS = ()
+OPTIONS: tuple[str, ...] = ("quanto:build", "quanto:marlin", "quanto:no-build")
 
 # The distributions whose versions decide, in the order in which people think of them.
 DISTRIBUTIONS = (

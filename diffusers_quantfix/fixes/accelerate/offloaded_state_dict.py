@@ -74,7 +74,8 @@ def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
     for hook in _offloading(module):
         layers = module.named_modules() if hook.place_submodules else [("", module)]
         for path, layer in layers:
-            names = [*layer._parameters, *layer._buffers]
+            names = [part for name, held in layer._parameters.items() for part in _entries(name, held)]
+            names += layer._buffers
             if type(layer).__name__ == "Linear8bitLt":
                 names += _OF_8BIT
             for name in names:
@@ -86,6 +87,20 @@ def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
                     stored = _in_memory(hook.weights_map, full_name)
                     if stored is not None:
                         state_dict[prefix + full_name] = stored.detach()
+
+
+def _entries(name, parameter):
+    """The entries of a state dict for one parameter: quanto flattens its weights to their parts."""
+    if any(cls.__name__ == "QTensor" for cls in type(parameter).__mro__):
+        pending = [(name, parameter)]
+        while pending:
+            name, tensor = pending.pop()
+            if hasattr(tensor, "__tensor_flatten__"):
+                pending += [(f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]]
+            else:
+                yield name
+    else:
+        yield name
 
 
 def _offloading(module):

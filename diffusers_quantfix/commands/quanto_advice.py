@@ -1,0 +1,78 @@
+"""What works where with optimum-quanto: a table for `doctor`, read from the sources of 0.2.5, 0.2.6 and 0.2.7."""
+
+from __future__ import annotations
+
+import sys
+
+from ..engine.versions import contains
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# (platforms as in sys.platform, "" for any; accelerators as torch names them, None for any; distribution ->
+# specifier, all must fit; the sentence).
+ADVICE: tuple[tuple[str, tuple[str, ...] | None, dict[str, str], str], ...] = (
+    (
+        "win32",
+        None,
+        {"optimum-quanto": ">=0.2.7"},
+        "optimum-quanto 0.2.7 wants torch 2.6 or newer: beside an older torch with CUDA, pip on Windows installs one "
+        "without CUDA in its place; install torch first (https://pytorch.org/get-started/locally)",
+    ),
+    (
+        "win32",
+        None,
+        {"optimum-quanto": "<0.2.7"},
+        "optimum-quanto runs float8, int8, int4 and int2 weights by PyTorch here, and compiles nothing; "
+        "DIFFUSERS_QUANTFIX=quanto:build does (it needs Visual Studio, and for a GPU the CUDA toolkit)",
+    ),
+    (
+        "linux",
+        ("cuda",),
+        {"optimum-quanto": ""},
+        "optimum-quanto runs float8 weights by PyTorch; DIFFUSERS_QUANTFIX=quanto:marlin takes its compiled kernel, "
+        "which needs nvcc and compute capability 8.0 or newer",
+    ),
+    (
+        "darwin",
+        ("mps",),
+        {"optimum-quanto": ">=0.2.7"},
+        "optimum-quanto 0.2.7 cannot compile its Metal extension (its wheel lacks unpack.mm): int4 and int2 weights "
+        "are unpacked by PyTorch",
+    ),
+    (
+        "",
+        None,
+        {"optimum-quanto": "<0.2.6", "diffusers": ">=0.33"},
+        "diffusers takes optimum-quanto 0.2.6 or newer for its QuantoConfig; quanto's own quantize() works",
+    ),
+    (
+        "",
+        None,
+        {"optimum-quanto": "", "diffusers": "<1"},
+        "optimum-quanto is not maintained any more, and diffusers drops it with 1.0: bitsandbytes is the alternative "
+        "for 8-bit and 4-bit weights, on Windows too",
+    ),
+)
+
+
+def advice(versions: Mapping[str, str], kind: str) -> list[str]:
+    """The sentences of the table that apply here.
+
+    Args:
+        versions: distribution -> installed version.
+        kind: the accelerator that torch sees, "" for none.
+    """
+
+    def fits(claims: Mapping[str, str]) -> bool:
+        try:
+            return all(name in versions and contains(claim, versions[name]) for name, claim in claims.items())
+        except ValueError:  # an installed version that is none
+            return False
+
+    return [
+        sentence
+        for platform, kinds, claims, sentence in ADVICE
+        if platform in ("", sys.platform) and (kinds is None or kind in kinds) and fits(claims)
+    ]

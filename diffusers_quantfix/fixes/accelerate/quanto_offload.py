@@ -1,0 +1,161 @@
+"""A model with weights of quanto cannot be offloaded sequentially.
+
+Symptom: ``enable_sequential_cpu_offload``, ``cpu_offload`` and ``disk_offload`` end in TypeError
+    "WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', ...".
+Cause: accelerate makes a new parameter by ``type(parameter)(tensor, requires_grad=...)``. It knows that the classes
+    of quanto cannot be called so, but only under the names that they had before quanto 0.2.5 (QBitsTensor). Past that,
+    the weights map of a hook is a state dict, in which quanto has flattened the weight ``weight`` to its parts
+    ``weight._data``, ``weight._scale``, ..., and the hook asks for ``weight``.
+Upstream: diffusers issue 10526.
+Cure: ``set_module_tensor_to_device`` makes the parameter of the moved tensor itself, as it does under the old names.
+    ``AlignDevicesHook`` gets a weights map that puts the parts together; they stay where they are, on disk too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="accelerate-quanto-offload",
+    title="models with weights of quanto cannot be offloaded sequentially",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=("https://github.com/huggingface/diffusers/issues/10526",),
+    symptom="TypeError: WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', "
+    "'stride', 'data', 'scale', and 'activation_qtype'",
+    hot=True,
+)
+
+_PLAIN_CLASSES = ("WeightQBytesTensor", "WeightQBitsTensor")
+
+
+def broken(hooks) -> bool:
+    """Send a parameter of a class that is built like quanto's to ``meta``; quanto itself need not be loaded."""
+    import torch
+
+    class QTensor(torch.Tensor):
+        @staticmethod
+        def __new__(cls, data, scale, requires_grad=False):
+            return torch.Tensor._make_subclass(cls, data)
+
+    class WeightQBytesTensor(QTensor):
+        pass
+
+    layer = torch.nn.Module()
+    layer._parameters["weight"] = WeightQBytesTensor(torch.zeros(1), 1.0)
+    try:
+        resolve(hooks, "set_module_tensor_to_device")(layer, "weight", "meta")
+    except TypeError:
+        return True
+    return False
+
+
+def mend(hooks, ledger) -> None:
+    import torch
+    from accelerate.utils import modeling
+
+    def make_set(original):
+        def set_module_tensor_to_device(module, tensor_name, device, value=None, dtype=None, *args, **kwargs):
+            path, _, name = tensor_name.rpartition(".")
+            owner = module.get_submodule(path)
+            held = owner._parameters.get(name)
+            if not is_quantized(held) or not (value is None or is_quantized(value)):
+                return original(module, tensor_name, device, value, dtype, *args, **kwargs)
+            source = held if value is None else value
+            if dtype not in (None, source.dtype) or (source.is_meta and torch.device(device).type != "meta"):
+                return original(module, tensor_name, device, value, dtype, *args, **kwargs)
+            moved = source.to(device, non_blocking=kwargs.get("non_blocking", False))
+            if moved is not held:
+                parameter = torch.nn.Parameter(moved, requires_grad=held.requires_grad)
+                if "_is_hf_initialized" in vars(held):
+                    parameter._is_hf_initialized = held._is_hf_initialized
+                owner._parameters[name] = parameter
+            return None
+
+        return set_module_tensor_to_device
+
+    def make_init(original):
+        def init_hook(self, module):
+            if self.offload and self.weights_map is not None:
+                recipes = {
+                    name: recipe(plain(parameter))
+                    for name, parameter in module.named_parameters(recurse=self.place_submodules)
+                    if is_quantized(parameter)
+                }
+                if recipes:
+                    self.weights_map = AssembledWeights(self.weights_map, recipes)
+            return original(self, module)
+
+        return init_hook
+
+    resolve(modeling, "set_module_tensor_to_device")
+    ledger.around(modeling, "set_module_tensor_to_device", make_set)
+    ledger.around(resolve(hooks, "AlignDevicesHook"), "init_hook", make_init)
+
+
+class AssembledWeights(Mapping):
+    """A weights map that has the weights of quanto too, of which ``weights_map`` has the parts only.
+
+    Args:
+        weights_map: the map of a hook: a state dict, or a ``PrefixedDataset`` over one in memory or on disk.
+        recipes: the name of each weight -> how its parts make it.
+    """
+
+    def __init__(self, weights_map, recipes) -> None:
+        # Under the names of PrefixedDataset, by which others find what it is made of.
+        self.dataset = getattr(weights_map, "dataset", weights_map)
+        self.prefix = getattr(weights_map, "prefix", "")
+        self.recipes = recipes
+
+    def __getitem__(self, key):
+        try:
+            return self.dataset[self.prefix + key]
+        except KeyError:
+            if key not in self.recipes:
+                raise
+        return self.assembled(self.recipes[key], self.prefix + key)
+
+    def assembled(self, recipe, name):
+        cls, meta, parts = recipe
+        tensors = {
+            part: self.dataset[f"{name}.{part}"]
+            if deeper is None
+            else self.assembled(deeper, f"{name}.{part}")
+            for part, deeper in parts.items()
+        }
+        return cls.__tensor_unflatten__(tensors, meta, None, None)
+
+    def __iter__(self):
+        return iter([name for name in self.dataset if name.startswith(self.prefix)])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def recipe(tensor):
+    """How the parts of ``tensor`` make it: (class, meta data, part -> None for a tensor, or its own recipe)."""
+    import torch
+
+    names, meta = tensor.__tensor_flatten__()
+    parts = {name: getattr(tensor, name) for name in names}
+    return (
+        type(tensor),
+        meta,
+        {name: None if type(part) is torch.Tensor else recipe(part) for name, part in parts.items()},
+    )
+
+
+def plain(weight):
+    """The weight in the packing of a state dict, which is that of no kernel."""
+    if type(weight).__name__ in _PLAIN_CLASSES:
+        return weight
+    is_8bit = any(cls.__name__ == _PLAIN_CLASSES[0] for cls in type(weight).__mro__)
+    return weight.weight_qbytes_tensor() if is_8bit else weight.weight_qbits_tensor()
+
+
+def is_quantized(tensor) -> bool:
+    """Whether ``tensor`` is a weight of quanto."""
+    return any(cls.__name__ == "QTensor" for cls in type(tensor).__mro__)

@@ -1,0 +1,39 @@
+"""A model of diffusers that quanto quantized cannot be dequantized.
+
+Symptom: ``model.dequantize()`` ends in NotImplementedError "QuantizationMethod.QUANTO has no implementation of
+    `dequantize`, please raise an issue on GitHub".
+Cause: ``QuantoQuantizer`` has no ``_dequantize`` of its own.
+Upstream: not reported; diffusers drops quanto with 1.0.
+Cure: it has one: linear layers of torch with the dequantized weights take the place of quanto's.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-quanto-dequantize",
+    title="models of diffusers that quanto quantized cannot be dequantized",
+    module="diffusers.quantizers.quanto.quanto_quantizer",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="NotImplementedError: QuantizationMethod.QUANTO has no implementation of `dequantize`, please raise an "
+    "issue on GitHub.",
+)
+
+
+def broken(quanto_quantizer) -> bool:
+    """Is the method inherited from the base class, which only raises?"""
+    cls = resolve(quanto_quantizer, "QuantoQuantizer")
+    resolve(cls, "_dequantize")
+    return "_dequantize" not in vars(cls)
+
+
+def mend(quanto_quantizer, ledger) -> None:
+    def _dequantize(self, model):
+        from ...quanto_layers import dequantized
+
+        return dequantized(model)
+
+    ledger.replace(resolve(quanto_quantizer, "QuantoQuantizer"), "_dequantize", _dequantize)

@@ -1,0 +1,46 @@
+"""A model that quanto quantized, saved and loaded by diffusers, is on meta until it is moved.
+
+Symptom: after ``from_pretrained`` of such a checkpoint ``model.device`` is ``meta``; a pipeline on the CPU ends in
+    RuntimeError "Tensor on device cpu is not on the expected device meta!", sequential offload in
+    NotImplementedError "Cannot copy out of meta tensor; no data!". After ``.to(device)`` all is well.
+Cause: the model is made of quantized weights on meta, and ``QuantoQuantizer.create_quantized_param`` puts the loaded
+    tensors inside of them. The device of a tensor subclass is fixed when it is made.
+Upstream: not reported; diffusers drops quanto with 1.0.
+Cure: after loading, such weights are made anew, from the tensors that they have.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="diffusers-quanto-reload",
+    title="a saved model with weights of quanto is on meta after loading",
+    module="diffusers.quantizers.quanto.quanto_quantizer",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="RuntimeError: Tensor on device cpu is not on the expected device meta! after loading a saved model with "
+    "weights of quanto",
+)
+
+_METHOD = "_process_model_after_weight_loading"
+
+
+def broken(quanto_quantizer) -> bool:
+    """Does nothing happen to the weights after loading?"""
+    return not resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}").__code__.co_names
+
+
+def mend(quanto_quantizer, ledger) -> None:
+    def make(original):
+        def _process_model_after_weight_loading(self, model, **kwargs):
+            model = original(self, model, **kwargs)
+            from ...quanto_layers import remade_where_loaded
+
+            remade_where_loaded(model)
+            return model
+
+        return _process_model_after_weight_loading
+
+    ledger.around(resolve(quanto_quantizer, "QuantoQuantizer"), _METHOD, make)

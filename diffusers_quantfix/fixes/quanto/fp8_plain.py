@@ -1,0 +1,75 @@
+"""On NVIDIA GPUs, float8 weights of quanto go through a compiled kernel that needs nvcc and loses the bias.
+
+Symptom: FLUX with ``qfloat8`` weights gives pure noise on GPUs of compute capability 8.0 and above; or, where nothing
+    can be compiled (on Windows, without a CUDA toolkit), "Error building extension 'quanto_cuda'", "identifier
+    `__asm__` is undefined".
+Cause: ``WeightQBytesTensor.create`` repacks float8 weights for the Marlin kernel without being asked. The kernel's
+    linear function never adds the bias (see ``quanto-marlin-bias``).
+Upstream: optimum-quanto issues 332 and 360, PR 409 (unmerged); diffusers issues 10467 and 11540.
+Cure: ``create`` gives the plain class, whose linear function casts, scales, multiplies and adds the bias with PyTorch
+    on every system, without any compiler. Data that Marlin has packed already stays as it is, also on its way
+    from GPU to GPU. With
+    ``DIFFUSERS_QUANTFIX=quanto:marlin`` upstream decides as before, where its kernel can be compiled.
+"""
+
+from __future__ import annotations
+
+from ... import quanto_extension
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="quanto-fp8-plain",
+    title="float8 weights of quanto need nvcc and give noise on NVIDIA GPUs",
+    module="optimum.quanto.tensor.weights.qbytes",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(
+        "https://github.com/huggingface/optimum-quanto/issues/332",
+        "https://github.com/huggingface/optimum-quanto/issues/360",
+        "https://github.com/huggingface/diffusers/issues/10467",
+        "https://github.com/huggingface/diffusers/issues/11540",
+    ),
+    symptom="a noise image from FLUX with float8 weights; Error building extension 'quanto_cuda'; identifier "
+    "`__asm__` is undefined",
+    hot=True,
+    options={
+        quanto_extension.MARLIN: "multiply float8 weights with quanto's compiled Marlin kernel on NVIDIA GPUs",
+    },
+)
+
+
+def broken(qbytes) -> bool:
+    """Does ``create`` itself choose the Marlin class? What it chooses cannot be tried without a GPU."""
+    create = resolve(qbytes, "WeightQBytesTensor.create")
+    return "MarlinF8QBytesTensor" in getattr(create, "__func__", create).__code__.co_names
+
+
+def mend(qbytes, ledger) -> None:
+    import torch
+
+    from ...activation import settings
+
+    plain_class = resolve(qbytes, "WeightQBytesTensor")
+    packed_by_marlin = torch.int32
+    marlin = quanto_extension.MARLIN in settings().options
+
+    def make(original):
+        def create(qtype, axis, size, stride, data, scale, activation_qtype=None, requires_grad=False):
+            if data.dtype == packed_by_marlin:
+                return still_packed(qtype, axis, size, stride, data, scale, requires_grad)
+            if qtype.is_floating_point and not (
+                marlin and data.device.type == "cuda" and quanto_extension.cuda_kernels_are_there()
+            ):
+                return plain_class(qtype, axis, size, stride, data, scale, activation_qtype, requires_grad)
+            return original(qtype, axis, size, stride, data, scale, activation_qtype, requires_grad)
+
+        return create
+
+    ledger.around(plain_class, "create", make)
+
+
+def still_packed(*arguments):
+    """The Marlin class for data that moved from GPU to GPU: upstream takes it for plain data."""
+    from optimum.quanto.tensor.weights.marlin import MarlinF8QBytesTensor
+
+    return MarlinF8QBytesTensor(*arguments)

@@ -1,0 +1,54 @@
+"""On the CPU, int4 weights in bfloat16 cannot be made, loaded or moved to.
+
+Symptom: NotImplementedError "Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' backend"
+    when a bfloat16 model is quantized to ``qint4``, loaded or moved to the CPU.
+Cause: ``WeightQBitsTensor.create`` repacks such weights for torch's tinygemm kernel, whose function for the CPU has
+    had another name since torch 2.5.
+Upstream: changed in optimum-quanto 0.2.7.
+Cure: on the CPU ``create`` gives the plain class, which dequantizes and multiplies, as for every other type.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="quanto-int4-cpu",
+    title="int4 weights of quanto in bfloat16 cannot be on the CPU",
+    module="optimum.quanto.tensor.weights.qbits",
+    claims={"optimum-quanto": ">=0.2.5,<0.2.7"},
+    upstream=("https://github.com/huggingface/optimum-quanto/releases/tag/v0.2.7",),
+    symptom="NotImplementedError: Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' "
+    "backend",
+    healed="optimum-quanto 0.2.7",
+    hot=True,
+)
+
+
+def broken(qbits) -> bool:
+    """Make a small int4 weight on the CPU."""
+    import torch
+
+    data = torch.zeros(64, 128, dtype=torch.uint8)
+    scale = torch.ones(64, 1, dtype=torch.bfloat16)
+    create = resolve(qbits, "WeightQBitsTensor").create
+    try:
+        create(resolve(qbits, "qint4"), 0, 128, data.size(), data.stride(), data, scale, scale)
+    except NotImplementedError:
+        return True
+    return False
+
+
+def mend(qbits, ledger) -> None:
+    plain_class = resolve(qbits, "WeightQBitsTensor")
+
+    def make(original):
+        def create(qtype, axis, group_size, size, stride, data, scale, shift, requires_grad=False):
+            if data.device.type == "cpu":
+                return plain_class(qtype, axis, group_size, size, stride, data, scale, shift, requires_grad)
+            return original(qtype, axis, group_size, size, stride, data, scale, shift, requires_grad)
+
+        return create
+
+    ledger.around(plain_class, "create", make)

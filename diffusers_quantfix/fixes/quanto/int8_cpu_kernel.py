@@ -1,0 +1,57 @@
+"""On CPUs with AVX, int8 weights with bfloat16 activations crash the process or give garbage.
+
+Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weights and bfloat16 activations on the CPU,
+    often right after it was loaded from a checkpoint; with one row of activations nan, inf or other garbage instead.
+Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs rows that are a
+    multiple of 16 long, and with more than three rows of activations a weight whose memory is aligned to 16 bytes,
+    which a tensor within a safetensors file is not; with AVX2 a multiple of 8. quanto asks for a multiple of 4 only.
+Upstream: not reported. quanto: library/qbytes_mm.py; torch: aten/src/ATen/native/cpu/int8mm_kernel.cpp.
+Cure: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, by a copy where that is needed.
+    Zeros change no sum.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="quanto-int8-cpu-kernel",
+    title="int8 weights of quanto crash or give garbage on a CPU with bfloat16",
+    module="optimum.quanto.library.qbytes_mm",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="Segmentation fault in torch._weight_int8pack_mm; nan or inf from int8 weights with bfloat16 on the CPU",
+    hot=True,
+)
+
+_ROW = 16  # bytes, and so many int8 weights
+
+
+def broken(qbytes_mm) -> bool:
+    """Does quanto call the kernel without a look at rows and memory, on a CPU where that goes wrong?"""
+    import torch
+
+    function = resolve(qbytes_mm, "qbytes_int8pack_mm")
+    return (
+        "_weight_int8pack_mm" in function.__code__.co_names
+        and "AVX" in torch.backends.cpu.get_cpu_capability()
+    )
+
+
+def mend(qbytes_mm, ledger) -> None:
+    from torch.nn.functional import pad
+
+    def make(original):
+        def qbytes_int8pack_mm(activations, weights, output_scales):
+            if weights.device.type == "cpu":
+                missing = -weights.shape[-1] % _ROW
+                if missing:
+                    activations, weights = pad(activations, (0, missing)), pad(weights, (0, missing))
+                elif weights.data_ptr() % _ROW:
+                    weights = weights.clone()
+            return original(activations, weights, output_scales)
+
+        return qbytes_int8pack_mm
+
+    ledger.around(qbytes_mm, "qbytes_int8pack_mm", make)

@@ -1,0 +1,50 @@
+"""The Marlin linear function of quanto's float8 weights loses the bias.
+
+Symptom: pure noise from FLUX with ``qfloat8`` weights on GPUs of compute capability 8.0 and above, without any error;
+    with float32 activations an AssertionError or "expected scalar type" from the kernel.
+Cause: ``MarlinF8QBytesLinearFunction.forward`` has a parameter ``bias`` and never uses it, and does not bring the
+    input to the half precision that the kernel takes.
+Upstream: optimum-quanto issue 332, PR 409 (unmerged); diffusers issue 11540.
+Cure: the input is cast to the type of the scales, as the plain path does it, and the bias is added. By default no
+    weight comes here any more (``quanto-fp8-plain``): this is for Marlin by choice and for data packed before.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    id="quanto-marlin-bias",
+    title="the Marlin kernel of quanto's float8 weights loses the bias",
+    module="optimum.quanto.tensor.weights.marlin.fp8.qbits",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(
+        "https://github.com/huggingface/optimum-quanto/issues/332",
+        "https://github.com/huggingface/diffusers/issues/11540",
+    ),
+    symptom="a noise image from FLUX with float8 weights on an NVIDIA GPU, no error",
+    hot=True,
+)
+
+
+def broken(qbits) -> bool:
+    """Does the code of ``forward`` ever read its parameter ``bias``?"""
+    import dis
+
+    forward = resolve(qbits, "MarlinF8QBytesLinearFunction.forward")
+    code = getattr(forward, "__func__", forward).__code__
+    # One instruction may read two variables since Python 3.13.
+    read = [ins.argval for ins in dis.get_instructions(code) if ins.opname.startswith("LOAD_FAST")]
+    return not any("bias" in (name if isinstance(name, tuple) else (name,)) for name in read)
+
+
+def mend(qbits, ledger) -> None:
+    def make(original):
+        def forward(ctx, input, other, bias=None):
+            output = original(ctx, input.to(other._scale.dtype), other)
+            return output if bias is None else output + bias
+
+        return forward
+
+    ledger.around(resolve(qbits, "MarlinF8QBytesLinearFunction"), "forward", make)

@@ -1,0 +1,89 @@
+"""The layers of optimum-quanto, for those who take them out of a model again.
+
+Upstream: optimum/quanto/nn (``QModuleMixin``, ``QLinear``).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def dequantized(model: Any, dtype: Any = None) -> Any:
+    """Put ``torch.nn.Linear`` layers in the place of the ``QLinear`` layers of ``model``, in place.
+
+    Args:
+        model: a ``torch.nn.Module``; its weights may be on any device but ``meta``.
+        dtype: the type of the new weights and biases; by default that of the scales, as dequantizing gives it.
+
+    Returns:
+        ``model``, or the new layer when ``model`` is a quantized layer itself.
+
+    Raises:
+        ValueError: weights are on ``meta``, because an offloading hook holds them.
+    """
+    import torch
+    from optimum.quanto import QLinear
+
+    layers = {
+        name: layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if isinstance(layer, QLinear) and layer.weight_qtype is not None
+    }
+    for name, layer in layers.items():
+        if layer.weight.is_meta:
+            raise ValueError(
+                f"{name} is offloaded: remove the offloading hooks (`pipe.remove_all_hooks()`) before dequantize()"
+            )
+    new: dict[int, Any] = {}  # a layer may have two names
+    with torch.no_grad():
+        for name, layer in layers.items():
+            if id(layer) not in new:
+                new[id(layer)] = _linear(layer, dtype)
+            if not name:
+                return new[id(layer)]
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, new[id(layer)])
+    return model
+
+
+def _linear(layer: Any, dtype: Any) -> Any:
+    import torch
+
+    weight = layer.weight.dequantize() if layer.frozen else layer.weight
+    linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight.to(dtype or weight.dtype), layer.weight.requires_grad)
+    if layer.bias is not None:
+        linear.bias = torch.nn.Parameter(layer.bias.to(linear.weight.dtype), layer.bias.requires_grad)
+    linear.train(layer.training)
+    hook = getattr(layer, "_hf_hook", None)
+    if hook is not None:  # one that aligns inputs, since nothing is on meta
+        from accelerate.hooks import add_hook_to_module, remove_hook_from_module
+
+        remove_hook_from_module(layer)
+        add_hook_to_module(linear, hook)
+    return linear
+
+
+def remade_where_loaded(model: Any) -> None:
+    """Make weights anew that say ``meta`` while all their tensors have data, in place."""
+    import torch
+    from optimum.quanto import QModuleMixin
+
+    for layer in model.modules():
+        if not isinstance(layer, QModuleMixin) or layer.weight is None or not layer.weight.is_meta:
+            continue
+        devices = set(_devices(layer.weight))
+        if len(devices) == 1 and "meta" not in {device.type for device in devices}:
+            weight = layer.weight.to(devices.pop())
+            layer.weight = torch.nn.Parameter(weight, layer.weight.requires_grad)
+
+
+def _devices(tensor: Any) -> Any:
+    """The devices of the tensors inside of a tensor of quanto."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor.device
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _devices(getattr(tensor, name))

@@ -1,0 +1,19 @@
+"""A Flux transformer that quanto quantized is dequantized."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import os
+
+    import torch
+
+    from .. import four_bit, quanto_models
+
+    model = quanto_models.flux(os.path.join(work, "flux"), "int4")
+    cpu = torch.device("cpu")
+    reference = four_bit.run_flux(model, cpu)
+    model.dequantize()
+    off = quanto_models.error(four_bit.run_flux(model, cpu), reference)
+    assert off < 0.005, f"off by {off} of the greatest output"
+    return f"dequantized: off by {off:.4f} of the greatest output"

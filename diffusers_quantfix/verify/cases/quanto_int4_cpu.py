@@ -1,0 +1,14 @@
+"""A bfloat16 model gets int4 weights on the CPU."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+
+    from .. import quanto_models
+
+    output = quanto_models.run(quanto_models.layers("qint4", torch.bfloat16), torch.bfloat16)
+    off = quanto_models.error(output, quanto_models.run(quanto_models.plain_layers()))
+    assert off < 0.35, f"off by {off:.3f} of the greatest output"
+    return f"int4 weights in bfloat16 run on the CPU, off by {off:.3f} of the greatest output"

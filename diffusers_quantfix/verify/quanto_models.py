@@ -1,0 +1,86 @@
+"""Tiny models with weights of optimum-quanto for the cases."""
+
+from __future__ import annotations
+
+import contextlib
+
+from .case import CannotShow
+
+QTYPES = ("qfloat8", "qint8", "qint4", "qint2")
+
+
+def plain_layers(dtype=None, width: int = 256):
+    """Two linear layers with a bias, on the CPU."""
+    import torch
+
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(width, 256), torch.nn.Linear(256, 128))
+    return layers.to(dtype or torch.float32).requires_grad_(False)
+
+
+def layers(qtype: str, dtype=None, width: int = 256):
+    """The same, quantized and frozen."""
+    from optimum import quanto
+
+    model = plain_layers(dtype, width)
+    quanto.quantize(model, weights=getattr(quanto, qtype))
+    quanto.freeze(model)
+    return model
+
+
+def run(model, dtype=None, width: int = 256, rows: int = 3):
+    """The output for fixed random inputs."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    given = torch.randn(rows, width, generator=generator).to(dtype or torch.float32)
+    with torch.no_grad():
+        return model(given)
+
+
+def error(output, reference) -> float:
+    """The greatest difference, as a part of the greatest value of the reference."""
+    return float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
+
+
+def flux(folder: str, weights: str = ""):
+    """A tiny Flux transformer in float32 that diffusers quantizes; without ``weights`` one that was saved quantized.
+
+    Raises:
+        CannotShow: these releases of diffusers and quanto do not work together.
+    """
+    import os
+
+    import diffusers
+    import torch
+
+    from .four_bit import plain_flux
+
+    if weights and not os.path.exists(folder):
+        plain_flux(folder)
+    options = {}
+    if weights:
+        options["quantization_config"] = diffusers.QuantoConfig(weights_dtype=weights)
+    try:
+        return diffusers.FluxTransformer2DModel.from_pretrained(
+            folder, torch_dtype=torch.float32, **options
+        ).eval()
+    except ImportError as error:  # diffusers wants 0.2.6 or newer
+        raise CannotShow(f"diffusers: {error}") from None
+
+
+@contextlib.contextmanager
+def no_compiler():
+    """Let every attempt of quanto to compile something fail, as without a toolchain; counts the attempts."""
+    from unittest import mock
+
+    from optimum.quanto.library.extensions import cpp, extension
+
+    attempts = []
+
+    def load(**arguments):
+        attempts.append(arguments["name"])
+        raise RuntimeError("Ninja is required to load C++ extensions (pip install ninja to get it)")
+
+    with mock.patch.object(extension, "load", load), mock.patch.object(cpp.ext, "_lib", None):
+        yield attempts

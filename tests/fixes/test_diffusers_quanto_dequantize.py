@@ -1,0 +1,79 @@
+"""diffusers-quanto-dequantize: models of diffusers that quanto quantized cannot be dequantized."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import quanto_models as q
+
+FIX_ID = "diffusers-quanto-dequantize"
+NEEDS = ("optimum-quanto>=0.2.6", "diffusers>=0.33.0")  # what diffusers itself asks for
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return q.saved_flux(tmp_path_factory.mktemp("flux"))
+
+
+@pytest.mark.defect(FIX_ID, shows=r"has no implementation of `dequantize`", needs=NEEDS)
+def test_a_model_is_dequantized(folder):
+    import torch
+
+    for weights in ("float8", "int4"):
+        model = q.load_flux(folder, weights)
+        reference = q.run_flux(model)
+        model.dequantize()
+        assert not [name for name, layer in model.named_modules() if type(layer).__name__ == "QLinear"]
+        assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
+        assert q.error(q.run_flux(model), reference) < 0.005
+
+
+def test_a_layer_with_two_names_stays_one_layer():
+    """And modes, devices and the bias, or that there is none, are those of the quantized layer."""
+    import torch
+
+    from diffusers_quantfix.quanto_layers import dequantized
+
+    library = q.quanto()
+    model = torch.nn.Module()
+    model.first = torch.nn.Linear(64, 64, bias=False)
+    model.block = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))
+    library.quantize(model, weights=library.qint8)
+    library.freeze(model)
+    model.second = model.first
+    model.eval()
+    weight = model.first.weight.dequantize()
+    assert dequantized(model) is model
+    assert type(model.first) is torch.nn.Linear and model.second is model.first and model.first.bias is None
+    assert torch.equal(model.first.weight, weight)
+    assert type(model.block[0]) is torch.nn.Linear and model.block[0].bias is not None
+    assert not model.first.training and (model.first.in_features, model.first.out_features) == (64, 64)
+    assert type(dequantized(q.layers("qint4")[0])) is torch.nn.Linear
+
+
+def test_an_offloaded_model_says_what_to_do():
+    import torch
+    from accelerate import cpu_offload
+
+    from diffusers_quantfix.quanto_layers import dequantized
+
+    model = cpu_offload(q.layers("qint8"), torch.device("cpu"))
+    with pytest.raises(ValueError, match="0 is offloaded: remove the offloading hooks"):
+        dequantized(model)
+    assert type(model[0]).__name__ == "QLinear", "nothing was changed"
+
+
+def test_a_hook_that_aligns_inputs_goes_along():
+    import torch
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    from diffusers_quantfix.quanto_layers import dequantized
+
+    model = q.layers("qint8")
+    reference = q.run(model)
+    hook = AlignDevicesHook(torch.device("cpu"), io_same_device=True)
+    add_hook_to_module(model[0], hook)
+    dequantized(model)
+    assert model[0]._hf_hook is hook and type(model[0]) is torch.nn.Linear
+    assert q.error(q.run(model), reference) < 1e-5
