@@ -29,7 +29,7 @@ def pipeline(transformer, **components):
 
 def torchao_config(library):
     """8-bit weights by torchao; skips where it is not there."""
-    quantization = pytest.importorskip("torchao.quantization", reason="needs torchao")
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     if not hasattr(library, "TorchAoConfig"):
         pytest.skip("this release knows no torchao")
     return library.TorchAoConfig(quantization.Int8WeightOnlyConfig())
@@ -37,7 +37,7 @@ def torchao_config(library):
 
 def quanto_config(library, weights="int8"):
     """8-bit weights by quanto; skips where it is not there."""
-    pytest.importorskip("optimum.quanto", reason="needs optimum-quanto")
+    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
     if not hasattr(library, "QuantoConfig"):
         pytest.skip("this release knows no quanto")
     name = "weights_dtype" if library.__name__ == "diffusers" else "weights"

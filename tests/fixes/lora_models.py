@@ -17,7 +17,7 @@ def weights(seed: int = 1, text: bool = False, rank: int = 4, transformer: bool 
     """A LoRA for ``models.flux_transformer``, with ``text`` for ``models.clip_text`` too; large enough to matter."""
     import torch
 
-    pytest.importorskip("peft", reason="needs peft")
+    pytest.importorskip("peft", reason="peft is not installed")
     found = _of("transformer", models.flux_transformer(), _ATTENTION, rank) if transformer else {}
     if text:
         found.update(_of("text_encoder", models.clip_text(), _TEXT, rank))

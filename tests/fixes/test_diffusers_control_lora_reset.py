@@ -8,7 +8,7 @@ from tests.fixes import lora_models
 from tests.gate import unmet
 from tests.rig import models
 
-pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("peft", reason="peft is not installed")
 
 FIX_ID = "diffusers-control-lora-reset"
 pytestmark = pytest.mark.skipif(

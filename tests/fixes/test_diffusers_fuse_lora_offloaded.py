@@ -8,7 +8,7 @@ from tests.fixes import four_bit, lora_models
 from tests.gate import unmet
 from tests.rig import models
 
-pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("peft", reason="peft is not installed")
 
 FIX_ID = "diffusers-fuse-lora-offloaded"
 SHOWS = r"(the fused|the disabled|the unfused) .* is off by"

@@ -7,7 +7,7 @@ import pytest
 from tests.fixes import lora_models
 from tests.rig import models
 
-pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("peft", reason="peft is not installed")
 
 FIX_ID = "diffusers-fuse-model-lora-offloaded"
 

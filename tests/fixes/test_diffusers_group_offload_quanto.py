@@ -19,7 +19,7 @@ from tests.fixes.group_offloaded import (
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
-quanto = pytest.importorskip("optimum.quanto", reason="needs optimum-quanto")
+quanto = pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
 
 weights = pytest.mark.parametrize("weights", ["qint8", "qint4", "qfloat8"])
 

@@ -8,7 +8,7 @@ from tests.fixes.group_offloaded import FEATURES, SHOWS, modes, net, offload, st
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
-quantization = pytest.importorskip("torchao.quantization", reason="needs torchao")
+quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 
 weights = pytest.mark.parametrize("weights", ["int8", "float8"])
 

@@ -11,7 +11,7 @@ from tests.fixes import four_bit, lora_models
 from tests.gate import unmet
 from tests.rig import models
 
-pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("peft", reason="peft is not installed")
 
 FIX_ID = "diffusers-lora-offload-flip"
 FLIPPED = (

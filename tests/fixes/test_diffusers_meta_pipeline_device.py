@@ -121,7 +121,7 @@ def test_group_offloading_keeps_its_own_answer(gpu):
     assert pipe.device == pipe._execution_device == gpu.devices[0]
 
 
-@pytest.mark.skipif(bool(unmet("peft>=0.17")), reason="needs peft")
+@pytest.mark.skipif(bool(unmet("peft>=0.17")), reason="peft is not installed")
 def test_a_lora_is_loaded_into_an_offloaded_pipeline(gpu):
     """diffusers takes the hooks away, moves the text encoder to its own device, and puts the hooks back."""
     import torch

@@ -8,7 +8,7 @@ from tests.fixes import four_bit, lora_models
 from tests.gate import unmet
 from tests.rig import models
 
-pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("peft", reason="peft is not installed")
 
 FIX_ID = "diffusers-text-encoder-lora-quantized"
 SHOWS = r"cannot cast a bitsandbytes model|`\.to` is not supported for `4-bit` or `8-bit`"

@@ -10,7 +10,7 @@ from diffusers_quantfix.verify.case import CannotShow
 from tests.fixes import four_bit
 from tests.gate import unmet
 
-pytest.importorskip("peft", reason="needs peft")
+pytest.importorskip("peft", reason="peft is not installed")
 
 IDS = (
     "diffusers-control-lora-reset",

@@ -47,7 +47,7 @@ def mend(modules, ledger) -> None:
     from torch._tensor import _rebuild_from_type_v2
 
     def make_4bit(original):
-        def __reduce_ex__(self, protocol):
+        def __reduce_ex__(self, proto):
             four_bit.unpack(self)
             # The parameter is made first and filled then, since its layer leads back to it.
             state = {**vars(self), "data": self.data, "requires_grad": self.requires_grad}
@@ -56,7 +56,7 @@ def mend(modules, ledger) -> None:
         return __reduce_ex__
 
     def make_8bit(original):
-        def __reduce_ex__(self, protocol):
+        def __reduce_ex__(self, proto):
             data, held = self.data, dict(vars(self))
             matrix = held.get("CB")
             if matrix is not None and matrix.data_ptr() == data.data_ptr() and matrix.shape == data.shape:
