@@ -101,19 +101,17 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
 
     told = []
 
-    class Component(torch.nn.Module):
-        is_quantized = True
-        quantization_method = "gguf"
-        dtype = torch.float32
+    def component_to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        told.append(asked_dtype(args, kwargs))
+        return self
 
-        def to(self, *args: Any, **kwargs: Any) -> Any:
-            told.append(asked_dtype(args, kwargs))
-            return self
+    facts = {"is_quantized": True, "quantization_method": "gguf", "dtype": torch.float32, "to": component_to}
+    component = type("Component", (torch.nn.Module,), facts)()
 
     class Pipeline:
         hf_device_map = None
-        transformer = Component()
-        components = {"transformer": transformer}  # noqa: RUF012
+        transformer = component
+        components = {"transformer": component}
 
         def _is_pipeline_device_mapped(self) -> bool:
             return False

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from .case import CannotShow
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def flux(folder: str, compute_dtype=None):
+
+def flux(folder: str, compute_dtype: Any = None) -> Any:
     """A FluxTransformer2DModel with two blocks on the CPU, its Linear weights in Q4_0, through ``from_single_file``.
 
     Raises:
@@ -40,7 +44,7 @@ def flux(folder: str, compute_dtype=None):
         ).eval()
 
 
-def _write(folder: str, file: str, gguf) -> None:
+def _write(folder: str, file: str, gguf: Any) -> None:
     import torch
     from diffusers import FluxTransformer2DModel
 

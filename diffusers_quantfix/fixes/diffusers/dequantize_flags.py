@@ -37,19 +37,11 @@ _IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
 
 def broken(base) -> bool:
     """Dequantize a stand-in that has nothing but the flag."""
-    quantizer_class = resolve(base, "DiffusersQuantizer")
+    from types import SimpleNamespace
 
-    class Model:
-        hf_quantizer = None
-
-    class Quantizer:
-        def _dequantize(self, model):
-            return model
-
-    model = Model()
-    model.hf_quantizer = object()
-    model.quantization_method = "bitsandbytes"
-    quantizer_class.dequantize(Quantizer(), model)
+    quantizer = SimpleNamespace(_dequantize=lambda model: model)
+    model = SimpleNamespace(hf_quantizer=None, quantization_method="bitsandbytes")
+    resolve(base, "DiffusersQuantizer").dequantize(quantizer, model)
     return "quantization_method" in vars(model)
 
 
