@@ -111,7 +111,7 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
     class Pipeline:
         hf_device_map = None
         transformer = component
-        components = {"transformer": component}
+        components = {"transformer": component}  # noqa: RUF012
 
         def _is_pipeline_device_mapped(self) -> bool:
             return False
