@@ -13,7 +13,7 @@ from tests.gate import unmet
 IDS = [
     fix_id
     for fix_id in INDEX
-    if "8bit" in fix_id or "int8" in fix_id or fix_id == "bnb-linear4bit-conversion"
+    if "8bit" in fix_id or fix_id.startswith("bnb-int8") or fix_id == "bnb-linear4bit-conversion"
 ]
 IDS.remove("diffusers-8bit-offload-detection")
 
