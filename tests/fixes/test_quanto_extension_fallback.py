@@ -247,6 +247,7 @@ def test_unpacking_equals_the_compiled_one():
 @pytest.mark.thorough
 def test_a_broken_compiler_in_a_process_of_its_own(tmp_path):
     """The real ``torch.utils.cpp_extension.load`` with a compiler that is not there."""
+    q.quanto()
     done = q.script(
         """
 import sys, diffusers_quantfix

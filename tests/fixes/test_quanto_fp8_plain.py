@@ -71,6 +71,7 @@ def test_a_checkpoint_is_loaded_onto_a_gpu(gpu, monkeypatch):
 def marlin(monkeypatch):
     """The user has chosen Marlin."""
     q.quanto()
+    q.quanto()
     monkeypatch.setenv("DIFFUSERS_QUANTFIX", "quanto:marlin")
     qf.revert(FIX_ID)
     assert qf.apply(FIX_ID)[FIX_ID].state == "applied"
