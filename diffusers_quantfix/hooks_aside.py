@@ -131,10 +131,13 @@ def _weights_of(module: Any, hook: Any) -> Mapping[str, Any]:
     names = {
         name for name, _ in [*module.named_parameters(recurse=deep), *module.named_buffers(recurse=deep)]
     }
+    state = module.state_dict()
+    # A weight of a wrapper class (quanto) is saved in parts.
+    parts = tuple(f"{name}." for name in names if name not in state)
     tensors = {
         name: tensor
-        for name, tensor in module.state_dict().items()
-        if name in names or (name.endswith(_OF_8BIT) and (deep or "." not in name))
+        for name, tensor in state.items()
+        if name in names or name.startswith(parts) or (name.endswith(_OF_8BIT) and (deep or "." not in name))
     }
     if known is not None and _reads_from_disk(known) and _says(known, tensors):
         return known

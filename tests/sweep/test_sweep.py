@@ -1,0 +1,159 @@
+"""Every backend in every placement, with and without LoRA: the output of the model that was never moved, and nothing
+left behind.
+
+What upstream refuses by design is listed in REFUSED with its message; such a refusal must come, and come whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+
+import pytest
+
+from tests.gate import unmet
+from tests.rig import models
+from tests.sweep.backends import BACKENDS
+from tests.sweep.placements import OFFLOADS, PLACEMENTS
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the sweep is about the newest releases"),
+]
+
+# (backend, placement, lora) as regular expressions -> the message with which upstream refuses by design.
+REFUSED: dict[tuple[str, str, str], str] = {}
+
+LORA = ("none", "before", "after", "fused")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+@pytest.fixture(scope="module")
+def lora():
+    """A LoRA of rank 4 for the attention projections of ``models.flux_transformer``."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    model, weights = models.flux_transformer(), {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.endswith(("to_q", "to_k", "to_v")):
+            weights[f"transformer.{name}.lora_A.weight"] = torch.randn(4, 64, generator=generator) * 0.1
+            weights[f"transformer.{name}.lora_B.weight"] = torch.randn(64, 4, generator=generator) * 0.1
+    assert weights
+    return weights
+
+
+_references: dict = {}
+
+
+def with_lora(pipe, lora, fuse=False):
+    pytest.importorskip("peft")
+    pipe.load_lora_weights({name: tensor.clone() for name, tensor in lora.items()}, adapter_name="one")
+    if fuse:
+        pipe.fuse_lora()
+
+
+def reference(gpu, backend, saved, dtype, lora, when):
+    """The output of the model that was loaded where it runs, or came there in one step."""
+    key = (backend, str(dtype), {"none": "none", "fused": "fused"}.get(when, "loaded"))
+    if key not in _references:
+        here = gpu.devices[0]
+        pipe = models.flux_pipeline(BACKENDS[backend](saved, dtype, None))
+        pipe.to(here)
+        if when != "none":
+            with_lora(pipe, lora, fuse=when == "fused")
+        _references[key] = models.call_flux(pipe, device=here, dtype=dtype).cpu()
+    return _references[key]
+
+
+def refusal(backend, placement, when):
+    for pattern, message in REFUSED.items():
+        if all(
+            re.fullmatch(one, said) for one, said in zip(pattern, (backend, placement, when), strict=True)
+        ):
+            return message
+    return ""
+
+
+@pytest.mark.parametrize("when", LORA)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sweep(gpu, backend, placement, when, saved, lora):
+    check(gpu, backend, placement, when, saved, lora, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "placement", ["there and back", "model offload", "sequential", "group, leaf, stream"]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_dtypes(gpu, backend, placement, dtype, saved, lora):
+    check(gpu, backend, placement, "none", saved, lora, dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_device_map(gpu, backend, saved):
+    """Loaded onto the second device: there, and only there."""
+    import torch
+
+    here, there = gpu.devices[0], gpu.devices[-1]
+    expected = reference(gpu, backend, saved, torch.bfloat16, None, "none")
+    gc.collect()
+    gpu.reset()
+    before = gpu.allocated(here)
+    model = BACKENDS[backend](saved, torch.bfloat16, {"": str(there)})
+    if there != here:
+        assert gpu.peak(here) == before, "bytes on a device that was not asked for"
+    output = models.call_flux(models.flux_pipeline(model), device=there, dtype=torch.bfloat16).cpu()
+    assert torch.equal(output, expected)
+
+
+def check(gpu, backend, placement, when, saved, lora, dtype):
+    import torch
+
+    dtype = getattr(torch, dtype)
+    expected = reference(gpu, backend, saved, dtype, lora, when)
+    gc.collect()
+    gpu.reset()
+    here, there = gpu.devices[0], gpu.devices[-1]
+    before = {device: gpu.allocated(device) for device in gpu.devices}
+    pipe = models.flux_pipeline(BACKENDS[backend](saved, dtype, None))
+    refused = refusal(backend, placement, when)
+    try:
+        if placement == "stay":
+            pipe.to(here)
+        if when == "before":
+            with_lora(pipe, lora)
+        device = PLACEMENTS[placement](pipe, here, there)
+        if when in ("after", "fused"):
+            with_lora(pipe, lora, fuse=when == "fused")
+        outputs = [models.call_flux(pipe, device=device, dtype=dtype).cpu() for _ in range(2)]
+    except Exception as error:
+        if refused and re.search(refused, str(error)):
+            return
+        raise
+    assert not refused, f"upstream does not refuse this any more: {refused}"
+    for output in outputs:
+        assert torch.equal(output, expected), f"off by {(output - expected).abs().max()}"
+    if placement in OFFLOADS:
+        constants = [getattr(pipe.scheduler, name) for name in ("sigmas", "timesteps")]
+        allowed = sum(one.nbytes for one in constants if one.device.type != "cpu")
+        allowed += 1024 * backend.endswith(
+            "double"
+        )  # bitsandbytes keeps the code of nested states, 256 float32
+        if (
+            placement == "sequential"
+        ):  # upstream leaves buffers where they are used; those of quanto are 4 bytes each
+            allowed += sum(buffer.nbytes for buffer in pipe.transformer.buffers())
+        if placement == "model offload":
+            pipe.maybe_free_model_hooks()
+        left = {
+            str(device): gpu.allocated(device) - held - allowed
+            for device, held in before.items()
+            if gpu.allocated(device) - held > allowed
+        }
+        assert not left, f"bytes left: {left}"
