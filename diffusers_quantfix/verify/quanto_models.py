@@ -6,10 +6,15 @@ import contextlib
 
 from .case import CannotShow
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
 QTYPES = ("qfloat8", "qint8", "qint4", "qint2")
 
 
-def plain_layers(dtype=None, width: int = 256):
+def plain_layers(dtype: Any = None, width: int = 256) -> Any:
     """Two linear layers with a bias, on the CPU."""
     import torch
 
@@ -18,7 +23,7 @@ def plain_layers(dtype=None, width: int = 256):
     return layers.to(dtype or torch.float32).requires_grad_(False)
 
 
-def layers(qtype: str, dtype=None, width: int = 256):
+def layers(qtype: str, dtype: Any = None, width: int = 256) -> Any:
     """The same, quantized and frozen."""
     from optimum import quanto
 
@@ -28,7 +33,7 @@ def layers(qtype: str, dtype=None, width: int = 256):
     return model
 
 
-def run(model, dtype=None, width: int = 256, rows: int = 3):
+def run(model: Any, dtype: Any = None, width: int = 256, rows: int = 3) -> Any:
     """The output for fixed random inputs."""
     import torch
 
@@ -38,12 +43,12 @@ def run(model, dtype=None, width: int = 256, rows: int = 3):
         return model(given)
 
 
-def error(output, reference) -> float:
+def error(output: Any, reference: Any) -> float:
     """The greatest difference, as a part of the greatest value of the reference."""
     return float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
 
 
-def flux(folder: str, weights: str = ""):
+def flux(folder: str, weights: str = "") -> Any:
     """A tiny Flux transformer in float32 that diffusers quantizes; without ``weights`` one that was saved quantized.
 
     Raises:
@@ -58,7 +63,7 @@ def flux(folder: str, weights: str = ""):
 
     if weights and not os.path.exists(folder):
         plain_flux(folder)
-    options = {}
+    options: dict[str, Any] = {}
     if weights:
         options["quantization_config"] = diffusers.QuantoConfig(weights_dtype=weights)
     try:
@@ -70,17 +75,18 @@ def flux(folder: str, weights: str = ""):
 
 
 @contextlib.contextmanager
-def no_compiler():
+def no_compiler() -> Iterator[list[str]]:
     """Let every attempt of quanto to compile something fail, as without a toolchain; counts the attempts."""
     from unittest import mock
 
     from optimum.quanto.library.extensions import cpp, extension
 
-    attempts = []
+    attempts: list[str] = []
 
-    def load(**arguments):
+    def load(**arguments: Any) -> None:
         attempts.append(arguments["name"])
         raise RuntimeError("Ninja is required to load C++ extensions (pip install ninja to get it)")
 
-    with mock.patch.object(extension, "load", load), mock.patch.object(cpp.ext, "_lib", None):
+    # Whatever is noted on the extension meanwhile is forgotten afterwards.
+    with mock.patch.object(extension, "load", load), mock.patch.dict(vars(cpp.ext), {"_lib": None}):
         yield attempts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,11 +14,19 @@ QTYPES = ("qfloat8", "qint8", "qint4", "qint2")
 TOLERANCE = {"float8": 0.08, "int8": 0.035, "int4": 0.35, "int2": 1.2}
 
 
+@functools.cache
 def quanto():
-    """The library, or a skip."""
+    """The library, or a skip.
+
+    Nothing is compiled in the tests, on the bare side either, but where they are about that: PyTorch unpacks.
+    """
     pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed", exc_type=ImportError)
     import optimum.quanto
+    from optimum.quanto.library.extensions import cpp
 
+    from diffusers_quantfix.quanto_extension import StandIn
+
+    cpp.ext._lib = cpp.ext._lib or StandIn("quanto_cpp", "was not compiled, to save the time")
     return optimum.quanto
 
 
@@ -79,6 +88,8 @@ def load_flux(folder, weights: str = "float8", dtype=None, **options):
     diffusers = pytest.importorskip("diffusers")
     import torch
 
+    quanto()
+
     if unsupported():
         pytest.skip(unsupported())
     if weights:
@@ -92,6 +103,8 @@ def load_t5(folder, weights: str = "float8", dtype=None, **options):
     """A tiny T5 encoder that transformers quantizes."""
     import torch
     import transformers
+
+    quanto()
 
     return transformers.T5EncoderModel.from_pretrained(
         folder,

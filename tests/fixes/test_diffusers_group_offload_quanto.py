@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fixes import quanto_models
 from tests.fixes.group_offloaded import (
     BLOCK,
     FEATURES,
@@ -19,7 +20,7 @@ from tests.fixes.group_offloaded import (
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
-quanto = pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
+quanto = quanto_models.quanto()
 
 weights = pytest.mark.parametrize("weights", ["qint8", "qint4", "qfloat8"])
 

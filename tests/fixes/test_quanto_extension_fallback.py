@@ -44,8 +44,8 @@ def loader(monkeypatch, tmp_path):
     loader = Loader()
     monkeypatch.setattr(extension, "load", loader)
     monkeypatch.setattr(cpp.ext, "build_directory", str(tmp_path / "build"))
-    monkeypatch.setattr(cpp.ext, "_lib", None)
-    monkeypatch.setitem(vars(cpp.ext), "_quantfix_stand_in", None)
+    for name in ("_lib", "_quantfix_stand_in"):
+        monkeypatch.setitem(vars(cpp.ext), name, None)
     return loader
 
 
@@ -226,13 +226,15 @@ def test_what_it_cannot_stand_in_for_says_so():
 
 
 @pytest.mark.thorough
-def test_unpacking_equals_the_compiled_one():
+def test_unpacking_equals_the_compiled_one(monkeypatch):
     """The extension that quanto compiles at its first use, here like anywhere else."""
     import torch
 
     q.quanto()
     from optimum.quanto.library.extensions import cpp
 
+    for name in ("_lib", "_quantfix_stand_in"):
+        monkeypatch.setitem(vars(cpp.ext), name, None)
     compiled, ours = cpp.ext.lib, quanto_kernels.stand_in()
     if type(compiled) is type(ours):
         pytest.skip(f"{compiled.name} {compiled.reason}")
@@ -252,8 +254,9 @@ def test_a_broken_compiler_in_a_process_of_its_own(tmp_path):
         """
 import sys, diffusers_quantfix
 from optimum.quanto.library.extensions import cpp
-cpp.ext.build_directory = sys.argv[1]
 from tests.fixes import quanto_models as q
+q.quanto()
+cpp.ext.build_directory, cpp.ext._lib = sys.argv[1], None
 print(q.error(q.run(q.layers("qint4")), q.run(q.plain_layers())))
 """,
         str(tmp_path),

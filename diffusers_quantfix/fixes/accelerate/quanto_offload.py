@@ -35,6 +35,7 @@ _PLAIN_CLASSES = ("WeightQBytesTensor", "WeightQBitsTensor")
 def broken(hooks) -> bool:
     """Send a parameter of a class that is built like quanto's to ``meta``; quanto itself need not be loaded."""
     import torch
+    from accelerate.utils import modeling
 
     class QTensor(torch.Tensor):
         @staticmethod
@@ -47,7 +48,7 @@ def broken(hooks) -> bool:
     layer = torch.nn.Module()
     layer._parameters["weight"] = WeightQBytesTensor(torch.zeros(1), 1.0)
     try:
-        resolve(hooks, "set_module_tensor_to_device")(layer, "weight", "meta")
+        resolve(modeling, "set_module_tensor_to_device")(layer, "weight", "meta")
     except TypeError:
         return True
     return False
