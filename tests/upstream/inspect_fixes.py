@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 from diffusers_quantfix.engine.fix import TargetMissing
-from diffusers_quantfix.engine.ledger import Draft, Entry
+from diffusers_quantfix.engine.ledger import Entry, Ledger
 from diffusers_quantfix.engine.versions import judge
 from diffusers_quantfix.fixes import INDEX
 
@@ -62,7 +62,8 @@ def inspect_fix(fix: Any, target: str, try_candidates: bool = False) -> dict[str
 
 
 def _try_mend(fix: Any, module: Any) -> tuple[str, list[str]]:
-    draft = Draft(fix.FIX.id)
+    ledger = Ledger({module.__name__.partition(".")[0]})  # repairs copies of functions in other modules, too
+    draft = ledger.draft(fix.FIX.id)
     try:
         fix.mend(module, draft)
     except TargetMissing as gone:
@@ -75,18 +76,14 @@ def _try_mend(fix: Any, module: Any) -> tuple[str, list[str]]:
     misfits = [sentence for entry in draft.entries if (sentence := misfit(entry))]
     if misfits:
         return "; ".join(misfits), slots
-    written: list[Entry] = []
     try:
-        for entry in draft.entries:
-            entry.write()
-            written.append(entry)
+        ledger.commit(draft)
         if fix.broken(module):
             return "the probe still says broken after the mend", slots
     except Exception as error:
         return f"after the mend: {_say(error)}", slots
     finally:
-        for entry in reversed(written):
-            entry.restore()
+        ledger.undo(fix.FIX.id)
     return ("ok" if fix.broken(module) else "the probe says healthy after everything was put back"), slots
 
 
