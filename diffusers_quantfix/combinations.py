@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 LIBSTDCXX = "GLIBCXX_3.4.32"
 
 # (distribution -> specifier, all must fit; what happens and what to do).  The first three are what became of importing
-# the pipelines of 12 releases of diffusers, 0.31.0 to 0.42.1, with 13 of transformers, 4.44.2 to 5.23.0, each with each.
+# the pipelines of 12 releases of diffusers, 0.31.0 to 0.42.1, with 13 of transformers, 4.44.2 to 5.23.0, each with
+# each.
 COMBINATIONS: tuple[tuple[dict[str, str], str], ...] = (
     (
         {"diffusers": "<0.35.2", "transformers": ">=5"},

@@ -96,7 +96,9 @@ def _entries(name, parameter):
         while pending:
             name, tensor = pending.pop()
             if hasattr(tensor, "__tensor_flatten__"):
-                pending += [(f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]]
+                pending += [
+                    (f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
+                ]
             else:
                 yield name
     else:

@@ -62,7 +62,9 @@ def mend(modules, ledger) -> None:
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
             if self.is_cuda and self.device == device and state.absmax.device == device:
-                return four_bit.moved(self, state, args, kwargs)  # nothing moves: less work than upstream makes of it
+                return four_bit.moved(
+                    self, state, args, kwargs
+                )  # nothing moves: less work than upstream makes of it
             if not companions.is_quant_state(state):
                 return original(self, *args, **kwargs)
             # A cast moves nothing of the quant state. Going to meta and coming back is bnb-quant-state-meta's.
