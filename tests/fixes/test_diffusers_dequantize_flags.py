@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import four_bit, gguf_models
+from tests.fixes import eight_bit_models, four_bit, gguf_models
 from tests.rig import models
 
 FIX_ID = "diffusers-dequantize-flags"
@@ -57,10 +57,8 @@ def test_a_4bit_model(gpu, folder, tmp_path):
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers>=0.33", "bitsandbytes>=0.45.5"))
-def test_an_8bit_model(gpu, folder, tmp_path):
-    from diffusers import FluxTransformer2DModel
-
-    model = four_bit.load(FluxTransformer2DModel, folder, bits=8)
+def test_an_8bit_model(gpu, tmp_path, side):
+    model = eight_bit_models.transformer(tmp_path / "plain", side)
     model.dequantize()
     assert_lives(model, tmp_path)
 
