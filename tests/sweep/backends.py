@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixes import gguf_models
 from tests.rig import models
 
 
@@ -71,11 +72,21 @@ def _torchao():
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
+def _gguf(folder: Path, dtype, device_map):
+    """From a single file, as GGUF models come; ``folder`` has another seed's weights, which does not matter here."""
+    if device_map is not None:
+        pytest.skip("diffusers-single-file-device proves this for GGUF")
+    place = folder / "gguf"
+    place.mkdir(exist_ok=True)
+    return gguf_models.transformer(place, compute_dtype=dtype)
+
+
 BACKENDS: dict[str, Callable] = {
     "plain": _plain,
     "bnb-nf4": _bitsandbytes(4),
     "bnb-nf4-double": _bitsandbytes(4, bnb_4bit_use_double_quant=True),
     "bnb-int8": _bitsandbytes(8),
+    "gguf": _gguf,
     "quanto-float8": _quanto("float8"),
     "quanto-int8": _quanto("int8"),
     "torchao-int8": _configured(_torchao, "torchao"),

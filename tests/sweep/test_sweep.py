@@ -22,7 +22,10 @@ pytestmark = [
 ]
 
 # (backend, placement, lora) as regular expressions -> the message with which upstream refuses by design.
-REFUSED: dict[tuple[str, str, str], str] = {}
+REFUSED: dict[tuple[str, str, str], str] = {
+    # PEFT adds the product of the LoRA to the packed bytes: also on a model that was never moved
+    ("gguf", ".*", "fused"): "must match the size of tensor|output with shape|inconsistent tensor size",
+}
 
 LORA = ("none", "before", "after", "fused")
 
@@ -116,13 +119,13 @@ def check(gpu, backend, placement, when, saved, lora, dtype):
     import torch
 
     dtype = getattr(torch, dtype)
-    expected = reference(gpu, backend, saved, dtype, lora, when)
+    refused = refusal(backend, placement, when)
+    expected = None if refused else reference(gpu, backend, saved, dtype, lora, when)
     gc.collect()
     gpu.reset()
     here, there = gpu.devices[0], gpu.devices[-1]
     before = {device: gpu.allocated(device) for device in gpu.devices}
     pipe = models.flux_pipeline(BACKENDS[backend](saved, dtype, None))
-    refused = refusal(backend, placement, when)
     try:
         if placement == "stay":
             pipe.to(here)
