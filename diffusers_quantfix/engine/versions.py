@@ -5,6 +5,8 @@ The answer comes from the metadata of the distributions; no library is imported.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import metadata
 
 TYPE_CHECKING = False
@@ -37,8 +39,34 @@ class Verdict:
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution as its metadata states it; None when it is not installed.
 
-    Broken metadata gives an empty string, which is no valid version.
+    Broken metadata gives an empty string, which is no valid version.  A search takes milliseconds, and an import of
+    diffusers asks two hundred times: the answer stands until something is installed or removed.
     """
+    state = _search_state()
+    answers = _answers.get(state)
+    if answers is None:
+        _answers.clear()
+        answers = _answers[state] = {}
+    if distribution not in answers:
+        answers[distribution] = _read_version(distribution)
+    return answers[distribution]
+
+
+_answers: dict[tuple[tuple[str, int], ...], dict[str, str | None]] = {}
+
+
+def _search_state() -> tuple[tuple[str, int], ...]:
+    """Changes with whatever is installed or removed: the folders on ``sys.path`` with their times."""
+    state = []
+    for folder in sys.path:
+        try:
+            state.append((folder, os.stat(folder or ".").st_mtime_ns))
+        except (OSError, ValueError, TypeError):
+            state.append((str(folder), 0))
+    return tuple(state)
+
+
+def _read_version(distribution: str) -> str | None:
     try:
         # Before Python 3.12 a METADATA file without a Version line gives None instead of an error.
         return metadata.version(distribution) or ""
