@@ -301,7 +301,10 @@ class Ledger:
             if not issubclass(type(module), ModuleType):
                 continue
             seen.add(id(module))
-            for attribute, held in list(object.__getattribute__(module, "__dict__").items()):
+            namespace = object.__getattribute__(module, "__dict__")
+            if id(value) not in map(id, list(namespace.values())):  # without a loop in Python over all of diffusers
+                continue
+            for attribute, held in list(namespace.items()):
                 if held is value:
                     yield module, attribute
 
