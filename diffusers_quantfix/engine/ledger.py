@@ -302,7 +302,9 @@ class Ledger:
                 continue
             seen.add(id(module))
             namespace = object.__getattribute__(module, "__dict__")
-            if id(value) not in map(id, list(namespace.values())):  # without a loop in Python over all of diffusers
+            if id(value) not in map(
+                id, list(namespace.values())
+            ):  # without a loop in Python over all of diffusers
                 continue
             for attribute, held in list(namespace.items()):
                 if held is value:
