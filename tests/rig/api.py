@@ -64,6 +64,7 @@ def devices() -> Iterator[None]:
         _set_the_libraries_aside()
         stack.callback(gc.collect)
         undo = stack.enter_context(Undo())
+        undo.set(gc, "unfreeze", _bring_the_libraries_back)
         cuda_bindings.install(undo)
         bitsandbytes_native.install(undo)
         bitsandbytes_ops.install(undo)
@@ -73,13 +74,24 @@ def devices() -> Iterator[None]:
 
 
 _modules_aside = 0
+_unfreeze = gc.unfreeze
+
+
+def _bring_the_libraries_back() -> None:
+    """What the package calls where it looks for holders of memory among all objects."""
+    global _modules_aside
+    _unfreeze()
+    _modules_aside = 0
 
 
 def _set_the_libraries_aside() -> None:
-    """The libraries' half a million objects need not be looked at whenever we collect: that took most of a test."""
+    """The libraries' half a million objects need not be looked at whenever we collect: that took most of a test.
+
+    `gc.get_freeze_count` is no way to ask whether they are: it counts them one by one.
+    """
     global _modules_aside
-    if len(sys.modules) != _modules_aside or not gc.get_freeze_count():
-        gc.unfreeze()
+    if len(sys.modules) != _modules_aside:
+        _unfreeze()
         gc.collect()
         gc.freeze()
         _modules_aside = len(sys.modules)

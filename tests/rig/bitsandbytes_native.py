@@ -6,8 +6,10 @@ they point to. bitsandbytes' own Python code (device checks, quant states, autog
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+from types import ModuleType
 
 import torch
 
@@ -25,9 +27,15 @@ def install(undo: Undo) -> None:
     if cextension is None or has_torch_operators:
         return
     theirs, ours = cextension.lib, NativeLibrary()
-    for name, module in list(sys.modules.items()):
-        if name.startswith("bitsandbytes.") and vars(module).get("lib", ours) is theirs:
+    for module in _modules_of_theirs(len(sys.modules)):
+        if vars(module).get("lib", ours) is theirs:
             undo.set(module, "lib", ours)
+
+
+@functools.lru_cache(maxsize=1)
+def _modules_of_theirs(modules: int) -> list[ModuleType]:
+    """The modules of bitsandbytes; looked for again whenever there are more modules than before."""
+    return [module for name, module in list(sys.modules.items()) if name.startswith("bitsandbytes.")]
 
 
 class NativeLibrary:

@@ -7,8 +7,10 @@ their results.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import sys
 
 import torch
 
@@ -27,14 +29,22 @@ def install(undo: Undo) -> None:
     undo.call(ours._destroy)
     undo.call(theirs._destroy)
     undo.call(ops.forget_host_kernels)
-    for qualified in torch._C._dispatch_get_all_op_names():
-        namespace, _, name = qualified.partition("::")
-        if namespace != _NAMESPACE:
-            continue
+    for qualified in _operators("bitsandbytes._ops" in sys.modules):
+        name = qualified.partition("::")[2]
         if name in _STAND_INS:
             _stand_in(ours, theirs, name)
         elif _has_cpu_kernel(qualified):
             ops.use_host_kernel(*(f"{qualified}.".split(".")[:2]))
+
+
+@functools.cache
+def _operators(defined: bool) -> list[str]:
+    """The names of bitsandbytes' operators, once they are defined; torch has thousands to look through."""
+    if not defined:
+        return []
+    return [
+        name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{_NAMESPACE}::")
+    ]
 
 
 def _has_cpu_kernel(qualified: str) -> bool:

@@ -24,16 +24,25 @@ def install(undo: Undo) -> None:
 
 def clear() -> None:
     """Empty their ``lru_cache`` answers, accelerate's current device and bitsandbytes' code books."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in _LIBRARIES:
-            for answer in _cached_answers(module):
-                answer.cache_clear()
+    for answer in _all_cached_answers(len(sys.modules)):
+        answer.cache_clear()
     state = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is not None:
         functional.name2qmap.clear()  # tensors, on whatever device asked first
+
+
+@functools.lru_cache(maxsize=1)
+def _all_cached_answers(modules: int) -> list:
+    """Those of the libraries; looked for again whenever there are more modules than before."""
+    return [
+        answer
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in _LIBRARIES
+        for answer in _cached_answers(module)
+    ]
 
 
 @functools.cache

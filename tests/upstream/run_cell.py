@@ -213,7 +213,8 @@ def _process(
     ours = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "DIFFUSERS_QUANTFIX"))
+        # Bytecode is kept whatever the machine says: to compile a stack anew takes each process five seconds.
+        if not name.startswith(("PYTEST_", "DIFFUSERS_QUANTFIX")) and name != "PYTHONDONTWRITEBYTECODE"
     }
     keep = {name: value for name, value in os.environ.items() if name.startswith("DIFFUSERS_QUANTFIX_")}
     path = os.pathsep.join(filter(None, [environment.variables.get("PYTHONPATH"), str(ROOT)]))
