@@ -13,33 +13,35 @@ is claimed and the defect is really there; `status` says for every fix what beca
     qf.release(pipe)        # free its memory now, whoever still points at it; `releasing` as a context manager
     qf.track(pipe)          # a context manager that samples the memory of a run
 
-Importing this package loads nothing but itself while none of the libraries is imported.
+Importing this package loads two small modules while none of the libraries is imported.
 """
 
-from .activation import activate, apply, revert, status
+from .first_library import wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .activation import apply, revert, status
     from .memory import release, releasing, track
     from .placement import audit
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "audit", "release", "releasing", "revert", "status", "track"]
 
-activate()
+wait()
 
-# The tools are imported when they are asked for.
-_TOOLS = {"audit": "placement", "release": "memory", "releasing": "memory", "track": "memory"}
+# What is imported when it is asked for, and where it is.
+_HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
+          "audit": "placement", "release": "memory", "releasing": "memory", "track": "memory"}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    if name not in _TOOLS:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    tool = getattr(import_module(f"{__name__}.{_TOOLS[name]}"), name)
-    globals()[name] = tool
-    return tool
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

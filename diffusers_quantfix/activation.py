@@ -1,4 +1,4 @@
-"""Connects the watcher to the fixes.  Light: it runs at every start of an interpreter that activates the package.
+"""Connects the watcher to the fixes; `diffusers_quantfix.first_library` calls `activate`.
 
 Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixes that need it) is behind
 `diffusers_quantfix.process`, which is imported when the first target arrives or when someone asks.
@@ -9,6 +9,7 @@ import sys
 
 from .engine.settings import VARIABLE, Settings, did_you_mean
 from .engine.watcher import Watcher
+from .first_library import forget, succeed, waiting
 from .fixes import INDEX, OPTIONS
 
 TYPE_CHECKING = False
@@ -41,7 +42,7 @@ def activate() -> None:
     _watcher.succeed()
     if current.off:
         return
-    _watcher.start()
+    _watch()
     if any(target in sys.modules for target in _TARGETS):
         _guarded(lambda: _runner().sweep())
 
@@ -64,7 +65,7 @@ def apply(*ids: str) -> "Board":
     wanted = known_ids(ids)
     _report(settings())
     if not settings().off:
-        _watcher.start()
+        _watch()
         _runner().apply(wanted)
     return _runner().board()
 
@@ -86,6 +87,7 @@ def revert(*ids: str) -> "Board":
     unwanted = known_ids(ids)
     if not ids:
         _watcher.stop()
+        forget()
     _runner().revert(unwanted)
     return _runner().board()
 
@@ -100,8 +102,15 @@ def status(load: bool = True) -> "Board":
     Returns:
         The board; it prints as a table, ``to_dict()`` is for machines.
     """
+    if waiting():
+        activate()
     runner = _runner()
     return runner.board(runner.settle(load) if _watcher.watching else ())
+
+
+def _watch() -> None:
+    if not _watcher.watching and not succeed(_watcher):
+        _watcher.start()
 
 
 def _arrived(target: str) -> None:

@@ -7,9 +7,10 @@ or ``diffusers_quantfix_startup.start`` (PEP 829) calls `run`, which does nothin
 ``DIFFUSERS_QUANTFIX_AUTO=1``, or once per environment by ``python -m diffusers_quantfix enable``.  The path file looks
 for a choice itself, so that without one not even this module is loaded: that would take longer than all the rest.
 
-Even then it leaves no more than a finder that waits for the first of the libraries: most processes of an environment
-never import one, and the package costs a millisecond.  `site` is still at work when this runs, perhaps twice in a
-virtual environment: no import but of builtins, and whatever goes wrong, the interpreter starts.
+Even then it leaves no more than a finder that waits for the first of the libraries, as the package itself does when
+it is imported: most processes of an environment never import one, and here one module less is loaded.  `site` is still
+at work when this runs, perhaps twice in a virtual environment: no import but of builtins, and whatever goes wrong, the
+interpreter starts.
 """
 
 import os
@@ -46,11 +47,12 @@ def run() -> None:
 
 
 def wake() -> None:
-    """Import the package, which activates it."""
+    """Import the package and activate it: its own wait would begin behind the search that is under way."""
     try:
-        import diffusers_quantfix  # noqa: F401
+        from diffusers_quantfix.first_library import wake
     except ImportError:
-        pass  # the package was removed by hand and this file was left: say nothing, at every start
+        return  # the package was removed by hand and this file was left: say nothing, at every start
+    wake()
 
 
 class FirstLibrary:

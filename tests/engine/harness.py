@@ -46,6 +46,15 @@ fixes.INDEX = {index!r}
 fixes.DISTRIBUTIONS = {distributions!r}
 fixes.OPTIONS = ()
 sys.modules[fixes.__name__] = fixes
+def wait_for_the_fakes():
+    first = type(sys)("diffusers_quantfix.first_library")
+    first.__package__ = "diffusers_quantfix"
+    first.__file__ = {first_library!r}
+    with open(first.__file__) as file:
+        exec(compile(file.read(), first.__file__, "exec"), vars(first))
+    first.LIBRARIES = frozenset(target.partition(".")[0] for _, target in fixes.INDEX.values())
+    sys.modules[first.__name__] = first
+wait_for_the_fakes()
 TOLD = {{}}
 def tell(**facts):
     import json
@@ -158,7 +167,11 @@ class World:
         told = self.folder / "told.json"
         told.unlink(missing_ok=True)
         preamble = PREAMBLE.format(
-            fixes=str(self.fixes), index=self.index, distributions=tuple(self.distributions), told=str(told)
+            first_library=str(ROOT / "diffusers_quantfix" / "first_library.py"),
+            fixes=str(self.fixes),
+            index=self.index,
+            distributions=tuple(self.distributions),
+            told=str(told),
         )
         main = self.folder / "main.py"
         main.write_text(preamble + textwrap.dedent(script))

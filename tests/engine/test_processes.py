@@ -98,6 +98,7 @@ def forget(whole):
         if whole or name == "diffusers_quantfix":
             del sys.modules[name]
     sys.modules["diffusers_quantfix.fixes"] = fakes
+    wait_for_the_fakes()
 """
 
 

@@ -42,9 +42,7 @@ def _operators(defined: bool) -> list[str]:
     """The names of bitsandbytes' operators, once they are defined; torch has thousands to look through."""
     if not defined:
         return []
-    return [
-        name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{_NAMESPACE}::")
-    ]
+    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{_NAMESPACE}::")]
 
 
 def _has_cpu_kernel(qualified: str) -> bool:

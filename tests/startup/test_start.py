@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from diffusers_quantfix.fixes import INDEX
-from tests.engine.test_light_start import OURS
+from tests.engine.test_light_start import WITH_A_LIBRARY
 from tests.startup.conftest import ACTIVE, ROOT, Environment, checked
 
 ASK = f"import sys; print({ACTIVE})"
@@ -59,7 +59,7 @@ def test_a_start_adds_nothing_until_a_library_is_asked_for(environment: Environm
 
     bare = loaded(modules, DIFFUSERS_QUANTFIX_AUTO="0")
     assert loaded(modules, DIFFUSERS_QUANTFIX_AUTO="1") == bare
-    assert loaded(asked, DIFFUSERS_QUANTFIX_AUTO="1") - bare - {"__future__"} == OURS
+    assert loaded(asked, DIFFUSERS_QUANTFIX_AUTO="1") - bare - {"__future__"} == WITH_A_LIBRARY
     assert loaded(asked) == bare - {"diffusers_quantfix_startup"}, "without a choice nothing at all is loaded"
     assert "diffusers_quantfix_startup" in bare
 

@@ -1,0 +1,90 @@
+"""Waits for the first of the libraries: all that the import of this package leaves behind while none is imported.
+
+Most processes that import the package at their start, or through a start-up file, never import one of them: those
+pay for two small modules.  `diffusers_quantfix.activation` comes with the first library, before it is found.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeGuard
+
+# Whatever has a module that is mended; a test holds it against the fixes.
+LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "transformers"))
+
+
+class FirstLibrary:
+    """A finder that finds nothing.  When one of the libraries is asked for, it activates the package first."""
+
+    woken = False
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in LIBRARIES and not self.woken:
+            try:
+                wake()
+            finally:
+                self.woken = True  # not earlier: another thread's library waits as well
+
+
+def wait() -> None:
+    """Activate the package when the first library is asked for; at once where that cannot wait.
+
+    Settings are read at once, so that a typo in them is reported; libraries may be there already; and an earlier copy
+    of the package, which a program deleted from ``sys.modules``, must give up its place.
+    """
+    forget()
+    earlier = any(type(finder).__module__.startswith(f"{__package__}.") for finder in sys.meta_path)
+    if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or not LIBRARIES.isdisjoint(sys.modules):
+        wake()
+    else:
+        sys.meta_path.insert(0, FirstLibrary())
+
+
+def wake() -> None:
+    """Activate the package.  No fault of ours breaks an import of anyone, unless that was asked for."""
+    try:
+        from .activation import activate
+
+        activate()
+    except Exception as error:
+        if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
+            raise
+        _warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
+
+
+def waiting() -> bool:
+    """Whether nothing has activated the package yet."""
+    return any(_waits(finder) and not finder.woken for finder in sys.meta_path)
+
+
+def succeed(finder: object) -> bool:
+    """Put another finder into the place of the one that waits; False when there is none.
+
+    Into its very place: the search that is under way counts the finders, and so may whoever has put one before it.
+    """
+    for position, here in enumerate(sys.meta_path):
+        if _waits(here):
+            sys.meta_path[position] = finder  # type: ignore[call-overload]  # whoever calls it has a finder
+            return True
+    return False
+
+
+def forget() -> None:
+    """Take away what waits, that of earlier copies of the package as well."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not _waits(finder)]
+
+
+def _waits(finder: "Any") -> "TypeGuard[FirstLibrary]":
+    kind = type(finder)
+    return (kind.__module__, kind.__name__) == (FirstLibrary.__module__, FirstLibrary.__name__)
+
+
+def _warn(sentence: str) -> None:
+    try:
+        import logging
+
+        logging.getLogger(__package__).warning("%s", sentence)
+    except Exception:
+        pass

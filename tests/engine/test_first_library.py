@@ -1,0 +1,123 @@
+"""What waits for the first of the libraries: two small modules, until one is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from diffusers_quantfix.first_library import LIBRARIES
+from diffusers_quantfix.fixes import INDEX
+
+
+def test_it_waits_for_every_library_that_is_mended() -> None:
+    """A library that is a target itself would come too early: the search that wakes us is under way."""
+    targets = {target for _, target in INDEX.values()}
+    assert {target.partition(".")[0] for target in targets} <= LIBRARIES
+    assert not targets & LIBRARIES
+
+
+def test_other_modules_do_not_wake_it(simple) -> None:
+    outcome = simple.run("""
+        import sys
+        import diffusers_quantfix, colorsys, importlib.util
+        importlib.util.find_spec("nowhere")
+        before = "diffusers_quantfix.activation" in sys.modules
+        import lib
+        tell(before=before, after="diffusers_quantfix.activation" in sys.modules)
+    """)
+    assert outcome.told == {"before": False, "after": True}
+
+
+def test_the_watcher_comes_into_its_place(simple) -> None:
+    """No finder is left out of the search that wakes it, and a program's ``pop(0)`` takes what it has put there."""
+    outcome = simple.run("""
+        import sys
+        import diffusers_quantfix
+        asked = []
+        class Finder:
+            def __init__(self, name): self.name = name
+            def find_spec(self, name, path=None, target=None): asked.append((self.name, name))
+        sys.meta_path.insert(0, Finder("before"))
+        sys.meta_path.insert(2, Finder("after"))
+        number = len(sys.meta_path)
+        import lib.core
+        first = sys.meta_path.pop(0).name
+        tell(asked=asked, first=first, number=len(sys.meta_path) + 1 - number, f=lib.core.f(),
+             names=[type(finder).__name__ for finder in sys.meta_path[:2]])
+    """)
+    asked = [who for who, name in outcome["asked"] if name == "lib"]
+    assert asked == ["before", "after"]
+    assert (outcome["first"], outcome["number"], outcome["f"]) == ("before", 0, "mended")
+    assert outcome["names"] == ["Watcher", "Finder"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "state"), [("", "waiting"), ("off", "disabled"), ("skip:fix-f", "disabled")]
+)
+def test_status_before_any_library(simple, settings, state) -> None:
+    outcome = simple.run(
+        """
+        import diffusers_quantfix as qf
+        before = states("fix-f")
+        import lib.core
+        tell(before=before, after=states("fix-f"), f=lib.core.f())
+    """,
+        settings,
+    )
+    healthy = state == "waiting"
+    assert outcome["before"] == state
+    assert (outcome["after"], outcome["f"]) == (("applied", "mended") if healthy else ("disabled", "broken"))
+
+
+def test_revert_before_any_library_and_apply_again(simple) -> None:
+    outcome = simple.run("""
+        import sys
+        import diffusers_quantfix as qf
+        number = len(sys.meta_path)
+        qf.revert()
+        left = number - len(sys.meta_path)
+        import lib.core
+        before = lib.core.f()
+        qf.apply()
+        tell(left=left, before=before, after=lib.core.f())
+    """)
+    assert outcome.told == {"left": 1, "before": "broken", "after": "mended"}
+
+
+@pytest.mark.parametrize("settings", ["", "strict"])
+def test_a_fault_of_ours_breaks_no_import(simple, settings) -> None:
+    outcome = simple.run(
+        f"""
+        import os, sys
+        import diffusers_quantfix
+        os.environ["DIFFUSERS_QUANTFIX"] = {settings!r}
+        sys.modules["diffusers_quantfix.activation"] = None  # a broken installation
+        try:
+            import lib.core
+            said = lib.core.f()
+        except ImportError:
+            said = "raised"
+        tell(said=said)
+    """
+    )
+    assert outcome["said"] == ("raised" if settings else "broken")
+    assert settings or outcome.err.count("cannot work, nothing is mended") == 1
+
+
+def test_threads_that_ask_for_libraries_at_once(simple) -> None:
+    simple.library("lib2")
+    simple.fix("fix-2", target="lib2.core", claims={"lib2": "<2"})
+    outcome = simple.run("""
+        import sys, threading, importlib
+        sys.setswitchinterval(1e-6)
+        import diffusers_quantfix
+        gate = threading.Barrier(2)
+        def work(name):
+            gate.wait()
+            importlib.import_module(name)
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("lib.core", "lib2.core")]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join(20)
+        import lib.core, lib2.core
+        tell(values=[lib.core.f(), lib2.core.f()])
+    """)
+    assert outcome["values"] == ["mended", "mended"]
