@@ -225,18 +225,21 @@ class Ledger:
         fix_id = draft.fix_id
         with self._lock:
             done: list[tuple[Entry, bool, Any]] = []  # with what the owner had just before
+            held = self._copies(*_may_be_copied(draft.entries))
             try:
                 for entry in draft.entries:
-                    before = self._write(entry, done)
+                    entry.fresh = isinstance(entry.owner, ModuleType) and not held.get(id(entry.new))
+                    before = _write(entry, done)
                     if not isinstance(entry.owner, ModuleType) or not _defined_in(entry.owner, entry.old):
                         continue
-                    copies = [*self._copies(entry.old)]
+                    copies = held.get(id(entry.old), [])
                     if before is not entry.old:  # our own work of an earlier installation
-                        copies += self._copies(before)
+                        copies = copies + held.get(id(before), [])
                     for holder, name in copies:
-                        if not any(other.is_at(holder, name) for other in draft.entries):
+                        others = [*draft.entries, *(other for other, _, _ in done)]
+                        if not any(other.is_at(holder, name) for other in others):
                             alias = Entry(fix_id, holder, name, True, entry.old, entry.new, alias=True)
-                            self._write(alias, done)
+                            _write(alias, done)
             except BaseException:
                 for entry, owned, value in reversed(done):
                     if entry.holds():
@@ -264,11 +267,12 @@ class Ledger:
             for entry in reversed(entries):
                 if entry.holds():
                     entry.restore()
-            for entry in [*entries, *(entry for entry in self._lost if entry.fix_id == fix_id)]:
-                if entry.fresh:
-                    # Modules imported after us copied our function by name.
-                    for holder, name in list(self._copies(entry.new)):
-                        setattr(holder, name, entry.old)
+            fresh = [entry for entry in [*entries, *self._lost] if entry.fix_id == fix_id and entry.fresh]
+            copies = self._copies(*(entry.new for entry in fresh))
+            for entry in fresh:
+                # Modules imported after us copied our function by name.
+                for holder, name in copies.get(id(entry.new), []):
+                    setattr(holder, name, entry.old)
             self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
             self._lost = [entry for entry in self._lost if entry.fix_id != fix_id]
             return []
@@ -280,21 +284,12 @@ class Ledger:
             self._entries = [entry for entry in self._entries if entry not in lost]
             self._lost += [entry for entry in lost if not entry.alias]
 
-    def _write(self, entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:
-        """Write one slot, note it in ``done``, and give what stood there."""
-        owned, before = slot(entry.owner, entry.name)
-        if isinstance(entry.owner, ModuleType) and not entry.alias:
-            entry.fresh = next(self._copies(entry.new), None) is None
-        done.append((entry, owned, before))
-        entry.write()
-        return before
-
-    def _copies(self, value: Any) -> Iterator[tuple[ModuleType, str]]:
-        """Where modules of the watched libraries hold ``value``, under whatever name."""
-        if not callable(value):
-            return  # a constant: the same object elsewhere is no copy of this one
+    def _copies(self, *values: Any) -> dict[int, list[tuple[ModuleType, str]]]:
+        """Where modules of the watched libraries hold each of the values, under whatever name: id -> places."""
+        wanted = {id(value) for value in values if callable(value)}  # the same constant elsewhere is no copy
+        places: dict[int, list[tuple[ModuleType, str]]] = {}
         seen = set()
-        for name, module in list(sys.modules.items()):
+        for name, module in list(sys.modules.items()) if wanted else ():
             if name.partition(".")[0] not in self._libraries or id(module) in seen:
                 continue
             # By its type: asking a module of importlib.util.LazyLoader for anything would import it.
@@ -302,13 +297,29 @@ class Ledger:
                 continue
             seen.add(id(module))
             namespace = object.__getattribute__(module, "__dict__")
-            if id(value) not in map(
-                id, list(namespace.values())
-            ):  # without a loop in Python over all of diffusers
+            if wanted.isdisjoint(
+                map(id, list(namespace.values()))
+            ):  # no loop in Python over all of diffusers
                 continue
             for attribute, held in list(namespace.items()):
-                if held is value:
-                    yield module, attribute
+                if id(held) in wanted:
+                    places.setdefault(id(held), []).append((module, attribute))
+        return places
+
+
+def _may_be_copied(entries: Iterable[Entry]) -> Iterator[Any]:
+    """What modules may hold copies of, that has to do with these entries: before and after, and ours of the past."""
+    for entry in entries:
+        if isinstance(entry.owner, ModuleType):
+            yield from (entry.old, entry.new, entry.current())
+
+
+def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:
+    """Write one slot, note it in ``done``, and give what stood there."""
+    owned, before = slot(entry.owner, entry.name)
+    done.append((entry, owned, before))
+    entry.write()
+    return before
 
 
 def _put(owner: Any, name: str, owned: bool, value: Any) -> None:

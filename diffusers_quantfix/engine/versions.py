@@ -5,6 +5,7 @@ The answer comes from the metadata of the distributions; no library is imported.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from importlib import metadata
@@ -76,6 +77,7 @@ def _read_version(distribution: str) -> str | None:
         return ""
 
 
+@functools.lru_cache(maxsize=512)
 def contains(specifier: str, version: str) -> bool:
     """Whether a release lies in a range, development builds judged by their place in time.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
+
+from tests.rig.frames import our_frames
 
 from .figure import Row, figure
 from .measure import child
@@ -38,26 +39,6 @@ def forward_seconds(bits: int) -> dict:
     model(inputs)
     best = min(_timed(lambda: model(inputs), 20) for _ in range(ROUNDS))
     return {"seconds": best, "frames": our_frames(lambda: model(inputs))}
-
-
-def our_frames(call: Callable[[], object]) -> int:
-    """How many Python frames of this package a call enters."""
-    import diffusers_quantfix
-
-    folder = diffusers_quantfix.__file__.rpartition("/")[0]
-    seen = 0
-
-    def profile(frame, event, argument):
-        nonlocal seen
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            seen += 1
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return seen
 
 
 @figure("calls")

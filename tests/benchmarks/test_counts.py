@@ -8,6 +8,7 @@ import diffusers_quantfix as qf
 from tests.benchmarks import calls
 from tests.benchmarks.figure import Row
 from tests.gate import unmet
+from tests.rig.frames import our_frames
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -22,14 +23,14 @@ def test_a_forward_pass_has_no_frame_of_ours(bits):
         model(inputs)
         # bnb-cpu-packing has to ask each 4-bit layer, on CPUs that repack: with AVX512-BF16 only
         allowed = len(model) if bits == 4 and state["bnb-cpu-packing"] == "applied" else 0
-        assert calls.our_frames(lambda: model(inputs)) == allowed
+        assert our_frames(lambda: model(inputs)) == allowed
 
 
 def test_our_frames_are_counted():
     from diffusers_quantfix.engine.versions import contains
 
-    assert calls.our_frames(lambda: None) == 0
-    assert calls.our_frames(lambda: contains(">=1.0", "1.0")) > 0
+    assert our_frames(lambda: None) == 0
+    assert our_frames(lambda: contains(">=1.0", "1.0")) > 0
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_accelerate_places_a_marked_weight(gpu):
             assert torch.equal(run(layer, there), reference)
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("transformers>=5", "accelerate<1.14"))
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("transformers>=5", "accelerate<1.14", "bitsandbytes<0.50"))
 def test_a_text_encoder_is_offloaded(gpu, tmp_path):
     import torch
     from accelerate import cpu_offload

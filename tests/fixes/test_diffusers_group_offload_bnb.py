@@ -252,6 +252,10 @@ def output(model, device):
 @pytest.mark.parametrize("name", ["flux", "t5"])
 @pytest.mark.parametrize("mode", [LEAF, BLOCK | LOW], ids=["leaf", "block-low"])
 def test_loaded_models(gpu, folders, name, bits, mode):
+    if name == "t5" and mode == LEAF and not unmet("transformers>=5") and unmet("diffusers>=0.36"):
+        pytest.skip(
+            "this diffusers offloads the embedding of T5 once, of which transformers 5 makes two modules"
+        )
     device = gpu.devices[0]
     assert_works(gpu, device, lambda: load(name, folders, bits), lambda model: output(model, device), mode)
 
