@@ -14,6 +14,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
+    "bnb-int8-prequantized": ("bitsandbytes.int8_prequantized", "bitsandbytes.nn.modules"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),

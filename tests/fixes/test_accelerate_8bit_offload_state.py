@@ -10,7 +10,9 @@ from tests.gate import unmet
 FIX_ID = "accelerate-8bit-offload-state"
 # Before 0.45 a layer that has run keeps its weight in tiles of the GPU's: its offload fails otherwise.
 NEEDS = "bitsandbytes>=0.45"
-STAYED = "bytes stayed on cuda"
+# How it shows in bitsandbytes 0.48.0, whose parameters lose CB on their way.
+LOST = "|Cannot copy out of meta tensor"
+STAYED = "bytes stayed on cuda" + LOST
 
 forward = pytest.mark.parametrize("first", [False, True], ids=["before forward", "after forward"])
 
@@ -52,7 +54,7 @@ def test_nothing_stays_after_a_run(gpu, first):
 
 
 @forward
-@pytest.mark.defect(FIX_ID, shows="the peak is", needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows="the peak is" + LOST, needs=NEEDS)
 def test_the_peak_is_one_layer(gpu, first):
     here = gpu.devices[0]
     model = stack_of(gpu, first, layers=8)
@@ -76,7 +78,7 @@ def test_a_model_that_has_run_is_offloaded_at_once(gpu):
     del model
 
 
-BROKEN_AFTER = "NoneType|the scales are lost|companion is on|second copy|same device"
+BROKEN_AFTER = "NoneType|the scales are lost|companion is on|second copy|same device" + LOST
 
 
 @pytest.mark.parametrize("runs", [0, 1])

@@ -40,35 +40,42 @@ def broken(modules) -> bool:
 def mend(modules, ledger) -> None:
     import torch
 
+    int8 = torch.int8
     int8_params = resolve(modules, "Int8Params")
-    parse = torch._C._nn._parse_to
-    make_subclass = torch.Tensor._make_subclass
-
-    def make(original):
-        def to(self, *args, **kwargs):
-            quantized = self.data.dtype == torch.int8
-            device, dtype, non_blocking, _ = parse(*args, **kwargs)
-            if not quantized or dtype not in (None, torch.int8):
-                return original(self, *args, **kwargs)
-            result = make_subclass(
-                type(self), self.data.to(device, non_blocking=non_blocking), self.requires_grad
-            )
-            vars(result).update(vars(self))
-            result.CB = result.data
-            if self.SCB is not None and device is not None:
-                # On meta it has no values; whoever fetches the weight brings them (accelerate, from its weights map).
-                result.SCB = None if self.SCB.is_meta and device.type != "meta" else self.SCB.to(device)
-            return result
-
-        return to
 
     def make_cuda(original):
         def cuda(self, device=None, *args, **kwargs):
-            if self.data.dtype != torch.int8:
+            if self.data.dtype != int8:
                 return original(self, device, *args, **kwargs)
             return self.to("cuda" if device is None else device, *args, **kwargs)
 
         return cuda
 
-    ledger.around(int8_params, "to", make)
+    ledger.around(int8_params, "to", moved_whole)
     ledger.around(int8_params, "cuda", make_cuda)
+
+
+def moved_whole(original):
+    """An ``Int8Params.to`` that moves int8 data as it is, with its SCB; CB is the moved data."""
+    import torch
+
+    parse = torch._C._nn._parse_to
+    make_subclass = torch.Tensor._make_subclass
+    int8 = torch.int8
+
+    def to(self, *args, **kwargs):
+        quantized = self.data.dtype == int8
+        device, dtype, non_blocking, _ = parse(*args, **kwargs)
+        if not quantized or dtype not in (None, int8):
+            return original(self, *args, **kwargs)
+        result = make_subclass(
+            type(self), self.data.to(device, non_blocking=non_blocking), self.requires_grad
+        )
+        vars(result).update(vars(self))
+        result.CB = result.data
+        if self.SCB is not None and device is not None:
+            # On meta it has no values; whoever fetches the weight brings them (accelerate, from its weights map).
+            result.SCB = None if self.SCB.is_meta and device.type != "meta" else self.SCB.to(device)
+        return result
+
+    return to

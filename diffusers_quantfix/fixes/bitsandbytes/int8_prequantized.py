@@ -1,0 +1,46 @@
+"""A checkpoint that was saved in 8 bits runs as noise.
+
+Symptom: noise or NaN, without any error, from an 8-bit model that was loaded from a pre-quantized checkpoint, on a GPU
+    and on the CPU.
+Cause: ``Int8Params.to`` gives its result a CB only if the parameter had one. One that was made of the int8 data of a
+    checkpoint has none yet, and the layer takes its int8 matrix for one that is still to be quantized.
+Upstream: bitsandbytes issue 1775, mended by PR 1776 in 0.48.1.
+Cure: the move of int8 data that ``bnb-int8-requantize`` has for older releases: CB is the moved data.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from .int8_requantize import moved_whole
+
+FIX = Fix(
+    id="bnb-int8-prequantized",
+    title="a checkpoint that was saved in 8 bits runs as noise",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.48.0,<0.48.1"},
+    upstream=(
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1775",
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1776",
+    ),
+    symptom="noise or NaN from a model that was loaded from an 8-bit checkpoint",
+    healed="bitsandbytes 0.48.1",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Move a parameter as loading makes it, and one that has a CB: does that alone get one?"""
+    import torch
+
+    resolve(modules, "Int8Params.to")
+    weight = modules.Int8Params(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
+    if weight.to("meta").CB is not None:
+        return False
+    weight.CB = weight.data
+    # Older releases leave it where it was, and quantize int8 data on its way to a GPU: bnb-int8-requantize.
+    return weight.to("meta").CB.is_meta
+
+
+def mend(modules, ledger) -> None:
+    ledger.around(resolve(modules, "Int8Params"), "to", moved_whole)
