@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...int8_params import moved_whole
 
 FIX = Fix(
     id="bnb-int8-requantize",
@@ -53,29 +54,3 @@ def mend(modules, ledger) -> None:
 
     ledger.around(int8_params, "to", moved_whole)
     ledger.around(int8_params, "cuda", make_cuda)
-
-
-def moved_whole(original):
-    """An ``Int8Params.to`` that moves int8 data as it is, with its SCB; CB is the moved data."""
-    import torch
-
-    parse = torch._C._nn._parse_to
-    make_subclass = torch.Tensor._make_subclass
-    int8 = torch.int8
-
-    def to(self, *args, **kwargs):
-        quantized = self.data.dtype == int8
-        device, dtype, non_blocking, _ = parse(*args, **kwargs)
-        if not quantized or dtype not in (None, int8):
-            return original(self, *args, **kwargs)
-        result = make_subclass(
-            type(self), self.data.to(device, non_blocking=non_blocking), self.requires_grad
-        )
-        vars(result).update(vars(self))
-        result.CB = result.data
-        if self.SCB is not None and device is not None:
-            # On meta it has no values; whoever fetches the weight brings them (accelerate, from its weights map).
-            result.SCB = None if self.SCB.is_meta and device.type != "meta" else self.SCB.to(device)
-        return result
-
-    return to
