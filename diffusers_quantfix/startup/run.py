@@ -5,7 +5,8 @@ diffusers_quantfix activates it, and a dependency in a requirements file may not
 a folder because uv leaves the bytecode of a removed module behind.  ``diffusers_quantfix_startup.pth`` (Python <= 3.14)
 or ``diffusers_quantfix_startup.start`` (PEP 829) calls `run`, which does nothing until activation was chosen: by
 ``DIFFUSERS_QUANTFIX_AUTO=1``, or once per environment by ``python -m diffusers_quantfix enable``.  The path file looks
-for a choice itself, so that without one not even this module is loaded: that would take longer than all the rest.
+for a choice itself, so that without one not even this module is loaded: that would take longer than all the rest.  Its
+line is compiled at every start, twice in a virtual environment, so it is short.
 
 Even then it leaves no more than a finder that waits for the first of the libraries, as the package itself does when
 it is imported: most processes of an environment never import one, and here one module less is loaded.  `site` is still

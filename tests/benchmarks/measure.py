@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,14 @@ def interleaved(commands: Mapping[str, Command], runs: int, folder: str = "/") -
     return found
 
 
-def ratio(found: Mapping[str, list[float]], name: str, base: str) -> tuple[float, str]:
-    """The ratio of two medians, and the medians in words."""
-    one, other = statistics.median(found[name]), statistics.median(found[base])
+def ratio(
+    found: Mapping[str, list[float]],
+    name: str,
+    base: str,
+    of: Callable[[list[float]], float] = statistics.median,
+) -> tuple[float, str]:
+    """The ratio of two medians (or of what ``of`` makes of the runs), and the two in words."""
+    one, other = of(found[name]), of(found[base])
     return one / other, f"{1000 * one:.1f} ms / {1000 * other:.1f} ms, {len(found[name])} runs"
 
 
