@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tests.fixes import eight_bit, four_bit
@@ -48,7 +50,7 @@ def test_a_quantized_pipeline_is_saved_while_it_is_offloaded(gpu, tmp_path, bits
     diffusers = pytest.importorskip("diffusers")
     here = gpu.devices[0]
     folder = models.saved(models.flux_transformer(), tmp_path / "flux")
-    load = four_bit.load if bits == 4 else _load_8bit
+    load = functools.partial(four_bit.load, bits=bits)
 
     def pipeline(model):
         return models.flux_pipeline(model)
@@ -63,15 +65,6 @@ def test_a_quantized_pipeline_is_saved_while_it_is_offloaded(gpu, tmp_path, bits
     assert four_bit.differences(four_bit.state_of(again), saved) == []
     assert torch.equal(models.call_flux(pipeline(again), here).cpu(), reference)
     assert torch.equal(models.call_flux(offloaded, here).cpu(), reference)
-
-
-def _load_8bit(model_class, folder):
-    try:
-        return models.load_quantized(model_class, folder, bits=8)
-    except ValueError as error:
-        if "`.to` is not supported for `8-bit`" in str(error):
-            pytest.skip("these releases cannot load 8-bit models (diffusers-8bit-load-dispatch)")
-        raise
 
 
 @pytest.mark.defect(FIX_ID, shows=EMPTY)

@@ -121,7 +121,7 @@ def eight_bit_transformer(folder, side):
         return models.load_quantized(FluxTransformer2DModel, folder, bits=8)
     except ValueError as error:
         if side == "bare" and "`.to` is not supported for `8-bit`" in str(error):
-            pytest.skip("no 8-bit model of diffusers loads here (diffusers-8bit-load-dispatch)")
+            pytest.skip("no 8-bit model of diffusers loads here (diffusers-8bit-model-gate)")
         raise
 
 

@@ -102,7 +102,7 @@ def test_a_quantized_text_encoder_loads_and_runs(gpu, tmp_path, name, bits):
 
 
 _REFUSALS = {
-    "`.to` is not supported for `8-bit`": "8-bit models do not load (diffusers-8bit-load-dispatch)",
+    "`.to` is not supported for `8-bit`": "8-bit models do not load (diffusers-8bit-model-gate)",
     "requires bitsandbytes: `pip install": "this transformers wants a newer bitsandbytes",
 }
 

@@ -32,7 +32,7 @@ def load(model_class, folder, bits: int, **options):
         return models.load_quantized(model_class, folder, bits=bits, **options)
     except ValueError as error:
         if "`.to` is not supported for `8-bit`" in str(error):
-            pytest.skip("these releases cannot load 8-bit models (diffusers-8bit-load-dispatch)")
+            pytest.skip("these releases cannot load 8-bit models (diffusers-8bit-model-gate)")
         raise
 
 
