@@ -75,6 +75,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
+    "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
     "diffusers-text-encoder-lora-quantized": (
         "diffusers.text_encoder_lora_quantized",
