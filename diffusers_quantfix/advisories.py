@@ -143,7 +143,10 @@ def healing(fix: Fix) -> dict[str, str]:
 
 
 def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool = False) -> list[Upgrade]:
-    """The releases that heal something that was found, per library from the smallest on."""
+    """The releases that heal something that was found, per library from the smallest on.
+
+    One that brings a defect which a later release of the same libraries has healed gives way to that.
+    """
     found = list(found)
     have = {finding.fix.id for finding in found}
     now = {finding.fix.id for finding in findings(pins, complete=complete)}
@@ -157,12 +160,23 @@ def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool =
         if needed and needed not in steps:
             steps.append(needed)
     order = lambda step: (len(step), list(step), [Version(version) for version in step.values()])  # noqa: E731
-    made = []
+    healed_in = {fix.id: healing(fix) for fix in declarations()}
+    made: list[Upgrade] = []
     for releases in sorted(steps, key=order):
-        changed = dict(pins)
-        changed.update((canonicalize_name(name), f"=={version}") for name, version in releases.items())
-        then = {finding.fix.id for finding in findings(changed, complete=complete)}
-        if have - then:
+        while True:
+            changed = dict(pins)
+            changed.update((canonicalize_name(name), f"=={version}") for name, version in releases.items())
+            then = {finding.fix.id for finding in findings(changed, complete=complete)}
+            later = [healed_in[brought] for brought in then - now if set(healed_in[brought]) <= set(releases)]
+            later = [healed for healed in later if healed]
+            raised = {
+                name: str(max(Version(step.get(name, version)) for step in (releases, *later)))
+                for name, version in releases.items()
+            }
+            if raised == releases:
+                break
+            releases = raised
+        if have - then and releases not in [upgrade.releases for upgrade in made]:
             made.append(Upgrade(releases, sorted(have - then), sorted(then - now)))
     return made
 

@@ -102,9 +102,10 @@ def test_the_smallest_upgrade_of_each_library():
     pins = {"bitsandbytes": "==0.45.2", "diffusers": "==0.33.1", "accelerate": "==1.6.0"}
     found = {str(upgrade).partition(" heals ")[0]: upgrade for upgrade in upgrades(pins, findings(pins))}
     assert found["bitsandbytes 0.45.3"].heals == [CODE]
-    assert set(found["bitsandbytes 0.48.0"].heals) >= {CODE, "bnb-int8-requantize"}, (
-        "the smaller ones included"
+    assert set(found["bitsandbytes 0.48.1"].heals) >= {CODE, "bnb-int8-requantize"}, (
+        "the smaller ones included; not 0.48.0, which breaks 8-bit checkpoints"
     )
+    assert not any("0.48.0" in upgrade.releases.values() for upgrade in found.values())
     assert "diffusers-8bit-offload-detection" in found["diffusers 0.34.0"].heals
     assert not set(found["bitsandbytes 0.45.3"].brings) & {finding.fix.id for finding in findings(pins)}
     shown = check("-", stdin="bitsandbytes==0.45.2\n").stdout
@@ -124,10 +125,10 @@ def test_releases_that_only_heal_together():
     assert said("==0.37.0", ">=0.45") == MAYBE
     pins = {"diffusers": "==0.36.0", "bitsandbytes": "==0.45.5"}
     both = [upgrade for upgrade in upgrades(pins, findings(pins)) if len(upgrade.releases) == 2]
-    assert [upgrade.releases for upgrade in both] == [{"diffusers": "0.37.0", "bitsandbytes": "0.48.0"}]
+    assert [upgrade.releases for upgrade in both] == [{"diffusers": "0.37.0", "bitsandbytes": "0.48.1"}]
     one = upgrades({**pins, "diffusers": "==0.42.1"}, findings({**pins, "diffusers": "==0.42.1"}))
     assert (
-        "diffusers-8bit-model-gate" in next(u for u in one if u.releases == {"bitsandbytes": "0.48.0"}).heals
+        "diffusers-8bit-model-gate" in next(u for u in one if u.releases == {"bitsandbytes": "0.48.1"}).heals
     )
 
 
