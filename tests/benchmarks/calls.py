@@ -30,7 +30,9 @@ def forward() -> Iterator[Row]:
             f"forward of a {bits}-bit model that is not offloaded, with / without", one / other, goal=1.02,
             detail=f"{1000 * one:.2f} ms / {1000 * other:.2f} ms",
         )  # fmt: skip
-        yield Row(f"  our frames in it, {bits}-bit", frames, "", 0, exact=True)
+        yield Row(f"  our frames in it, {bits}-bit, on the CPU", frames, "", 0, exact=True)
+        frames = child("calls:frames_on_a_device", bits)
+        yield Row(f"  our frames in it, {bits}-bit, on a GPU", frames, "", 0, exact=True)
 
 
 def forward_seconds(bits: int) -> dict:
@@ -39,6 +41,19 @@ def forward_seconds(bits: int) -> dict:
     model(inputs)
     best = min(_timed(lambda: model(inputs), 20) for _ in range(ROUNDS))
     return {"seconds": best, "frames": our_frames(lambda: model(inputs))}
+
+
+def frames_on_a_device(bits: int) -> int:
+    """How many frames of ours a forward pass has on a CUDA device, or on one of the rig's."""
+    from .memory import cuda_devices
+
+    model, inputs = _model(bits)
+    stack, devices = cuda_devices()
+    with stack:
+        model.to(devices.devices[0])
+        inputs = inputs.to(devices.devices[0])
+        model(inputs)
+        return our_frames(lambda: model(inputs))
 
 
 @figure("calls")
@@ -61,9 +76,9 @@ def calls() -> Iterator[Row]:
 
 def call_seconds() -> dict:
     """Seconds of one call of each kind, on a device, nothing moving."""
-    from .memory import _devices
+    from .memory import cuda_devices
 
-    stack, gpu = _devices()
+    stack, gpu = cuda_devices()
     with stack:
         here = gpu.devices[0]
         weight, layer = _layer(4, here).weight, _layer(8, here)

@@ -21,9 +21,24 @@ def test_a_forward_pass_has_no_frame_of_ours(bits):
     with torch.no_grad():
         model, inputs = calls._model(bits)
         model(inputs)
-        # bnb-cpu-packing has to ask each 4-bit layer, on CPUs that repack: with AVX512-BF16 only
+        # bnb-cpu-packing stands at the kernel for repacked weights, which CPUs with AVX512-BF16 have
         allowed = len(model) if bits == 4 and state["bnb-cpu-packing"] == "applied" else 0
         assert our_frames(lambda: model(inputs)) == allowed
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_forward_pass_on_a_gpu_has_no_frame_of_ours(gpu, bits):
+    if reason := unmet("bitsandbytes>=0.46"):
+        pytest.skip(f"quantizing on the CPU: {reason}")
+    import torch
+
+    here = gpu.devices[0]
+    with torch.no_grad():
+        model, inputs = calls._model(bits)
+        model.to(here)
+        inputs = inputs.to(here)
+        model(inputs)
+        assert our_frames(lambda: model(inputs)) == 0
 
 
 def test_our_frames_are_counted():
