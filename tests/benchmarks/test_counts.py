@@ -28,8 +28,8 @@ def test_a_forward_pass_has_no_frame_of_ours(bits):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_forward_pass_on_a_gpu_has_no_frame_of_ours(gpu, bits):
-    if reason := unmet("bitsandbytes>=0.46"):
-        pytest.skip(f"quantizing on the CPU: {reason}")
+    if reason := unmet("bitsandbytes>=0.50"):
+        pytest.skip(f"before, 4-bit weights go through dequantize_4bit there: {reason}")
     import torch
 
     here = gpu.devices[0]

@@ -248,7 +248,9 @@ def test_a_forward_pass_on_a_gpu_meets_nothing_of_it(gpu):
     inputs = four_bit.batch(here)
     with torch.no_grad():
         layer(inputs)
-        assert our_frames(lambda: layer(inputs)) == 0
+        # Up to 0.49 it goes through dequantize_4bit, which may be given a repacked weight by anyone.
+        allowed = 1 if packs() and unmet("bitsandbytes>=0.50") else 0
+        assert our_frames(lambda: layer(inputs)) <= allowed
 
 
 @pytest.mark.parametrize("owned", [True, False], ids=["the parameter", "its bytes"])

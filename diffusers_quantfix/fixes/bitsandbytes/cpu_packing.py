@@ -12,7 +12,7 @@ Upstream: bitsandbytes issue 2078; PR 2083 mends ``.to()`` only. Both open.
 Cure: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
     a copy of the weight would double the memory); whatever wants the weight for anything but the kernel unpacks first:
     moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel cannot do
-    take the ordinary way. The speed of the kernel stays, and on a GPU no forward pass meets any of this.
+    take the ordinary way. The speed of the kernel stays, and on a GPU no forward pass meets any of this from 0.50 on.
 """
 
 from __future__ import annotations
