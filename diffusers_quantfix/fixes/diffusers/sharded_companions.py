@@ -61,7 +61,7 @@ def mend(modeling_utils, ledger) -> None:
 def _with_a_look_ahead(wrapped, cls, args, kwargs):
     quantizer = kwargs.get("hf_quantizer")
     method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
-    files = kwargs["resolved_model_file"] if "resolved_model_file" in kwargs else args[_FILES]
+    files = kwargs.get("resolved_model_file", args[_FILES] if len(args) > _FILES else None)
     if getattr(method, "value", method) != "bitsandbytes" or not getattr(quantizer, "pre_quantized", False):
         return wrapped(*args, **kwargs)
     apart = companions_apart(files)
