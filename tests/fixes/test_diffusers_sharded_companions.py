@@ -131,3 +131,13 @@ def test_which_keys_are_apart(tmp_path):
 )
 def test_what_is_left_alone(files):
     assert sharded_companions.companions_apart(files) == {}
+
+
+def test_a_file_that_cannot_be_read_is_upstreams_error(gpu, tmp_path):
+    import torch
+
+    model, folder = saved(tmp_path, 4)
+    sorted(folder.glob("*.safetensors"))[-1].write_bytes(b"no tensors")
+    with pytest.raises(Exception) as error:  # which one is upstream's choice
+        type(model).from_pretrained(folder, torch_dtype=torch.float16)
+    assert "_with_a_look_ahead" not in [entry.name for entry in error.traceback[-2:]]

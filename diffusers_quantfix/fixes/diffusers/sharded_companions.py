@@ -64,7 +64,10 @@ def _with_a_look_ahead(wrapped, cls, args, kwargs):
     files = kwargs.get("resolved_model_file", args[_FILES] if len(args) > _FILES else None)
     if getattr(method, "value", method) != "bitsandbytes" or not getattr(quantizer, "pre_quantized", False):
         return wrapped(*args, **kwargs)
-    apart = companions_apart(files)
+    try:
+        apart = companions_apart(files)
+    except Exception:  # a file that cannot be read: upstream says so
+        apart = {}
     if not apart:
         return wrapped(*args, **kwargs)
     setattr(quantizer, _APART, apart)  # threads that load the files at once share the quantizer
