@@ -96,14 +96,9 @@ def keep_gradients(functional, matmul_4bit, ledger) -> None:
     import torch
 
     def make(original):
-        def gemv_4bit(A, B, *args, **kwargs):
-            state = kwargs.get("state")
-            if (
-                not A.requires_grad
-                or _KEPT not in getattr(state, "__dict__", ())
-                or not torch.is_grad_enabled()
-            ):
-                return original(A, B, *args, **kwargs)
+        def gemv_4bit(A, B, out=None, transposed_A=False, transposed_B=False, state=None):
+            if not (A.requires_grad and torch.is_grad_enabled() and _KEPT in getattr(state, "__dict__", ())):
+                return original(A, B, out, transposed_A, transposed_B, state)
             if getattr(B, "quant_state", None) is state:
                 four_bit.unpack(B)  # for all the passes of a training
             else:
