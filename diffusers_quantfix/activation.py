@@ -9,7 +9,7 @@ import sys
 
 from .engine.settings import VARIABLE, Settings, did_you_mean
 from .engine.watcher import Watcher
-from .first_library import forget, succeed, waiting
+from .first_library import forget, give_way, waiting, warn
 from .fixes import INDEX, OPTIONS
 
 TYPE_CHECKING = False
@@ -109,7 +109,7 @@ def status(load: bool = True) -> "Board":
 
 
 def _watch() -> None:
-    if not _watcher.watching and not succeed(_watcher):
+    if not _watcher.watching and not give_way(_watcher):
         _watcher.start()
 
 
@@ -156,16 +156,10 @@ def _report(current: Settings) -> None:
 
 
 def _warn(sentence: str) -> None:
-    """Say it once.  Called inside imports of others, at the end of the interpreter too: a fault ends here."""
-    if sentence in _reported:
-        return
-    _reported.add(sentence)
-    try:
-        import logging
-
-        logging.getLogger(__name__.partition(".")[0]).warning("%s", sentence)
-    except Exception:
-        pass
+    """Say it once."""
+    if sentence not in _reported:
+        _reported.add(sentence)
+        warn(sentence)
 
 
 _watcher = Watcher(_TARGETS, _arrived, _retired)

@@ -51,7 +51,7 @@ def wake() -> None:
     except Exception as error:
         if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
             raise
-        _warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
+        warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
 
 
 def waiting() -> bool:
@@ -59,7 +59,7 @@ def waiting() -> bool:
     return any(_waits(finder) and not finder.woken for finder in sys.meta_path)
 
 
-def succeed(finder: object) -> bool:
+def give_way(finder: object) -> bool:
     """Put another finder into the place of the one that waits; False when there is none.
 
     Into its very place: the search that is under way counts the finders, and so may whoever has put one before it.
@@ -81,7 +81,8 @@ def _waits(finder: "Any") -> "TypeGuard[FirstLibrary]":
     return (kind.__module__, kind.__name__) == (FirstLibrary.__module__, FirstLibrary.__name__)
 
 
-def _warn(sentence: str) -> None:
+def warn(sentence: str) -> None:
+    """Log it.  Called inside imports of others, at the end of the interpreter too: a fault ends here."""
     try:
         import logging
 

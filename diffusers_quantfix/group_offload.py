@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from . import four_bit
 from .companions import companions
 
 TYPE_CHECKING = False
@@ -95,7 +94,6 @@ def is_left_to_diffusers(module_group: Any, backend: str) -> bool:
 
 def _onload(group: Any, original: Any) -> None:
     torch = sys.modules["torch"]
-    _unpack(group)
     device = torch.device(group.onload_device)
     if group.stream is not None:
         group.stream.synchronize()  # the transfer before this one
@@ -128,7 +126,6 @@ def _onload(group: Any, original: Any) -> None:
 
 def _offload(group: Any, original: Any) -> None:
     torch = sys.modules["torch"]
-    _unpack(group)
     device = torch.device(group.offload_device)
     if group.stream is not None and not group.record_stream:
         onload_device = torch.device(group.onload_device)
@@ -161,14 +158,6 @@ def _offload(group: Any, original: Any) -> None:
         if host is not tensor:
             setattr(holder, attribute, host)
     _let_wrappers_follow(group)
-
-
-def _unpack(group: Any) -> None:
-    """Undo what a pass on the CPU, before there were groups, has repacked for its kernel."""
-    if not vars(group).get("_quantfix_unpacked"):
-        for tensor in _tensors(group) if "bitsandbytes" in _backends(group) else ():
-            four_bit.unpack(tensor)
-        group._quantfix_unpacked = True
 
 
 @contextlib.contextmanager

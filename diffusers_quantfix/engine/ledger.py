@@ -297,9 +297,8 @@ class Ledger:
                 continue
             seen.add(id(module))
             namespace = object.__getattribute__(module, "__dict__")
-            if wanted.isdisjoint(
-                map(id, list(namespace.values()))
-            ):  # no loop in Python over all of diffusers
+            # Without a loop in Python over all of diffusers.
+            if wanted.isdisjoint(map(id, list(namespace.values()))):
                 continue
             for attribute, held in list(namespace.items()):
                 if id(held) in wanted:

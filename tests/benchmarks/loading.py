@@ -68,9 +68,9 @@ def _config():
 
 def save(folder: str, counts: list[int]) -> None:
     """Save pre-quantized checkpoints."""
-    from .memory import cuda_devices
+    from .memory import _devices
 
-    stack, _ = cuda_devices()
+    stack, _ = _devices()
     with stack:
         for layers in counts:
             whole = Path(folder) / f"whole-{layers}"
@@ -83,10 +83,10 @@ def save(folder: str, counts: list[int]) -> None:
 
 def seconds(folder: str, layers: int) -> float:
     """Processor seconds of loading one, the second time in a process."""
-    from .memory import cuda_devices
+    from .memory import _devices
 
     kind = _model_class()
-    stack, _ = cuda_devices()
+    stack, _ = _devices()
     with stack:
         kind.from_pretrained(Path(folder) / str(min(LAYERS)))
         best = float("inf")

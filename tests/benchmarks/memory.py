@@ -53,7 +53,7 @@ def _without(function: str, unit: str, *arguments) -> str:
     return f"without: {said:.2f} {unit}" if isinstance(said, float) else f"without: {said}"
 
 
-def cuda_devices():
+def _devices():
     """The ``gpu`` fixture's devices, outside of pytest."""
     import contextlib
 
@@ -97,7 +97,7 @@ def _run(model, device):
 
 def moved() -> float:
     """Percent of an 8-bit model's bytes that stay on the device after ``.to("cpu")``, after a forward pass."""
-    stack, gpu = cuda_devices()
+    stack, gpu = _devices()
     with stack:
         here = gpu.devices[0]
         before = gpu.allocated(here)
@@ -110,7 +110,7 @@ def moved() -> float:
 
 def back() -> float:
     """Bytes of an 8-bit model on the device after a trip to the CPU, by those before it."""
-    stack, gpu = cuda_devices()
+    stack, gpu = _devices()
     with stack:
         here = gpu.devices[0]
         model = _flux(8)
@@ -122,7 +122,7 @@ def back() -> float:
 
 def sequential_left() -> float:
     """Percent of an 8-bit model's bytes that stay on the device after one run under sequential offload."""
-    stack, gpu = cuda_devices()
+    stack, gpu = _devices()
     with stack:
         here = gpu.devices[0]
         before = gpu.allocated(here)
@@ -135,7 +135,7 @@ def sequential_left() -> float:
 
 def traffic(bits: int) -> dict:
     """Bytes that travel per sequentially offloaded run, by the bytes of the model, in its second run."""
-    stack, gpu = cuda_devices()
+    stack, gpu = _devices()
     with stack:
         here = gpu.devices[0]
         if gpu.kind == "cuda":
@@ -153,7 +153,7 @@ def traffic(bits: int) -> dict:
 
 def peak(bits: int, way: str) -> float:
     """The most bytes on the device in an offloaded run, by the largest group plus the activations."""
-    stack, gpu = cuda_devices()
+    stack, gpu = _devices()
     with stack:
         here = gpu.devices[0]
         model = _flux(bits)

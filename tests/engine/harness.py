@@ -70,6 +70,17 @@ def reason(fix_id):
     return diffusers_quantfix.status(load=False)[fix_id].reason
 """
 
+# A finder that came before ours and one that comes after it; ``asked`` lists who was asked for what.
+FINDERS = """
+import sys
+asked = []
+class Finder:
+    def __init__(self, name): self.name = name
+    def find_spec(self, name, path=None, target=None): asked.append((self.name, name))
+sys.meta_path.insert(0, Finder("before"))
+sys.meta_path.insert(2, Finder("after"))
+"""
+
 COMMAND_LINE = """
 import runpy
 runpy.run_module("diffusers_quantfix", run_name="__main__", alter_sys=True)

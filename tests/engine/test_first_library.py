@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from diffusers_quantfix.first_library import LIBRARIES
 from diffusers_quantfix.fixes import INDEX
+
+from .harness import FINDERS
 
 
 def test_it_waits_for_every_library_that_is_mended() -> None:
@@ -29,21 +33,14 @@ def test_other_modules_do_not_wake_it(simple) -> None:
 
 def test_the_watcher_comes_into_its_place(simple) -> None:
     """No finder is left out of the search that wakes it, and a program's ``pop(0)`` takes what it has put there."""
-    outcome = simple.run("""
-        import sys
-        import diffusers_quantfix
-        asked = []
-        class Finder:
-            def __init__(self, name): self.name = name
-            def find_spec(self, name, path=None, target=None): asked.append((self.name, name))
-        sys.meta_path.insert(0, Finder("before"))
-        sys.meta_path.insert(2, Finder("after"))
+    script = """
         number = len(sys.meta_path)
         import lib.core
         first = sys.meta_path.pop(0).name
         tell(asked=asked, first=first, number=len(sys.meta_path) + 1 - number, f=lib.core.f(),
              names=[type(finder).__name__ for finder in sys.meta_path[:2]])
-    """)
+    """
+    outcome = simple.run("import diffusers_quantfix\n" + FINDERS + textwrap.dedent(script))
     asked = [who for who, name in outcome["asked"] if name == "lib"]
     assert asked == ["before", "after"]
     assert (outcome["first"], outcome["number"], outcome["f"]) == ("before", 0, "mended")

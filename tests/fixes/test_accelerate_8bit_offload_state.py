@@ -11,7 +11,7 @@ FIX_ID = "accelerate-8bit-offload-state"
 # Before 0.45 a layer that has run keeps its weight in tiles of the GPU's: its offload fails otherwise.
 NEEDS = "bitsandbytes>=0.45"
 # How it shows in bitsandbytes 0.48.0, whose parameters lose CB on their way.
-LOST = "|Cannot copy out of meta tensor"
+LOST = "" if unmet("bitsandbytes==0.48.0") else "|Cannot copy out of meta tensor"
 STAYED = "bytes stayed on cuda" + LOST
 
 forward = pytest.mark.parametrize("first", [False, True], ids=["before forward", "after forward"])

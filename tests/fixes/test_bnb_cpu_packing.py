@@ -215,60 +215,21 @@ def test_a_backward_pass_that_waits_during_inference():
     assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
 
 
-def test_group_offloading_after_a_forward_pass(gpu):
-    """It moves ``parameter.data`` alone, past every method of the parameter."""
+def test_a_weight_that_moved_by_its_bytes_alone(gpu):
+    """``parameter.data = parameter.data.to(...)``, as group offloading does, moves what is repacked."""
     import torch
+
+    from diffusers_quantfix.companions import move_quant_state
 
     needs_the_kernel()
-    if reason := unmet("diffusers>=0.33"):
-        pytest.skip(f"group offloading came with diffusers 0.33.0: {reason}")
-    from diffusers.hooks import apply_group_offloading
-
     here = gpu.devices[0]
-    model = torch.nn.Sequential(four_bit.linear("cpu"), four_bit.linear("cpu", "nf4", True))
-    inputs = four_bit.batch("cpu")
-    with torch.no_grad():
-        reference = copy.deepcopy(model).to(here)(inputs.to(here))
-        model(inputs)
-    assert all(layer.weight.quant_state.packing_format_for_cpu for layer in model)
-    apply_group_offloading(model, torch.device(here), torch.device("cpu"), "leaf_level")
-    with torch.no_grad():
-        for _ in range(2):
-            assert torch.equal(model(inputs.to(here)), reference)
-
-
-def test_a_forward_pass_on_a_gpu_meets_nothing_of_it(gpu):
-    import torch
-
-    from tests.rig.frames import our_frames
-
-    needs_packing()
-    here = gpu.devices[0]
-    layer = four_bit.linear("cpu").to(here)
-    inputs = four_bit.batch(here)
-    with torch.no_grad():
-        layer(inputs)
-        # Up to 0.49 it goes through dequantize_4bit, which may be given a repacked weight by anyone.
-        allowed = 1 if packs() and unmet("bitsandbytes>=0.50") else 0
-        assert our_frames(lambda: layer(inputs)) <= allowed
-
-
-@pytest.mark.parametrize("owned", [True, False], ids=["the parameter", "its bytes"])
-def test_gradients_through_the_function(owned):
-    """``bitsandbytes.matmul_4bit`` with the parameter, which is unpacked for good, or with its bytes alone."""
-    import bitsandbytes
-    import torch
-
-    needs_the_kernel()
     layer = four_bit.linear("cpu")
-    weight = dequantized(layer)
+    reference = four_bit.run(copy.deepcopy(layer).to(here), here)
     four_bit.run(layer, "cpu")
-    inputs = four_bit.batch("cpu").requires_grad_()
-    bytes_ = layer.weight if owned else layer.weight.data
-    bitsandbytes.matmul_4bit(inputs, bytes_, quant_state=layer.weight.quant_state).sum().backward()
-    assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
-    assert getattr(layer.weight.quant_state, "packing_format_for_cpu", False) is not owned
-    assert torch.equal(dequantized(layer), weight)
+    layer.weight.data = layer.weight.data.to(here)
+    layer.bias.data = layer.bias.data.to(here)
+    move_quant_state(layer.weight.quant_state, here)
+    assert torch.equal(four_bit.run(layer, here), reference)
 
 
 @pytest.mark.parametrize("storage", ["uint8", "bfloat16", "float32"])

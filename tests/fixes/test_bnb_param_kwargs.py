@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit, four_bit
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "bnb-param-kwargs"
@@ -47,11 +48,13 @@ def test_accelerate_places_a_marked_weight(gpu):
             assert torch.equal(run(layer, there), reference)
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("transformers>=5", "accelerate<1.14", "bitsandbytes<0.50"))
-def test_a_text_encoder_is_offloaded(gpu, tmp_path):
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("transformers>=5", "accelerate<1.14"))
+def test_a_text_encoder_is_offloaded(gpu, tmp_path, side):
     import torch
     from accelerate import cpu_offload
 
+    if side == "bare" and not unmet("bitsandbytes>=0.50"):
+        pytest.skip("healed here, and another defect stands in the way (bnb-quant-state-meta)")
     here = gpu.devices[0]
     whole = models.t5_encoder()
     try:

@@ -12,7 +12,7 @@ Upstream: bitsandbytes issue 2078; PR 2083 mends ``.to()`` only. Both open.
 Cure: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
     a copy of the weight would double the memory); whatever wants the weight for anything but the kernel unpacks first:
     moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel cannot do
-    take the ordinary way. The speed of the kernel stays, and on a GPU no forward pass meets any of this from 0.50 on.
+    take the ordinary way. The speed of the kernel stays.
 """
 
 from __future__ import annotations
@@ -68,8 +68,24 @@ def mend(modules, ledger) -> None:
     import sys
 
     wrap_functions(sys.modules["bitsandbytes.functional"], ledger)
-    keep_gradients(sys.modules["bitsandbytes.functional"], sys.modules["bitsandbytes"].matmul_4bit, ledger)
     linear4bit, params4bit = resolve(modules, "Linear4bit"), resolve(modules, "Params4bit")
+    repacks = bool(resolve(modules, "has_avx512bf16")())
+
+    def make_forward(original):
+        def forward(self, x):
+            if self.support_avx512bf16_for_cpu:
+                state = getattr(self.weight, "quant_state", None)
+                if state is None:
+                    pass
+                elif _KEPT in state.__dict__:
+                    # The kernel runs on this CPU, and gives no gradients.
+                    if x.requires_grad or x.device.type != "cpu" or not repacks:
+                        four_bit.unpack(self.weight)
+                elif not repacks or state.shape[0] % 32 or state.shape[1] % state.blocksize:
+                    self.support_avx512bf16_for_cpu = False
+            return original(self, x)
+
+        return forward
 
     def first_unpack(original):
         def of_a_parameter(self, *args, **kwargs):
@@ -86,28 +102,10 @@ def mend(modules, ledger) -> None:
 
         return _load_from_state_dict
 
+    ledger.around(linear4bit, "forward", make_forward)
     ledger.around(linear4bit, "_load_from_state_dict", make_load)
     ledger.around(params4bit, "to", first_unpack)
     ledger.around(params4bit, "__getstate__", first_unpack)
-
-
-def keep_gradients(functional, matmul_4bit, ledger) -> None:
-    """The kernel gives none.  Not in ``Linear4bit.forward``, which on a GPU has nothing to do with all this."""
-    import torch
-
-    def make(original):
-        def gemv_4bit(A, B, out=None, transposed_A=False, transposed_B=False, state=None):
-            if not (A.requires_grad and torch.is_grad_enabled() and _KEPT in getattr(state, "__dict__", ())):
-                return original(A, B, out, transposed_A, transposed_B, state)
-            if getattr(B, "quant_state", None) is state:
-                four_bit.unpack(B)  # for all the passes of a training
-            else:
-                B, state = four_bit.unpacked_bytes(B, state), state.__dict__[_KEPT]
-            return matmul_4bit(A, B.t(), quant_state=state)
-
-        return gemv_4bit
-
-    ledger.around(functional, "gemv_4bit", make)
 
 
 def wrap_functions(functional, ledger) -> None:
@@ -115,8 +113,6 @@ def wrap_functions(functional, ledger) -> None:
 
     def make_pack(original):
         def _convert_weight_packed_for_cpu(qweight, quant_state, *args, **kwargs):
-            if quant_state.shape[0] % 32 or quant_state.shape[1] % quant_state.blocksize:
-                return qweight, quant_state  # nothing for the kernel: the ordinary way is taken
             before = object.__new__(type(quant_state))
             vars(before).update(vars(quant_state))
             result = original(qweight, quant_state, *args, **kwargs)

@@ -33,11 +33,12 @@ _APART = "_quantfix_apart"
 
 def broken(modeling_utils) -> bool:
     """Whether nothing merges the files, neither upstream nor we; a stand-in would have to write and read some."""
-    mixin = resolve(modeling_utils, "ModelMixin")
-    if getattr(getattr(mixin, _LOAD), "_self_wrapper", None) is _with_a_look_ahead:
+    load = resolve(modeling_utils, f"ModelMixin.{_LOAD}")
+    if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
         return False
-    resolve(modeling_utils, f"ModelMixin.{_LOAD}")
-    return "_merge_sharded_checkpoints" not in names_used(mixin.from_pretrained)
+    return "_merge_sharded_checkpoints" not in names_used(
+        resolve(modeling_utils, "ModelMixin.from_pretrained")
+    )
 
 
 def mend(modeling_utils, ledger) -> None:
