@@ -105,11 +105,13 @@ class Draft:
         fix_id: the fix that writes.
         standing: what it has written before.  When it is installed again, it works on what it found the first
             time, not on its own work.
+        ledger: where `on_demand` writes later.
     """
 
-    def __init__(self, fix_id: str, standing: Iterable[Entry] = ()) -> None:
+    def __init__(self, fix_id: str, standing: Iterable[Entry] = (), ledger: Ledger | None = None) -> None:
         self.fix_id = fix_id
         self._standing = [entry for entry in standing if entry.holds()]
+        self._ledger = ledger
         self.entries: list[Entry] = []
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
@@ -145,6 +147,22 @@ class Draft:
             if bound:
                 new = type(old)(new)
         self._add(owner, name, owned, old, new)
+
+    def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
+        """`around`, but written when the function that is returned is called: hot code that few processes need.
+
+        That function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing while
+        the fix does not stand.  What was asked for once is written at once when the fix is installed again.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
+        """
+        self._slot(owner, name)
+        ledger = self._ledger
+        if ledger is None or ledger.demanded(self.fix_id, owner, name):
+            self.around(owner, name, make)
+            return lambda: True
+        return functools.partial(ledger.demand, self.fix_id, owner, name, make)
 
     def wrap(
         self, owner: Any, name: str, wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -194,6 +212,7 @@ class Ledger:
         self._entries: list[Entry] = []
         # Entries whose slot was written anew; modules may still hold copies of what had stood there.
         self._lost: list[Entry] = []
+        self._demanded: list[tuple[str, Any, str]] = []
         self._lock = threading.RLock()
 
     def after_fork(self) -> None:
@@ -218,7 +237,28 @@ class Ledger:
 
     def draft(self, fix_id: str) -> Draft:
         """An empty draft for this fix."""
-        return Draft(fix_id, self.entries(fix_id))
+        return Draft(fix_id, self.entries(fix_id), self)
+
+    def demanded(self, fix_id: str, owner: Any, name: str) -> bool:
+        """Whether a fix has once had to write a slot that it could leave alone until then."""
+        return any(by == fix_id and where is owner and what == name for by, where, what in self._demanded)
+
+    def demand(self, fix_id: str, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+        """Write a slot of an installed fix, if it is not written yet: the later half of `Draft.on_demand`."""
+        with self._lock:
+            standing = self.entries(fix_id)
+            if any(entry.is_at(owner, name) for entry in standing):
+                return True
+            if not standing:
+                return False
+            draft = self.draft(fix_id)
+            try:
+                draft.around(owner, name, make)
+                self.commit(draft)
+            except Exception:  # in the middle of a forward pass: the caller does without
+                return False
+            self._demanded.append((fix_id, owner, name))
+            return True
 
     def commit(self, draft: Draft) -> None:
         """Write a whole draft; on any fault take back what was written and raise it."""

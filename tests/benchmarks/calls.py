@@ -29,7 +29,9 @@ def forward() -> Iterator[Row]:
             f"forward of a {bits}-bit model that is not offloaded, with / without", one / other, goal=1.02,
             detail=f"{1000 * one:.2f} ms / {1000 * other:.2f} ms",
         )  # fmt: skip
-        yield Row(f"  our frames in it, {bits}-bit", frames, "", 0, exact=True)
+        yield Row(f"  our frames in it, {bits}-bit, on the CPU", frames, "", 0, exact=True)
+        frames = child("calls:frames_on_a_gpu", bits)["frames"]
+        yield Row(f"  our frames in it, {bits}-bit, on a GPU", frames, "", 0, exact=True)
 
 
 def forward_seconds(bits: int) -> dict:
@@ -38,6 +40,19 @@ def forward_seconds(bits: int) -> dict:
     model(inputs)
     best = min(_timed(lambda: model(inputs), 20) for _ in range(ROUNDS))
     return {"seconds": best, "frames": our_frames(lambda: model(inputs))}
+
+
+def frames_on_a_gpu(bits: int) -> dict:
+    """How many frames of ours a forward pass has where no quantized weight has been used on the CPU."""
+    from .memory import _devices
+
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        model, inputs = _model(bits, here)
+        inputs = inputs.to(here)
+        model(inputs)
+        return {"frames": our_frames(lambda: model(inputs))}
 
 
 def our_frames(call: Callable[[], object]) -> int:
@@ -145,10 +160,10 @@ def _layer(bits: int, device):
     return Linear8bitLt(64, 64, has_fp16_weights=False, threshold=6.0).to(device)
 
 
-def _model(bits: int):
-    """Four quantized layers on the CPU, and inputs for them."""
+def _model(bits: int, device="cpu"):
+    """Four quantized layers, and inputs for them on the CPU."""
     import torch
 
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(_layer(bits, "cpu") for _ in range(4))).eval(), torch.randn(8, 64)
+    return torch.nn.Sequential(*(_layer(bits, device) for _ in range(4))).eval(), torch.randn(8, 64)

@@ -7,6 +7,7 @@ import pytest
 import diffusers_quantfix as qf
 from tests.benchmarks import calls
 from tests.benchmarks.figure import Row
+from tests.benchmarks.measure import child
 from tests.gate import unmet
 
 
@@ -20,9 +21,16 @@ def test_a_forward_pass_has_no_frame_of_ours(bits):
     with torch.no_grad():
         model, inputs = calls._model(bits)
         model(inputs)
-        # bnb-cpu-packing has to ask each 4-bit layer, on CPUs that repack: with AVX512-BF16 only
+        # bnb-cpu-packing has to ask each weight that is repacked, which CPUs with AVX512-BF16 do
         allowed = len(model) if bits == 4 and state["bnb-cpu-packing"] == "applied" else 0
         assert calls.our_frames(lambda: model(inputs)) == allowed
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_forward_pass_on_a_gpu_has_no_frame_of_ours(bits):
+    if reason := unmet("bitsandbytes>=0.50"):
+        pytest.skip(f"before, 4-bit weights go through dequantize_4bit there: {reason}")
+    assert child("calls:frames_on_a_gpu", bits)["frames"] == 0
 
 
 def test_our_frames_are_counted():

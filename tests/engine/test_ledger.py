@@ -310,6 +310,74 @@ def test_installed_again_it_works_on_the_original(core, ledger) -> None:
     assert "inherited" not in vars(core.Class)
 
 
+@pytest.mark.parametrize("name", ["f", "method"])
+def test_on_demand(core, ledger, name) -> None:
+    """Nothing until it is asked for, then as ``around``; once asked for, at once ever after."""
+    owner = core if name == "f" else core.Class
+    original, limit = vars(owner)[name], core.LIMIT
+
+    draft = ledger.draft("fix")
+    draft.replace(core, "LIMIT", 6)
+    write_now = draft.on_demand(owner, name, tagged)
+    assert not write_now(), "the fix does not stand yet"
+    ledger.commit(draft)
+    assert vars(owner)[name] is original
+    assert write_now()
+    ours = vars(owner)[name]
+    assert ours is not original
+    assert write_now()
+    assert vars(owner)[name] is ours, "once is enough"
+    assert {entry.name for entry in ledger.entries("fix")} == {"LIMIT", name}
+    assert ledger.undo("fix") == []
+    assert (vars(owner)[name], core.LIMIT) == (original, limit)
+    assert not write_now(), "the fix does not stand any more"
+    assert vars(owner)[name] is original
+    again = ledger.draft("fix")
+    assert again.on_demand(owner, name, tagged)()
+    ledger.commit(again)
+    assert vars(owner)[name] is not original, "asked for once, it is written with the rest"
+
+
+def test_on_demand_repairs_copies_and_other_fixes_stay(core, ledger, monkeypatch) -> None:
+    other = types.ModuleType("fakelib.other")
+    monkeypatch.setitem(sys.modules, "fakelib.other", other)
+    other.copied = core.f
+    draft = ledger.draft("fix")
+    draft.replace(core, "LIMIT", 6)
+    write_now = draft.on_demand(core, "f", tagged)
+    ledger.commit(draft)
+    write(
+        ledger,
+        "around",
+        core,
+        "f",
+        lambda original: lambda *args: ["theirs", original(*args)],
+        fix_id="later",
+    )
+    assert other.copied is core.f
+    assert write_now()
+    assert other.copied is core.f
+    assert core.f(1) == ("ours", ["theirs", ("f", 1, "y")]), "around what stands there when it is written"
+
+
+def test_a_demand_that_fails_breaks_nothing(core, ledger) -> None:
+    """It comes in the middle of someone's call."""
+
+    def fails(original):
+        raise RuntimeError
+
+    with pytest.raises(TargetMissing):
+        ledger.draft("fix").on_demand(core, "absent", tagged)
+    original = core.f
+    draft = ledger.draft("fix")
+    draft.replace(core, "LIMIT", 6)
+    write_now = draft.on_demand(core, "f", fails)
+    ledger.commit(draft)
+    assert not write_now()
+    assert core.f is original
+    assert core.LIMIT == 6
+
+
 def test_a_draft_needs_no_ledger(core) -> None:
     draft = Draft("fix")
     draft.replace(core, "f", print)

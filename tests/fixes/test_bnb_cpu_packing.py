@@ -13,6 +13,7 @@ import pickle
 import pytest
 
 import diffusers_quantfix
+from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
 from tests.fixes import four_bit
 from tests.gate import unmet
 
@@ -215,6 +216,28 @@ def test_a_backward_pass_that_waits_during_inference():
     assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
 
 
+def test_group_offloading_after_a_forward_pass(gpu):
+    """It moves ``parameter.data`` alone, past every method of the parameter."""
+    import torch
+
+    needs_the_kernel()
+    if reason := unmet("diffusers>=0.33"):
+        pytest.skip(f"group offloading came with diffusers 0.33.0: {reason}")
+    from diffusers.hooks import apply_group_offloading
+
+    here = gpu.devices[0]
+    model = torch.nn.Sequential(four_bit.linear("cpu"), four_bit.linear("cpu", "nf4", True))
+    inputs = four_bit.batch("cpu")
+    with torch.no_grad():
+        reference = copy.deepcopy(model).to(here)(inputs.to(here))
+        model(inputs)
+    assert all(layer.weight.quant_state.packing_format_for_cpu for layer in model)
+    apply_group_offloading(model, torch.device(here), torch.device("cpu"), "leaf_level")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(model(inputs.to(here)), reference)
+
+
 def test_a_weight_that_moved_by_its_bytes_alone(gpu):
     """``parameter.data = parameter.data.to(...)``, as group offloading does, moves what is repacked."""
     import torch
@@ -232,6 +255,24 @@ def test_a_weight_that_moved_by_its_bytes_alone(gpu):
     assert torch.equal(four_bit.run(layer, here), reference)
 
 
+@pytest.mark.parametrize("owned", [True, False], ids=["the parameter", "its bytes"])
+def test_gradients_through_the_function(owned):
+    """``bitsandbytes.matmul_4bit`` with the parameter, which is unpacked for good, or with its bytes alone."""
+    import bitsandbytes
+    import torch
+
+    needs_the_kernel()
+    layer = four_bit.linear("cpu")
+    weight = dequantized(layer)
+    four_bit.run(layer, "cpu")
+    inputs = four_bit.batch("cpu").requires_grad_()
+    bytes_ = layer.weight if owned else layer.weight.data
+    bitsandbytes.matmul_4bit(inputs, bytes_, quant_state=layer.weight.quant_state).sum().backward()
+    assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
+    assert getattr(layer.weight.quant_state, "packing_format_for_cpu", False) is not owned
+    assert torch.equal(dequantized(layer), weight)
+
+
 @pytest.mark.parametrize("storage", ["uint8", "bfloat16", "float32"])
 @nf4
 def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
@@ -239,8 +280,6 @@ def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
     import torch
     from bitsandbytes import functional
     from bitsandbytes.nn import modules
-
-    from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
 
     needs_packing()
     pack, unpack = (
@@ -250,7 +289,7 @@ def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
     if not packs():  # then the fix stayed away
         functions = type("Functions", (), dict(vars(functional)))()
         ledger = Ledger()
-        cpu_packing.wrap_functions(functions, ledger)
+        cpu_packing.wrap_functions(functions, ledger, lambda: True)
         pack, unpack = (
             ledger.made["_convert_weight_packed_for_cpu"],
             ledger.made["_convert_weight_packed_for_cpu_inverse"],
@@ -282,8 +321,6 @@ class Ledger:
 def test_the_gate_asks_the_cpu(monkeypatch, capable):
     from bitsandbytes import functional
     from bitsandbytes.nn import modules
-
-    from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
 
     needs_packing()
     for name in ("_convert_weight_packed_for_cpu", "_convert_weight_packed_for_cpu_inverse"):
@@ -350,3 +387,28 @@ def test_torch_compile():
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         assert torch.equal(compiled(inputs), expected)
         assert torch.equal(compiled(inputs), expected)
+
+
+def test_nothing_stands_in_a_forward_pass_until_a_weight_is_repacked():
+    """And from then on it stands there whenever the fix does."""
+    import bitsandbytes
+
+    needs_the_kernel()
+
+    def is_watched():
+        return bitsandbytes.matmul_4bit.__code__ is cpu_packing.make_matmul(len).__code__
+
+    layer = four_bit.linear("cpu")
+    diffusers_quantfix.revert(FIX_ID)
+    try:
+        assert not is_watched()
+    finally:
+        diffusers_quantfix.apply(FIX_ID)
+    four_bit.run(layer, "cpu")
+    assert is_watched()
+    diffusers_quantfix.revert(FIX_ID)
+    try:
+        assert not is_watched()
+    finally:
+        diffusers_quantfix.apply(FIX_ID)
+    assert is_watched(), "a weight may be repacked already"

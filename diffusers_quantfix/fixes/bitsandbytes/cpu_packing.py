@@ -12,7 +12,8 @@ Upstream: bitsandbytes issue 2078; PR 2083 mends ``.to()`` only. Both open.
 Cure: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
     a copy of the weight would double the memory); whatever wants the weight for anything but the kernel unpacks first:
     moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel cannot do
-    take the ordinary way. The speed of the kernel stays.
+    take the ordinary way. The speed of the kernel stays. ``matmul_4bit``, where a repacked weight meets a
+    gradient or a GPU, is wrapped when the first weight is repacked: until then a forward pass has no frame of ours.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FIX = Fix(
 _PACK = "_convert_weight_packed_for_cpu"
 _UNPACK = "_convert_weight_packed_for_cpu_inverse"
 _KEPT = four_bit.UNPACKED
+_ON_TRIAL = "_quantfix_trial"
 
 
 def broken(modules) -> bool:
@@ -59,6 +61,7 @@ def forgets(pack, unpack, modules) -> bool:
         quant_type="nf4",
         dtype=torch.float32,
     )
+    setattr(state, _ON_TRIAL, True)  # no weight of a layer: that it is repacked is nothing to watch
     packed = torch.arange(2048).remainder(251).to(torch.uint8).view(-1, 1)
     back, state = unpack(*pack(packed, state))
     return not (torch.equal(back, packed) and torch.equal(state.absmax, torch.arange(64.0)))
@@ -67,25 +70,17 @@ def forgets(pack, unpack, modules) -> bool:
 def mend(modules, ledger) -> None:
     import sys
 
-    wrap_functions(sys.modules["bitsandbytes.functional"], ledger)
+    functional = sys.modules["bitsandbytes.functional"]
+    watch = ledger.on_demand(sys.modules["bitsandbytes.autograd._functions"], "matmul_4bit", make_matmul)
+
+    def is_watched():
+        return watch()
+
+    # As torch.compiler.assume_constant_result does, which would import all of torch._dynamo: where the first weight
+    # is repacked under torch.compile, this runs when it traces, and is no graph break.
+    is_watched._dynamo_marked_constant = True
+    wrap_functions(functional, ledger, is_watched)
     linear4bit, params4bit = resolve(modules, "Linear4bit"), resolve(modules, "Params4bit")
-    repacks = bool(resolve(modules, "has_avx512bf16")())
-
-    def make_forward(original):
-        def forward(self, x):
-            if self.support_avx512bf16_for_cpu:
-                state = getattr(self.weight, "quant_state", None)
-                if state is None:
-                    pass
-                elif _KEPT in state.__dict__:
-                    # The kernel runs on this CPU, and gives no gradients.
-                    if x.requires_grad or x.device.type != "cpu" or not repacks:
-                        four_bit.unpack(self.weight)
-                elif not repacks or state.shape[0] % 32 or state.shape[1] % state.blocksize:
-                    self.support_avx512bf16_for_cpu = False
-            return original(self, x)
-
-        return forward
 
     def first_unpack(original):
         def of_a_parameter(self, *args, **kwargs):
@@ -102,17 +97,24 @@ def mend(modules, ledger) -> None:
 
         return _load_from_state_dict
 
-    ledger.around(linear4bit, "forward", make_forward)
     ledger.around(linear4bit, "_load_from_state_dict", make_load)
     ledger.around(params4bit, "to", first_unpack)
     ledger.around(params4bit, "__getstate__", first_unpack)
 
 
-def wrap_functions(functional, ledger) -> None:
-    """The functions of ``bitsandbytes.functional`` that repack, undo it, and read what may be repacked."""
+def wrap_functions(functional, ledger, is_watched) -> None:
+    """The functions of ``bitsandbytes.functional`` that repack, undo it, and read what may be repacked.
+
+    Args:
+        is_watched: says whether a repacked weight would be noticed; otherwise none is.
+    """
 
     def make_pack(original):
         def _convert_weight_packed_for_cpu(qweight, quant_state, *args, **kwargs):
+            if quant_state.shape[0] % 32 or quant_state.shape[1] % quant_state.blocksize:
+                return qweight, quant_state  # not for the kernel: the ordinary way is taken
+            if _ON_TRIAL not in vars(quant_state) and not is_watched():
+                return qweight, quant_state
             before = object.__new__(type(quant_state))
             vars(before).update(vars(quant_state))
             result = original(qweight, quant_state, *args, **kwargs)
@@ -146,3 +148,20 @@ def wrap_functions(functional, ledger) -> None:
     ledger.around(functional, _PACK, make_pack)
     ledger.around(functional, _UNPACK, make_unpack)
     ledger.around(functional, "dequantize_4bit", make_dequantize)
+
+
+def make_matmul(original):
+    """The kernel gives no gradients, and is none of a GPU, where a weight may come by ``parameter.data`` alone."""
+    import torch
+
+    def matmul_4bit(A, B, quant_state, *args, **kwargs):
+        if A.device.type != "cpu" or (A.requires_grad and torch.is_grad_enabled()):
+            if _KEPT in getattr(quant_state, "__dict__", ()):
+                if getattr(B, "quant_state", None) is quant_state:
+                    four_bit.unpack(B)  # for all the passes to come
+                    B = B.t()
+                else:
+                    B, quant_state = four_bit.unpacked_bytes(B, quant_state).t(), quant_state.__dict__[_KEPT]
+        return original(A, B, quant_state, *args, **kwargs)
+
+    return matmul_4bit
