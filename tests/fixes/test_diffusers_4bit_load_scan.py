@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.fixes import four_bit
@@ -25,14 +28,30 @@ class Counting(dict):
             yield key
 
 
-def restore(names, checkpoint, device, unexpected=None):
-    """Layers with the weights ``names`` of ``checkpoint``, by the quantizer of diffusers."""
+class CountingList(list):
+    """A list of keys that counts how many of them it goes through for each question."""
+
+    seen = 0
+
+    def __contains__(self, key):
+        CountingList.seen += len(self)
+        return super().__contains__(key)
+
+    def remove(self, key):
+        CountingList.seen += len(self)
+        super().remove(key)
+
+
+def restore(names, checkpoint, device, unexpected=None, count=None):
+    """As many layers as names, or ``count``, with the weights ``names``, by the quantizer of diffusers."""
     import torch
     from diffusers import BitsAndBytesConfig
     from diffusers.quantizers.bitsandbytes.bnb_quantizer import BnB4BitDiffusersQuantizer
 
     quantizer = BnB4BitDiffusersQuantizer(BitsAndBytesConfig(load_in_4bit=True), pre_quantized=True)
-    model = torch.nn.ModuleList(four_bit.linear(device, seed=9, bias=False) for _ in names)
+    model = torch.nn.ModuleList(
+        four_bit.linear(device, seed=9, bias=False) for _ in range(count or len(names))
+    )
     for name in names:
         quantizer.create_quantized_param(model, checkpoint[name], name, device, checkpoint, unexpected)
     return model
@@ -63,11 +82,13 @@ def test_each_key_is_looked_at_a_few_times(gpu):
     source = layers(device, 16)
     checkpoint = Counting(state(source))
     names = [f"{i}.weight" for i in range(16)]
-    unexpected = [name for name in checkpoint if not name.endswith("weight")]
-    Counting.seen = 0
+    strangers = ["", "0", "3.weight", "3.weightless", "30.weight.absmax", "z"]
+    unexpected = CountingList([*strangers, *(name for name in checkpoint if not name.endswith("weight"))])
+    random.Random(0).shuffle(unexpected)
+    Counting.seen = CountingList.seen = 0
     model = restore(names, checkpoint, device, unexpected)
-    seen = Counting.seen
-    assert not unexpected
+    seen = Counting.seen + CountingList.seen
+    assert sorted(unexpected) == sorted(strangers)
     assert_same(model, source, device)
     assert seen <= 4 * len(checkpoint), f"16 layers looked at {seen} keys of {len(checkpoint)}"
 
@@ -82,3 +103,20 @@ def test_another_shard_is_another_list(gpu):
         assert_same(restore(["0.weight"], shard, device), source[i : i + 1], device)
         del shard
     assert_same(restore([f"{i}.weight" for i in range(12)], whole, device), source, device)
+
+
+def test_shards_that_are_loaded_at_once(gpu):
+    """They share the list of unexpected keys, which need not have all of them."""
+    device = gpu.devices[0]
+    source = layers(device, 24)
+    whole = state(source)
+    unexpected = [name for name in whole if not name.endswith("weight") and not name.startswith("7.")]
+    unexpected.append("a stranger")
+    random.Random(0).shuffle(unexpected)
+    parts = [[f"{i}.weight" for i in range(first, 24, 4)] for first in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(restore, part, dict(whole), device, unexpected, 24) for part in parts]
+        models = [job.result() for job in jobs]
+    assert unexpected == ["a stranger"]
+    for first, model in enumerate(models):
+        assert_same(model[first::4], source[first::4], device)

@@ -78,7 +78,7 @@ def mend(modules, ledger) -> None:
 
     # As torch.compiler.assume_constant_result does, which would import all of torch._dynamo: where the first weight
     # is repacked under torch.compile, this runs when it traces, and is no graph break.
-    is_watched._dynamo_marked_constant = True
+    is_watched._dynamo_marked_constant = True  # type: ignore[attr-defined]
     wrap_functions(functional, ledger, is_watched)
     linear4bit, params4bit = resolve(modules, "Linear4bit"), resolve(modules, "Params4bit")
 
@@ -155,13 +155,13 @@ def make_matmul(original):
     import torch
 
     def matmul_4bit(A, B, quant_state, *args, **kwargs):
-        if A.device.type != "cpu" or (A.requires_grad and torch.is_grad_enabled()):
-            if _KEPT in getattr(quant_state, "__dict__", ()):
-                if getattr(B, "quant_state", None) is quant_state:
-                    four_bit.unpack(B)  # for all the passes to come
-                    B = B.t()
-                else:
-                    B, quant_state = four_bit.unpacked_bytes(B, quant_state).t(), quant_state.__dict__[_KEPT]
+        gradients = A.requires_grad and torch.is_grad_enabled()
+        if (gradients or A.device.type != "cpu") and _KEPT in getattr(quant_state, "__dict__", ()):
+            if getattr(B, "quant_state", None) is quant_state:
+                four_bit.unpack(B)  # for all the passes to come
+                B = B.t()
+            else:
+                B, quant_state = four_bit.unpacked_bytes(B, quant_state).t(), quant_state.__dict__[_KEPT]
         return original(A, B, quant_state, *args, **kwargs)
 
     return matmul_4bit

@@ -2,9 +2,10 @@
 
 Symptom: the time that ``from_pretrained`` of a checkpoint in 4 bits takes grows with the square of its layers.
 Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` goes through the whole state dict for each parameter, to
-    find the few keys that begin with its name.
+    find the few keys that begin with its name, and twice through the list of unexpected keys for each of these.
 Upstream: not reported.
-Cure: it is given those keys only. They are found in a sorted list of the keys, which is made once per shard.
+Cure: it is given those keys only, and no list. They are found in a sorted list of the keys, which is made once per
+    shard; the list of unexpected keys, whose order means nothing (it was made of a set), is sorted as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ FIX = Fix(
     symptom="from_pretrained of a 4-bit checkpoint: the load time is quadratic in the number of layers",
 )
 
-_AT = 4  # of the state dict among the arguments: model, value, name, device, state dict
+# Among the arguments: model, value, name, device, state dict, unexpected keys.
+_NAME, _STATE_DICT, _UNEXPECTED = 2, 4, 5
 
 
 def broken(bnb_quantizer) -> bool:
@@ -39,18 +41,24 @@ def mend(bnb_quantizer, ledger) -> None:
     # The sorted keys of the shard that is being loaded. Not on the quantizer, which the model keeps; no tensors.
     last = threading.local()
 
+    # Threads that load the shards of a model at once share its list of unexpected keys.
+    lock = threading.Lock()
+
     def make(original):
         def create_quantized_param(self, *args, **kwargs):
-            name = kwargs["param_name"] if "param_name" in kwargs else args[2]
-            whole = kwargs["state_dict"] if "state_dict" in kwargs else args[_AT]
+            name = kwargs["param_name"] if "param_name" in kwargs else args[_NAME]
+            whole = kwargs["state_dict"] if "state_dict" in kwargs else args[_STATE_DICT]
             if not self.pre_quantized or not whole:
                 return original(self, *args, **kwargs)
             few = {key: whole[key] for key in keys_below(whole, f"{name}.")}
-            if "state_dict" in kwargs:
-                kwargs["state_dict"] = few
-            else:
-                args = (*args[:_AT], few, *args[_AT + 1 :])
-            return original(self, *args, **kwargs)
+            unexpected = kwargs.get("unexpected_keys", args[_UNEXPECTED] if len(args) > _UNEXPECTED else None)
+            args, kwargs = changed(args, kwargs, _STATE_DICT, "state_dict", few)
+            args, kwargs = changed(args, kwargs, _UNEXPECTED, "unexpected_keys", None)
+            result = original(self, *args, **kwargs)
+            if unexpected and few:
+                with lock:
+                    take_out(unexpected, few, f"{name}.")
+            return result
 
         return create_quantized_param
 
@@ -58,8 +66,23 @@ def mend(bnb_quantizer, ledger) -> None:
         mark = (id(state_dict), len(state_dict), next(iter(state_dict)), next(reversed(state_dict)))
         if getattr(last, "mark", None) != mark:
             last.mark, last.keys = mark, sorted(state_dict)
-        start = bisect_left(last.keys, prefix)
-        end = bisect_left(last.keys, prefix[:-1] + chr(ord(prefix[-1]) + 1), start)
-        return last.keys[start:end]
+        return last.keys[between(last.keys, prefix)]
+
+    def take_out(unexpected, keys, prefix):
+        if not keys.keys() <= set(unexpected[between(unexpected, prefix)]):
+            unexpected.sort()  # it is not sorted yet, or has not all of them
+        span = between(unexpected, prefix)
+        unexpected[span] = [key for key in unexpected[span] if key not in keys]
+
+    def between(ordered, prefix):
+        start = bisect_left(ordered, prefix)
+        return slice(start, bisect_left(ordered, prefix[:-1] + chr(ord(prefix[-1]) + 1), start))
 
     ledger.around(resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer"), "create_quantized_param", make)
+
+
+def changed(args, kwargs, position, name, value):
+    """The arguments of a call with another value for one of them, if it was given at all."""
+    if name in kwargs:
+        return args, {**kwargs, name: value}
+    return (*args[:position], value, *args[position + 1 :]) if len(args) > position else args, kwargs
