@@ -2,10 +2,10 @@
 
 Most processes that import the package at their start, or through a start-up file, never import one of them: those
 pay for two small modules.  `diffusers_quantfix.activation` comes with the first library, before it is found.
-"""
 
-import os
-import sys
+``os`` and ``sys`` are imported within the functions: what a finder leads to, through the globals of its methods,
+outlives the other modules at the end of the interpreter and is cleared one by one, a percent of a bare start.
+"""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def wait() -> None:
     Settings are read at once, so that a typo in them is reported; libraries may be there already; and an earlier copy
     of the package, which a program deleted from ``sys.modules``, must give up its place.
     """
+    import os
+    import sys
+
     forget()
     earlier = any(type(finder).__module__.startswith(f"{__package__}.") for finder in sys.meta_path)
     if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or not LIBRARIES.isdisjoint(sys.modules):
@@ -44,6 +47,8 @@ def wait() -> None:
 
 def wake() -> None:
     """Activate the package.  No fault of ours breaks an import of anyone, unless that was asked for."""
+    import os
+
     try:
         from .activation import activate
 
@@ -56,6 +61,8 @@ def wake() -> None:
 
 def waiting() -> bool:
     """Whether nothing has activated the package yet."""
+    import sys
+
     return any(_waits(finder) and not finder.woken for finder in sys.meta_path)
 
 
@@ -64,6 +71,8 @@ def give_way(finder: object) -> bool:
 
     Into its very place: the search that is under way counts the finders, and so may whoever has put one before it.
     """
+    import sys
+
     for position, here in enumerate(sys.meta_path):
         if _waits(here):
             sys.meta_path[position] = finder  # type: ignore[call-overload]  # whoever calls it has a finder
@@ -73,6 +82,8 @@ def give_way(finder: object) -> bool:
 
 def forget() -> None:
     """Take away what waits, that of earlier copies of the package as well."""
+    import sys
+
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _waits(finder)]
 
 

@@ -10,23 +10,26 @@ line is compiled at every start, twice in a virtual environment, so it is short.
 
 Even then it leaves no more than a finder that waits for the first of the libraries, as the package itself does when
 it is imported: most processes of an environment never import one, and here one module less is loaded.  `site` is still
-at work when this runs, perhaps twice in a virtual environment: no import but of builtins, and whatever goes wrong, the
+at work when this runs, perhaps twice in a virtual environment: no import but of builtins, and those within functions.
+What a finder leads to, through the globals of its methods, outlives the other modules at the end of the interpreter
+and is cleared one by one; with ``os`` and ``sys`` that took as long as all the rest.  Whatever goes wrong, the
 interpreter starts.
 """
 
-import os
-import sys
-
 VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
 # Installed with the wheel, so that its removal removes the choice with it.
-CHOICE = os.path.join(os.path.dirname(__file__), "choice")
+CHOICE = __file__.rpartition("__init__")[0] + "choice"
 
 # Whatever has a module that is mended; a test holds it against the fixes.
 LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "transformers"))
 
+_ran = False
+
 
 def chosen() -> str:
     """By what activation was chosen: "variable", "enable", or "" when it was not."""
+    import os
+
     word = os.environ.get(VARIABLE, "")
     if word:
         return "variable" if word == "1" else ""
@@ -39,8 +42,13 @@ def chosen() -> str:
 
 def run() -> None:
     """See to it that the package is there before the first library is, if that was chosen."""
-    if not chosen() or any(isinstance(finder, FirstLibrary) for finder in sys.meta_path):
+    global _ran
+    if _ran or not chosen():
         return
+    _ran = True
+    import os
+    import sys
+
     if os.environ.get("DIFFUSERS_QUANTFIX") or not LIBRARIES.isdisjoint(sys.modules):
         wake()  # settings are read at once, so that a typo in them is reported; and libraries may be there already
     else:
