@@ -18,7 +18,15 @@ from __future__ import annotations
 import itertools
 import sys
 
-__all__ = ["is_held_on_meta", "is_sequentially_offloaded", "offload_execution_device", "offloaded_stand_in"]
+from .engine.fix import TargetMissing
+
+__all__ = [
+    "device_past_meta",
+    "is_held_on_meta",
+    "is_sequentially_offloaded",
+    "offload_execution_device",
+    "offloaded_stand_in",
+]
 
 
 def is_sequentially_offloaded(module) -> bool:
@@ -51,6 +59,26 @@ def offload_execution_device(module):
         # accelerate takes a bare int for the accelerator of that index, as torch does.
         return device if isinstance(device, torch.device) else torch.device(device)
     return None
+
+
+def device_past_meta(upstream: property) -> property:
+    """``upstream``, the ``device`` of a model class, where an offloaded model says where it runs instead of ``meta``.
+
+    Raises:
+        TargetMissing: it is no property.
+    """
+    if not isinstance(upstream, property):
+        raise TargetMissing("the device of a model is no property")
+    first_device = upstream.fget
+
+    def device(self):
+        answer = first_device(self)
+        # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
+        if answer.type != "meta":
+            return answer
+        return offload_execution_device(self) or answer
+
+    return property(device, doc=upstream.__doc__)
 
 
 def is_held_on_meta(module) -> bool:

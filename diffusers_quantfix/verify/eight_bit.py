@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+from . import flux
 from .case import CannotShow
 
 FEATURES = 64
@@ -63,11 +64,7 @@ def transformer(work: str, where):
     import torch
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 
-    torch.manual_seed(0)
-    FluxTransformer2DModel(
-        patch_size=1, in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=32,
-        num_attention_heads=2, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 12, 12),
-    ).save_pretrained(work)  # fmt: skip
+    flux.transformer().save_pretrained(work)
     torch.cuda.set_device(where)
     return FluxTransformer2DModel.from_pretrained(
         work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .case import CannotShow
+from .flux import transformer
 
 
 def device():
@@ -54,21 +55,10 @@ def plain_flux(folder: str):
     """The same model before it is quantized, in float32 on the CPU; it is saved under ``folder`` the first time."""
     import os
 
-    import torch
     from diffusers import FluxTransformer2DModel
 
     if not os.path.exists(folder):
-        torch.manual_seed(0)
-        FluxTransformer2DModel(
-            in_channels=64,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=32,
-            num_attention_heads=2,
-            joint_attention_dim=64,
-            pooled_projection_dim=64,
-            axes_dims_rope=(8, 12, 12),
-        ).save_pretrained(folder)
+        transformer().save_pretrained(folder)
     return FluxTransformer2DModel.from_pretrained(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .case import CannotShow
+from .flux import transformer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,14 +46,7 @@ def flux(folder: str, compute_dtype: Any = None) -> Any:
 
 
 def _write(folder: str, file: str, gguf: Any) -> None:
-    import torch
-    from diffusers import FluxTransformer2DModel
-
-    torch.manual_seed(0)
-    model = FluxTransformer2DModel(
-        patch_size=1, in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=32,
-        num_attention_heads=2, joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=(8, 12, 12),
-    )  # fmt: skip
+    model = transformer()
     model.save_config(folder)
     kind = gguf.GGMLQuantizationType.Q4_0
     writer = gguf.GGUFWriter(file, "flux")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .flux import transformer
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -9,22 +11,10 @@ if TYPE_CHECKING:
 
 def pipeline(**components: Any) -> Any:
     """A FluxPipeline with a random transformer of two blocks, without text encoders unless given."""
-    import torch
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    torch.manual_seed(0)
-    transformer = FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=64,
-        axes_dims_rope=(8, 12, 12),
-    )
     names = ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-    parts = {**dict.fromkeys(names), "transformer": transformer.eval(), **components}
+    parts = {**dict.fromkeys(names), "transformer": transformer().eval(), **components}
     return FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), **parts)
 
 

@@ -12,6 +12,7 @@ Cure: everything that the quantizer wrote on the model goes when it goes. Models
 
 from __future__ import annotations
 
+from ...dequantized import IN_CONFIG, forget_quantization
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
@@ -24,15 +25,6 @@ FIX = Fix(
     symptom="a checkpoint saved after model.dequantize(): Supplied state dict does not contain `bitsandbytes__*`; "
     "pipe.to(dtype) does not cast it",
 )
-
-_WRITTEN = (
-    "quantization_method",
-    "is_loaded_in_4bit",
-    "is_loaded_in_8bit",
-    "is_4bit_serializable",
-    "is_8bit_serializable",
-)
-_IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
 
 
 def broken(base) -> bool:
@@ -55,14 +47,12 @@ def mend(base, ledger) -> None:
         return dequantize
 
     def forget(model):
-        for name in _WRITTEN:
-            vars(model).pop(name, None)
-        model.is_quantized = False  # upstream does so since 0.39 or 0.40
+        forget_quantization(model)
         config = getattr(model, "_internal_dict", None)
         # Some of it is an attribute of the dictionary only, and not one of its keys.
-        if config is not None and any(name in config or name in vars(config) for name in _IN_CONFIG):
+        if config is not None and any(name in config or name in vars(config) for name in IN_CONFIG):
             model._internal_dict = type(config)(
-                {key: value for key, value in config.items() if key not in _IN_CONFIG}
+                {key: value for key, value in config.items() if key not in IN_CONFIG}
             )
 
     ledger.around(resolve(base, "DiffusersQuantizer"), "dequantize", make)

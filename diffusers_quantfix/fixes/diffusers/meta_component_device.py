@@ -22,7 +22,7 @@ Programs that took meta for the sign of offloading should ask ``_hf_hook``, or s
 
 from __future__ import annotations
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
@@ -48,20 +48,6 @@ def broken(modeling_utils) -> bool:
 
 
 def mend(modeling_utils, ledger) -> None:
-    from ...offload import offload_execution_device
+    from ...offload import device_past_meta
 
-    def make(upstream):
-        if not isinstance(upstream, property):
-            raise TargetMissing("ModelMixin.device is no property")
-        first_device = upstream.fget
-
-        def device(self):
-            answer = first_device(self)
-            # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
-            if answer.type != "meta":
-                return answer
-            return offload_execution_device(self) or answer
-
-        return property(device, doc=upstream.__doc__)
-
-    ledger.around(resolve(modeling_utils, "ModelMixin"), "device", make)
+    ledger.around(resolve(modeling_utils, "ModelMixin"), "device", device_past_meta)

@@ -10,6 +10,7 @@ Cure: everything that the quantizer wrote on the model goes when it goes. Twin: 
 
 from __future__ import annotations
 
+from ...dequantized import IN_CONFIG, forget_quantization
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
@@ -22,15 +23,6 @@ FIX = Fix(
     symptom="after model.dequantize(): You cannot cast a bitsandbytes model in a new `dtype`",
     healed="transformers 4.54.0",
 )
-
-_WRITTEN = (
-    "quantization_method",
-    "is_loaded_in_4bit",
-    "is_loaded_in_8bit",
-    "is_4bit_serializable",
-    "is_8bit_serializable",
-)
-_IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
 
 
 def broken(base) -> bool:
@@ -55,11 +47,9 @@ def mend(base, ledger) -> None:
     def make(original):
         def dequantize(self, model):
             model = original(self, model)
-            for name in _WRITTEN:
-                vars(model).pop(name, None)
-            for name in _IN_CONFIG:
+            forget_quantization(model)
+            for name in IN_CONFIG:
                 vars(model.config).pop(name, None)
-            model.is_quantized = False
             return model
 
         return dequantize

@@ -12,7 +12,7 @@ Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-
 
 from __future__ import annotations
 
-from ... import eight_bit
+from ... import eight_bit, model_8bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
@@ -31,34 +31,10 @@ _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8
 def broken(modeling_utils) -> bool:
     """Look for the message: building a model here would import too much."""
     cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
-    if eight_bit.written_in(cuda, __file__):
+    if eight_bit.written_in(cuda, model_8bit.__file__):
         return False
     return any(refusal in eight_bit.texts_of(cuda) for refusal in _REFUSALS)
 
 
 def mend(modeling_utils, ledger) -> None:
-    import torch
-
-    def make_to(original):
-        def to(self, *args, **kwargs):
-            device = eight_bit.destination(self, args, kwargs)
-            if device is None:
-                return original(self, *args, **kwargs)
-            eight_bit.move(self, device)
-            return self
-
-        return to
-
-    def make_cuda(original):
-        def cuda(self, device=None):
-            target = eight_bit.destination(self, (torch.device("cuda", device),), {})
-            if target is None:
-                return original(self, device)
-            eight_bit.move(self, target)
-            return self
-
-        return cuda
-
-    model = resolve(modeling_utils, "PreTrainedModel")
-    ledger.around(model, "to", make_to)
-    ledger.around(model, "cuda", make_cuda)
+    model_8bit.open_gates(resolve(modeling_utils, "PreTrainedModel"), ledger)

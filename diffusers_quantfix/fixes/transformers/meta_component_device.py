@@ -20,7 +20,7 @@ only. So ``get_compiled_call`` goes on answering with the plain call there.
 
 from __future__ import annotations
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
@@ -46,23 +46,9 @@ def broken(modeling_utils) -> bool:
 
 
 def mend(modeling_utils, ledger) -> None:
-    from ...offload import is_held_on_meta, offload_execution_device
+    from ...offload import device_past_meta, is_held_on_meta
 
     model_class = resolve(modeling_utils, "PreTrainedModel")
-
-    def make_device(upstream):
-        if not isinstance(upstream, property):
-            raise TargetMissing("PreTrainedModel.device is no property")
-        first_device = upstream.fget
-
-        def device(self):
-            answer = first_device(self)
-            # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
-            if answer.type != "meta":
-                return answer
-            return offload_execution_device(self) or answer
-
-        return property(device, doc=upstream.__doc__)
 
     def make_compiled_call(upstream):
         def get_compiled_call(self, compile_config):
@@ -76,6 +62,6 @@ def mend(modeling_utils, ledger) -> None:
 
     # The class that has the property: ModuleUtilsMixin, a base of PreTrainedModel.
     owner = next((cls for cls in model_class.__mro__ if "device" in vars(cls)), model_class)
-    ledger.around(owner, "device", make_device)
+    ledger.around(owner, "device", device_past_meta)
     if "get_compiled_call" in vars(model_class):  # since 4.47
         ledger.around(model_class, "get_compiled_call", make_compiled_call)

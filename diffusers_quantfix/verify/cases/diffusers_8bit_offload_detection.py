@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from .. import flux
 from ..case import CannotShow
 
 WARNING = "cannot run with `cpu` device"
@@ -27,17 +28,7 @@ def case(work: str) -> str | None:
             super().__init__()
             self.register_modules(transformer=transformer)
 
-    torch.manual_seed(0)
-    FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=64,
-        axes_dims_rope=(8, 12, 12),
-    ).save_pretrained(work)
+    flux.transformer().save_pretrained(work)
     model = FluxTransformer2DModel.from_pretrained(
         work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
     )

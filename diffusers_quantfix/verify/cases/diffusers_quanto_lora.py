@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from .. import flux
+
 
 def case(work: str) -> str | None:
     import torch
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
     from optimum.quanto import freeze, qint8, quantize
 
-    transformer = FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=0,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=64,
-        axes_dims_rope=(8, 12, 12),
-    )
+    transformer = flux.transformer()
     quantize(transformer, weights=qint8)
     freeze(transformer)
     parts = dict.fromkeys(("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))

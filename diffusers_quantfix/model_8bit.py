@@ -1,0 +1,44 @@
+"""``.to()`` and ``.cuda()`` of an 8-bit model, for the models of diffusers and those of transformers.
+
+Upstream: diffusers/models/modeling_utils.py, transformers/modeling_utils.py.
+"""
+
+from __future__ import annotations
+
+from . import eight_bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .engine.ledger import Draft
+
+__all__ = ["open_gates"]
+
+
+def open_gates(model_class: Any, ledger: Draft) -> None:
+    """Let the models of ``model_class`` go where all of them goes; upstream answers everything else."""
+    import torch
+
+    def make_to(original: Any) -> Any:
+        def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            device = eight_bit.destination(self, args, kwargs)
+            if device is None:
+                return original(self, *args, **kwargs)
+            eight_bit.move(self, device)
+            return self
+
+        return to
+
+    def make_cuda(original: Any) -> Any:
+        def cuda(self: Any, device: Any = None) -> Any:
+            target = eight_bit.destination(self, (torch.device("cuda", device),), {})
+            if target is None:
+                return original(self, device)
+            eight_bit.move(self, target)
+            return self
+
+        return cuda
+
+    ledger.around(model_class, "to", make_to)
+    ledger.around(model_class, "cuda", make_cuda)
