@@ -13,6 +13,7 @@ import sys
 from contextvars import ContextVar
 
 from . import eight_bit
+from .engine.probe import written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
         def _get_signature_keys(self, _: Any) -> tuple[list[str], list[str]]:
             return ["transformer"], []
 
-    if eight_bit.written_in(pipeline_class.to, __file__):
+    if written_in(pipeline_class.to, __file__):
         return False
     pipeline_class.to(Pipeline(), dtype=torch.float16)
     return torch.float16 in told

@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["align", "asked_device", "can_move", "destination", "is_8bit", "move", "texts_of", "written_in"]
+__all__ = ["align", "asked_device", "can_move", "destination", "is_8bit", "move"]
 
 
 def is_8bit(model: Any) -> bool:
@@ -102,27 +102,6 @@ def asked_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         except (RuntimeError, TypeError):  # upstream says what is wrong with it
             return None
     return None
-
-
-def texts_of(function: Any) -> str:
-    """All string constants in the code of a function and of what it wraps, for probes that look for a message."""
-    texts: list[str] = []
-    while function is not None:
-        code = getattr(function, "__code__", None)
-        if code is not None:
-            texts.extend(constant for constant in code.co_consts if isinstance(constant, str))
-        function = getattr(function, "__wrapped__", None)
-    return "\n".join(texts)
-
-
-def written_in(function: Any, file: str) -> bool:
-    """Whether the code of ``function``, or of something that it wraps, stands in ``file``."""
-    while function is not None:
-        code = getattr(function, "__code__", None)
-        if code is not None and code.co_filename == file:
-            return True
-        function = getattr(function, "__wrapped__", None)
-    return False
 
 
 def _rests_on(model: Any, device: Any) -> bool:

@@ -99,6 +99,27 @@ def names_used(function: Any) -> frozenset[str]:
     return frozenset(found)
 
 
+def texts_of(function: Any) -> str:
+    """All string constants in the code of a function and of what it wraps, for probes that look for a message."""
+    texts: list[str] = []
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            texts.extend(constant for constant in code.co_consts if isinstance(constant, str))
+        function = getattr(function, "__wrapped__", None)
+    return "\n".join(texts)
+
+
+def written_in(function: Any, file: str) -> bool:
+    """Whether the code of ``function``, or of something that it wraps, stands in ``file``."""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_filename == file:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
 def name_of(owner: object) -> str:
     """The dotted name of a module, class or function, for a sentence."""
     if isinstance(owner, ModuleType):

@@ -50,9 +50,9 @@ def test_a_model_with_such_modules_is_warned_about_as_upstream_does():
     import torch
     from diffusers.models import modeling_utils
 
-    from diffusers_quantfix import eight_bit
+    from diffusers_quantfix.engine.probe import texts_of
 
-    upstream_warns = SAYS in eight_bit.texts_of(modeling_utils.ModelMixin.to)
+    upstream_warns = SAYS in texts_of(modeling_utils.ModelMixin.to)
     model = small()
     model._keep_in_fp32_modules = ["decoder"]
     filters = list(modeling_utils.logger.filters)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ... import eight_bit
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, texts_of, written_in
 
 FIX = Fix(
     id="diffusers-8bit-hooks-follow",
@@ -29,12 +29,12 @@ def broken(modeling_utils) -> bool:
     from accelerate import big_modeling
 
     to = resolve(modeling_utils, "ModelMixin.to")
-    if eight_bit.written_in(to, __file__) or "`.to` is not supported for `8-bit`" in eight_bit.texts_of(to):
+    if written_in(to, __file__) or "`.to` is not supported for `8-bit`" in texts_of(to):
         return False
     if modeling_utils.is_bitsandbytes_version("<", "0.48.0"):
         return False  # refused as well
     # The release of bitsandbytes from which on accelerate leaves it to the user to move the model.
-    return "0.48.0" not in eight_bit.texts_of(resolve(big_modeling, "dispatch_model"))
+    return "0.48.0" not in texts_of(resolve(big_modeling, "dispatch_model"))
 
 
 def mend(modeling_utils, ledger) -> None:

@@ -12,9 +12,9 @@ Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-
 
 from __future__ import annotations
 
-from ... import eight_bit, model_8bit
+from ... import model_8bit
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, texts_of, written_in
 
 FIX = Fix(
     id="diffusers-8bit-model-gate",
@@ -30,9 +30,9 @@ FIX = Fix(
 def broken(modeling_utils) -> bool:
     """Look for the message, and for the version on which it depends: building a model here would import too much."""
     to = resolve(modeling_utils, "ModelMixin.to")
-    if eight_bit.written_in(to, model_8bit.__file__):
+    if written_in(to, model_8bit.__file__):
         return False
-    said = eight_bit.texts_of(to)
+    said = texts_of(to)
     if "`.to` is not supported for `8-bit`" in said:
         return True
     return "is not supported for `8-bit`" in said and modeling_utils.is_bitsandbytes_version("<", "0.48.0")

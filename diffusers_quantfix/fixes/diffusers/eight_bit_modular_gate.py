@@ -9,9 +9,9 @@ Cure: ``to`` takes the 8-bit components along that can move whole (``bnb-linear8
 
 from __future__ import annotations
 
-from ... import eight_bit, pipeline_8bit
+from ... import pipeline_8bit
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, texts_of, written_in
 
 FIX = Fix(
     id="diffusers-8bit-modular-gate",
@@ -27,9 +27,7 @@ FIX = Fix(
 def broken(modular_pipeline) -> bool:
     """Look for the refusal."""
     to = resolve(modular_pipeline, "ModularPipeline.to")
-    return pipeline_8bit.REFUSAL in eight_bit.texts_of(to) and not eight_bit.written_in(
-        to, pipeline_8bit.__file__
-    )
+    return pipeline_8bit.REFUSAL in texts_of(to) and not written_in(to, pipeline_8bit.__file__)
 
 
 def mend(modular_pipeline, ledger) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ... import eight_bit, pipeline_8bit
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, texts_of, written_in
 
 FIX = Fix(
     id="diffusers-8bit-move-gate",
@@ -35,8 +35,8 @@ FIX = Fix(
 def broken(pipeline_utils) -> bool:
     """Look for the refusal, and for the versions on which it depends since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
-    said = eight_bit.texts_of(to)
-    if eight_bit.written_in(to, pipeline_8bit.__file__) or pipeline_8bit.REFUSAL not in said:
+    said = texts_of(to)
+    if written_in(to, pipeline_8bit.__file__) or pipeline_8bit.REFUSAL not in said:
         return False
     if "4.58.0" not in said:
         return True

@@ -9,9 +9,8 @@ Cure: the sentence is held back when the list is empty; a model that has such mo
 
 from __future__ import annotations
 
-from ... import eight_bit
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, texts_of, written_in
 
 FIX = Fix(
     id="diffusers-fp32-warning",
@@ -28,7 +27,7 @@ _SAYS = "that should be kept in float32: "
 def broken(modeling_utils) -> bool:
     """Look for the warning, and for the condition that is always true; a call would really warn."""
     to = resolve(modeling_utils, "ModelMixin.to")
-    if _SAYS not in eight_bit.texts_of(to) or eight_bit.written_in(to, __file__):
+    if _SAYS not in texts_of(to) or written_in(to, __file__):
         return False
     while to is not None:
         code = getattr(to, "__code__", None)

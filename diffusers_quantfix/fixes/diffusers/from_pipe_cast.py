@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from ... import casting, eight_bit
+from ... import casting
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, written_in
 
 FIX = Fix(
     id="diffusers-from-pipe-cast",
@@ -37,7 +37,7 @@ _held: ContextVar[list | None] = ContextVar("diffusers_quantfix_from_pipe", defa
 def broken(pipeline_utils) -> bool:
     """Whether ``from_pipe`` is still without us: it casts in every release that we know."""
     from_pipe = resolve(pipeline_utils, "DiffusionPipeline.from_pipe").__func__
-    if eight_bit.written_in(from_pipe, __file__):
+    if written_in(from_pipe, __file__):
         return False
     while hasattr(from_pipe, "__wrapped__"):
         from_pipe = from_pipe.__wrapped__

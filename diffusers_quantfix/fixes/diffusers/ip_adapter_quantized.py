@@ -12,10 +12,9 @@ Cure: while an adapter is loaded into a quantized UNet, ``.to`` with the dtype t
 
 from __future__ import annotations
 
-from ... import eight_bit
 from ...adapter_moves import moves_new_layers_only
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
+from ...engine.probe import function_of, resolve, written_in
 from ...hooks_aside import hooks_aside
 
 FIX = Fix(
@@ -33,7 +32,7 @@ _METHODS = ("_load_ip_adapter_weights", "load_attn_procs")
 def broken(unet) -> bool:
     """Does it name a dtype and a device to ``.to``, and are we not around it?"""
     method = resolve(unet, "UNet2DConditionLoadersMixin._load_ip_adapter_weights")
-    if eight_bit.written_in(method, __file__):
+    if written_in(method, __file__):
         return False
     return ("dtype", "device") in function_of(method).__code__.co_consts
 

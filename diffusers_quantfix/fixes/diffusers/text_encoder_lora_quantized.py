@@ -12,10 +12,9 @@ Cure: while a LoRA is loaded into a quantized text encoder, ``.to`` with the dty
 
 from __future__ import annotations
 
-from ... import eight_bit
 from ...adapter_moves import moves_new_layers_only
 from ...engine.fix import Fix, TargetMissing
-from ...engine.probe import function_of, resolve
+from ...engine.probe import function_of, resolve, written_in
 
 FIX = Fix(
     id="diffusers-text-encoder-lora-quantized",
@@ -32,7 +31,7 @@ _METHOD = "load_lora_into_text_encoder"
 def broken(lora_pipeline) -> bool:
     """Does it name a device and a dtype to ``.to``, and are we not around it?"""
     mixins = _mixins(lora_pipeline)
-    if any(eight_bit.written_in(vars(mixin)[_METHOD].__func__, __file__) for mixin in mixins):
+    if any(written_in(vars(mixin)[_METHOD].__func__, __file__) for mixin in mixins):
         return False
     from diffusers.loaders import lora_base
 

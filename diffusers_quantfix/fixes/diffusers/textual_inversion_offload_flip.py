@@ -12,9 +12,8 @@ Cure: meanwhile the text encoders give up their offloading hooks and get the ver
 
 from __future__ import annotations
 
-from ... import eight_bit
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import names_used, resolve, written_in
 from ...hooks_aside import hidden_hooks, hooks_aside
 
 FIX = Fix(
@@ -35,7 +34,7 @@ _METHODS = ("load_textual_inversion", "unload_textual_inversion")
 def broken(textual_inversion) -> bool:
     """Does it look at the class of the hooks, and are we not around it?"""
     load = resolve(textual_inversion, "TextualInversionLoaderMixin.load_textual_inversion")
-    return "AlignDevicesHook" in names_used(load) and not eight_bit.written_in(load, __file__)
+    return "AlignDevicesHook" in names_used(load) and not written_in(load, __file__)
 
 
 def mend(textual_inversion, ledger) -> None:

@@ -12,9 +12,9 @@ Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-
 
 from __future__ import annotations
 
-from ... import eight_bit, model_8bit
+from ... import model_8bit
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, texts_of, written_in
 
 FIX = Fix(
     id="transformers-8bit-cuda",
@@ -31,9 +31,9 @@ _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8
 def broken(modeling_utils) -> bool:
     """Look for the message: building a model here would import too much."""
     cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
-    if eight_bit.written_in(cuda, model_8bit.__file__):
+    if written_in(cuda, model_8bit.__file__):
         return False
-    return any(refusal in eight_bit.texts_of(cuda) for refusal in _REFUSALS)
+    return any(refusal in texts_of(cuda) for refusal in _REFUSALS)
 
 
 def mend(modeling_utils, ledger) -> None:
