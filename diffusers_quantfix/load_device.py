@@ -85,7 +85,7 @@ def quantizes_on_cpu() -> bool:
 
 
 def is_bitsandbytes(config: Any) -> bool:
-    """Whether a quantization config of diffusers is one for bitsandbytes."""
+    """Whether a quantization config of diffusers or transformers is one for bitsandbytes."""
     method = getattr(config, "quant_method", None)
     return getattr(method, "value", method) == "bitsandbytes"
 

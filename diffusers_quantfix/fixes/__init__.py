@@ -101,6 +101,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.quanto_dequantize",
         "transformers.quantizers.quantizer_quanto",
     ),
+    "transformers-sharded-companions": ("transformers.sharded_companions", "transformers.modeling_utils"),
 }
 
 # What a user may choose in the environment variable beside the ids; each fix declares its own.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from diffusers_quantfix.fixes.diffusers import sharded_companions
 from tests.fixes import four_bit
+from tests.fixes.sharded import SHOWS, SIZE, save
 from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-sharded-companions"
-SHOWS = r"does not contain `bitsandbytes__\*`|Missing quantization component `SCB`|absmax|quant_map"
-SIZE = 4100  # bytes: the ends of such files fall everywhere
 
 pytest.importorskip("diffusers")
 
@@ -25,18 +21,7 @@ def saved(tmp_path, bits: int, **options):
         model = models.load_quantized(
             type(whole), models.saved(whole, tmp_path / "whole"), bits=bits, **options
         )
-    folder = tmp_path / "saved"
-    model.save_pretrained(folder, max_shard_size=SIZE)
-    index = next(folder.glob("*.index.json"))
-    places = json.loads(index.read_text())["weight_map"]
-    last = ".absmax" if bits == 4 else ".SCB"
-    parted = [
-        key
-        for key, file in places.items()
-        if key.endswith(last) and places[key.replace(".SCB", ".weight").removesuffix(".absmax")] != file
-    ]
-    assert parted, "no file ends between a weight and its companions"
-    return model, folder
+    return model, save(model, tmp_path / "saved", bits)
 
 
 def assert_same(model, folder, device) -> None:
@@ -103,34 +88,6 @@ def test_nothing_is_left_on_the_quantizer(gpu, tmp_path):
     model, folder = saved(tmp_path, 4)
     again = type(model).from_pretrained(folder, torch_dtype=torch.float16)
     assert not hasattr(again.hf_quantizer, "_quantfix_apart")
-
-
-def test_which_keys_are_apart(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    contents = {
-        "a": ("x.weight", "x.weight.absmax", "y.weight", "z.weight", "w.weight"),
-        "b": ("x.weight.quant_state.bitsandbytes__nf4", "y.SCB", "y.weight_format", "z.bias", "other.absmax"),
-    }
-    files = [str(tmp_path / f"{name}.safetensors") for name in contents]
-    for file, keys in zip(files, contents.values(), strict=True):
-        save_file({key: torch.ones(1) for key in keys}, file)
-    apart = sharded_companions.companions_apart(files)
-    assert apart == {
-        "x.weight": {"x.weight.quant_state.bitsandbytes__nf4": files[1]},
-        "y.weight": {"y.SCB": files[1], "y.weight_format": files[1]},
-    }
-    first, second = ({key: torch.zeros(1) for key in keys} for keys in contents.values())
-    assert set(sharded_companions.brought_together(first, apart)) == {*contents["a"], *contents["b"][:3]}
-    assert set(sharded_companions.brought_together(second, apart)) == {"z.bias", "other.absmax"}
-
-
-@pytest.mark.parametrize(
-    "files", [None, [], ["one.safetensors"], [{}, {}], ["a.bin", "b.bin"], ["no", "where"]]
-)
-def test_what_is_left_alone(files):
-    assert sharded_companions.companions_apart(files) == {}
 
 
 def test_a_file_that_cannot_be_read_is_upstreams_error(gpu, tmp_path):

@@ -1,0 +1,106 @@
+"""A quantized text encoder in several files cannot be loaded when a file ends between a weight and its companions.
+
+Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
+    components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
+    that ``save_pretrained`` has written, with ``max_shard_size`` or above 5 GB.
+Cause: the files are split wherever the size is reached, and read one at a time; the quantizers look for the companions
+    of a weight among what came from its file.
+Upstream: issue 40327; from 4.57.1 on the quantizers keep what came until the rest comes. 4.57.0, which was yanked,
+    does so too: the claim covers it, the probe finds it healthy.
+Cure: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
+    found in the headers of the files, before the first is read, and goes with their paths to ``load_state_dict``:
+    all releases read each file there, before any key is renamed, also in threads of their own.
+    Twin: ``diffusers-sharded-companions``.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from ...engine.fix import Fix, TargetMissing
+from ...engine.probe import names_used, resolve
+from ...sharded_checkpoint import Apart, brought_together, look_ahead
+
+FIX = Fix(
+    id="transformers-sharded-companions",
+    title="a quantized text encoder cannot be loaded when a file ends between a weight and its quant state",
+    module="transformers.modeling_utils",
+    claims={"transformers": ">=4.44.2,<4.57.1", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/transformers/issues/40327",),
+    symptom="Supplied state dict for ... does not contain `bitsandbytes__*`; Missing quantization component `SCB`",
+    healed="transformers 4.57.1",
+)
+
+_LOAD = "_load_pretrained_model"
+_FILES = ("checkpoint_files", "resolved_archive_file")  # since 4.50, and before
+_REFUSALS = (
+    (
+        "quantizer_bnb_4bit",
+        "Bnb4BitHfQuantizer.create_quantized_param",
+        "does not contain `bitsandbytes__*`",
+    ),
+    (
+        "quantizer_bnb_8bit",
+        "Bnb8BitHfQuantizer.check_quantized_param",
+        "Missing quantization component `SCB`",
+    ),
+)
+
+
+class _Path(str):
+    """The path of a file, with what is apart in the checkpoint that it belongs to."""
+
+    apart: Apart
+
+
+def broken(modeling_utils) -> bool:
+    """Look for what the quantizers say: to ask one, a stand-in would have to import bitsandbytes."""
+    load = resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
+    if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
+        return False
+    return any(_says(modeling_utils, *refusal) for refusal in _REFUSALS)
+
+
+def _says(modeling_utils, module: str, method: str, refusal: str) -> bool:
+    import sys
+
+    home = f"{modeling_utils.__name__.rpartition('.')[0]}.quantizers.{module}"
+    try:
+        return any(refusal in text for text in names_used(resolve(sys.modules.get(home), method)))
+    except TargetMissing:  # a healed release looks for nothing
+        return False
+
+
+def mend(modeling_utils, ledger) -> None:
+    def make(original):
+        def load_state_dict(checkpoint_file, *args, **kwargs):
+            state_dict = original(checkpoint_file, *args, **kwargs)
+            # On meta it is read for its keys and shapes.
+            if not isinstance(checkpoint_file, _Path) or kwargs.get("map_location") == "meta":
+                return state_dict
+            return brought_together(state_dict, checkpoint_file.apart)
+
+        return load_state_dict
+
+    ledger.wrap(resolve(modeling_utils, "PreTrainedModel"), _LOAD, _with_a_look_ahead)
+    ledger.around(modeling_utils, "load_state_dict", make)
+
+
+def _with_a_look_ahead(wrapped, cls, args, kwargs):
+    try:
+        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    except TypeError:  # upstream's own error
+        return wrapped(*args, **kwargs)
+    name = next((name for name in _FILES if name in bound.arguments), "")
+    files = bound.arguments.get(name)
+    apart = look_ahead(bound.arguments.get("hf_quantizer"), files)
+    if not apart:
+        return wrapped(*args, **kwargs)
+    bound.arguments[name] = [_with(file, apart) for file in files]
+    return wrapped(*bound.args, **bound.kwargs)
+
+
+def _with(file: str, apart: Apart) -> _Path:
+    path = _Path(file)
+    path.apart = apart
+    return path

@@ -1,0 +1,91 @@
+"""A checkpoint of bitsandbytes in several files, of which one ends between a weight and its companions.
+
+``save_pretrained`` splits a checkpoint wherever the size is reached, and the loaders read one file at a time. What the
+fixes of diffusers and transformers share is here: which weights have companions in another file, which is found in the
+headers before the first file is read, and the contents of one file made whole. Keys are those in the files.
+
+safetensors is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+from .load_device import is_bitsandbytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Apart", "brought_together", "companions_apart", "look_ahead"]
+
+# Name of the weight -> key of the companion -> its file.
+Apart = dict[str, dict[str, str]]
+
+
+def look_ahead(quantizer: Any, files: Any) -> Apart:
+    """What is apart in a checkpoint that is about to be read; nothing where bitsandbytes did not quantize it.
+
+    Args:
+        quantizer: of diffusers or transformers, or None.
+        files: as for `companions_apart`.
+    """
+    if not is_bitsandbytes(getattr(quantizer, "quantization_config", None)):
+        return {}
+    if not getattr(quantizer, "pre_quantized", False):
+        return {}
+    try:
+        return companions_apart(files)
+    except Exception:  # a file that cannot be read: upstream says so
+        return {}
+
+
+def companions_apart(files: Any) -> Apart:
+    """The weights with companions in another file.
+
+    Args:
+        files: paths; anything but several safetensors files gives an empty answer.
+    """
+    import os
+
+    if not isinstance(files, (list, tuple)) or len(files) < 2:
+        return {}
+    if not all(isinstance(file, (str, os.PathLike)) and os.path.isfile(file) for file in files):
+        return {}
+    if not all(os.fspath(file).endswith(".safetensors") for file in files):
+        return {}
+    from safetensors import safe_open
+
+    where = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            where.update(dict.fromkeys(opened.keys(), os.fspath(file)))
+    apart: Apart = {}
+    for key, file in where.items():
+        weight = _weight_of(key)
+        if where.get(weight, file) != file:
+            apart.setdefault(weight, {})[key] = file
+    return apart
+
+
+def _weight_of(key: str) -> str:
+    """The weight to which a key of a checkpoint of bitsandbytes belongs; empty for a key that is no companion's."""
+    before, _, last = key.rpartition(".")
+    if last in ("SCB", "weight_format"):
+        return f"{before}.weight"
+    if last.startswith("bitsandbytes__"):
+        return before.removesuffix(".quant_state")
+    return before if last in ("absmax", "quant_map", "nested_absmax", "nested_quant_map") else ""
+
+
+def brought_together(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
+    """``state_dict`` of one file with what its weights have elsewhere, and without what belongs to weights elsewhere.
+
+    What stays without its weight would be taken for a parameter, once the weight is loaded.
+    """
+    from safetensors import safe_open
+
+    whole = {key: value for key, value in state_dict.items() if key not in apart.get(_weight_of(key), ())}
+    for weight in [key for key in state_dict if key in apart]:
+        for key, file in apart[weight].items():
+            with safe_open(file, framework="pt") as opened:
+                whole[key] = opened.get_tensor(key)
+    return whole
