@@ -57,10 +57,17 @@ def follow(parameter: Any, state: Any, new_state: Any) -> None:
 
 
 def unpack(parameter: Any) -> None:
-    """Undo the repacking for the CPU kernel, bit by bit; nothing happens to a parameter that is not repacked."""
+    """Undo the repacking for the CPU kernel, bit by bit; nothing happens to a parameter that is not repacked.
+
+    Nor to one that merely holds the state of another: PEFT makes the parameter of a merged weight, which is to be
+    quantized yet, with the attributes of the old one.
+    """
     state = vars(parameter).get("quant_state")
-    if state is not None and UNPACKED in vars(state):
-        parameter.data = unpacked_bytes(parameter.data, state)
+    if state is None or UNPACKED not in vars(state):
+        return
+    data = parameter.data
+    if data.dtype is sys.modules["torch"].uint8 and data.shape == (state.shape[0], state.shape[1] // 2):
+        parameter.data = unpacked_bytes(data, state)
         restore(state)
 
 

@@ -160,6 +160,39 @@ def needs_the_kernel() -> None:
         pytest.skip("this CPU has no AVX512-BF16, bitsandbytes does not repack on it")
 
 
+@nf4
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=ON_THE_CPU)
+def test_a_lora_that_is_merged_after_a_forward_pass(double_quant):
+    """PEFT gives the merged weight, which is to be quantized yet, all attributes of the old one."""
+    peft = pytest.importorskip("peft")
+    import torch
+
+    class Model(torch.nn.Module):
+        is_loaded_in_4bit = True
+
+        def __init__(self):
+            super().__init__()
+            self.layer = four_bit.linear("cpu", "nf4", double_quant)
+
+        def forward(self, inputs):
+            return self.layer(inputs)
+
+    def merged(run_before: bool):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(
+            Model(), peft.LoraConfig(r=4, target_modules=["layer"], init_lora_weights=False)
+        ).eval()
+        if run_before:
+            with torch.no_grad():
+                model(four_bit.batch("cpu"))
+        return model.merge_and_unload().layer
+
+    reference, layer = merged(False), merged(True)
+    for _ in range(2):
+        assert torch.equal(dequantized(layer), dequantized(reference)), "the weight changed"
+        assert torch.equal(four_bit.run(layer, "cpu"), four_bit.run(reference, "cpu")), "the output changed"
+
+
 def test_the_kernel_is_still_used():
     needs_the_kernel()
     layer = four_bit.linear("cpu")
