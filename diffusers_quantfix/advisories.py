@@ -202,12 +202,13 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
                     newest[distribution] = max(version, newest.get(distribution, version))
     sentences = []
     for distribution, version in newest.items():
-        exact = exact_version(pins.get(canonicalize_name(distribution), ""))
-        if exact and overlap(f">{version}", f"=={exact}"):
-            sentences.append(
-                f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
-                "what is not healed there is not listed"
-            )
+        for pin in alternatives(pins.get(canonicalize_name(distribution), "")):
+            exact = exact_version(pin)
+            if exact and overlap(f">{version}", pin):
+                sentences.append(
+                    f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
+                    "what is not healed there is not listed"
+                )
     return sentences
 
 

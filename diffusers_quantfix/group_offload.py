@@ -287,14 +287,16 @@ def _follow(wrapper: Any) -> None:
             _follow(tensor)
     if inner and wrapper.device != inner[0].device:
         # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
-        wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
-            type(wrapper),
-            wrapper.size(),
-            strides=wrapper.stride(),
-            storage_offset=wrapper.storage_offset(),
-            dtype=wrapper.dtype,
-            device=inner[0].device,
-        )
+        # Not in inference mode: there the class itself is asked whether it takes other data, and reads the shell.
+        with sys.modules["torch"].inference_mode(False):
+            wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
+                type(wrapper),
+                wrapper.size(),
+                strides=wrapper.stride(),
+                storage_offset=wrapper.storage_offset(),
+                dtype=wrapper.dtype,
+                device=inner[0].device,
+            )
 
 
 # ---------------------------------------------------------------------- disk

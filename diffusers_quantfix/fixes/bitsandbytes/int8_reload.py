@@ -54,8 +54,12 @@ class State:
 
 def mend(modules, ledger) -> None:
     def make(original):
-        def _load_from_state_dict(self, *args, **kwargs):
+        def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+            args = state_dict, prefix, *args
             weight, state = self.weight, self.state
+            # A LoRA is loaded through the whole model, and has nothing for the layers below it.
+            if f"{prefix}weight" not in state_dict and f"{prefix}SCB" not in state_dict:
+                return original(self, *args, **kwargs)
             if state.SCB is None or state.has_fp16_weights or getattr(weight, "SCB", None) is not None:
                 return original(self, *args, **kwargs)
             if vars(state).get("CxB") is not None:
