@@ -1,8 +1,9 @@
-"""The move of an 8-bit parameter of bitsandbytes that is quantized already.
+"""What fixes of different releases need of a quantized 8-bit weight of bitsandbytes: its move, and its rows.
 
-Two fixes of different releases give it to ``Int8Params``.  torch is not imported here at module level.
+torch is not imported here at module level.
 
-Upstream: bitsandbytes/nn/modules.py (``Int8Params.to``).
+Upstream: bitsandbytes/nn/modules.py (``Int8Params.to``, ``Linear8bitLt``), bitsandbytes/autograd/_functions.py
+(``MatmulLtState``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["moved_whole"]
+__all__ = ["in_tiles", "moved_whole", "rows_of"]
+
+# The order of the bytes within a tile, int64 on the CPU, by the name of the layout.  Upstream keeps one on the device
+# for each layer.
+_orders: dict[str, Any] = {}
 
 
 def moved_whole(original: Any) -> Any:
@@ -38,3 +43,25 @@ def moved_whole(original: Any) -> Any:
         return result
 
     return to
+
+
+def in_tiles(layer: Any) -> bool:
+    """Whether a ``Linear8bitLt`` has its weight in tiles of the GPU's layout, as before 0.45 since its first pass."""
+    return vars(layer.state).get("CxB") is not None
+
+
+def rows_of(layer: Any) -> Any:
+    """The weight, int8 [out_features, in_features], of a layer that has it in tiles: a new tensor where these are."""
+    import torch
+    from bitsandbytes.autograd._functions import get_tile_inds, undo_layout
+
+    state, tiles = layer.state, layer.state.CxB
+    order = state._tile_indices
+    if order is None:
+        order = _orders.get(state.formatB)
+    if order is None:
+        # A kernel of the GPU's tells the order, also for a layer that was moved away from there.
+        where = tiles.device if tiles.is_cuda else torch.device("cuda", torch.cuda.current_device())
+        order = _orders[state.formatB] = get_tile_inds(state.formatB, where).cpu()
+    rows = undo_layout(tiles, order.to(tiles.device))
+    return rows[: layer.out_features, : layer.in_features].contiguous()

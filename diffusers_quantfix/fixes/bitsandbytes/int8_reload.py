@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...int8_params import in_tiles, rows_of
 
 FIX = Fix(
     id="bnb-int8-reload",
@@ -57,12 +58,12 @@ def mend(modules, ledger) -> None:
         def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
             args = state_dict, prefix, *args
             weight, state = self.weight, self.state
-            # A LoRA is loaded through the whole model, and has nothing for the layers below it.
+            # PEFT loads a LoRA through the whole model, and has nothing for its 8-bit layers.
             if f"{prefix}weight" not in state_dict and f"{prefix}SCB" not in state_dict:
                 return original(self, *args, **kwargs)
             if state.SCB is None or state.has_fp16_weights or getattr(weight, "SCB", None) is not None:
                 return original(self, *args, **kwargs)
-            if vars(state).get("CxB") is not None:
+            if in_tiles(self):
                 back_to_rows(self)
                 return original(self, *args, **kwargs)
             weight.SCB = state.SCB
@@ -75,11 +76,8 @@ def mend(modules, ledger) -> None:
 
     def back_to_rows(layer):
         """Make ``layer`` what it was before its first forward pass; rows cannot be loaded into a weight in tiles."""
-        from bitsandbytes.autograd._functions import undo_layout
-
         weight, state = layer.weight, layer.state
-        rows = undo_layout(state.CxB, state.tile_indices)
-        weight.data = rows[: layer.out_features, : layer.in_features].contiguous()
+        weight.data = rows_of(layer)
         weight.CB, weight.SCB = weight.data, state.SCB
         state.CB = state.CxB = state.SB = state.SCB = state._tile_indices = None
 

@@ -1,0 +1,69 @@
+"""An 8-bit model that has run is saved in tiles, and loads as noise.
+
+Symptom: a model in 8 bits that was saved after its first forward pass gives noise when diffusers or transformers load
+    the checkpoint; saved before, it does not. No error.
+Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores. The state dict has
+    the tiles, and in ``weight_format`` which ones. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers and
+    transformers does not, and takes them for rows.
+Upstream: bitsandbytes 0.45.0, which has no tiles any more.
+Cure: the state dict has rows. They are made on the CPU, layer by layer: on the GPU, whose memory holds the tiles, they
+    would take as much once more.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...int8_params import in_tiles, rows_of
+
+FIX = Fix(
+    id="bnb-int8-saved-tiles",
+    title="an 8-bit model that has run is saved in the layout of its GPU, and loads as noise",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
+    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
+    symptom="noise from a model that was loaded from an 8-bit checkpoint, which was saved after a forward pass",
+    healed="bitsandbytes 0.45.0",
+    hot=True,
+)
+
+
+def broken(modules) -> bool:
+    """Save a layer with one tile, whose order is known: no kernel has to tell it."""
+    import torch
+
+    layer_class = resolve(modules, "Linear8bitLt")
+    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    layer = layer_class.__new__(layer_class)
+    torch.nn.Module.__init__(layer)
+    layer.out_features, layer.in_features = 8, 32
+    layer.weight = modules.Int8Params(torch.zeros(8, 32, dtype=torch.int8), requires_grad=False)
+    layer.state = State()
+    layer.state.CxB, layer.state.SCB = layer.weight.data, torch.zeros(8)
+    layer.state._tile_indices = torch.arange(256).view(8, 32)
+    saved: dict[str, torch.Tensor] = {}
+    layer._save_to_state_dict(saved, "", False)
+    return bool(saved["weight_format"])
+
+
+class State:
+    """What the probe's layer has for a ``MatmulLtState``."""
+
+    CB = None
+    has_fp16_weights = False
+    formatB = "col_turing"
+
+
+def mend(modules, ledger) -> None:
+    import torch
+
+    def make(original):
+        def _save_to_state_dict(self, destination, prefix, *args, **kwargs):
+            original(self, destination, prefix, *args, **kwargs)
+            if f"{prefix}weight_format" in destination and in_tiles(self):
+                destination[f"{prefix}weight"] = rows_of(self).cpu()
+                destination[f"{prefix}weight_format"] = torch.tensor(0, dtype=torch.uint8)
+
+        return _save_to_state_dict
+
+    ledger.around(resolve(modules, "Linear8bitLt"), "_save_to_state_dict", make)

@@ -1,0 +1,24 @@
+"""A model that has run is saved; the checkpoint's weights are taken for rows, as ``from_pretrained`` takes them."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from bitsandbytes.nn import Int8Params
+
+    from .. import eight_bit
+
+    where = eight_bit.device()
+    model = eight_bit.layers(where, 1)
+    expected = eight_bit.run(model, where)
+    saved = {name: tensor.to(where) for name, tensor in model.state_dict().items()}
+    again = eight_bit.layers(where, 1)
+    weight = Int8Params(saved["0.weight"], requires_grad=False)
+    weight.CB, weight.SCB = weight.data, saved["0.SCB"]
+    again[0].weight = weight
+    output = eight_bit.run(again, where)
+    assert torch.equal(output, expected), (
+        f"the output is {output.flatten()[0]:g}, not {expected.flatten()[0]:g}"
+    )
+    return "the output is that of the model that was saved"

@@ -1,0 +1,86 @@
+"""bnb-int8-saved-tiles: an 8-bit model that has run is saved in the layout of its GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import eight_bit, eight_bit_models, four_bit
+from tests.rig import models
+
+FIX_ID = "bnb-int8-saved-tiles"
+
+
+@pytest.mark.defect(FIX_ID, shows="the weight is saved in another order")
+def test_the_state_dict_of_a_layer_that_has_run(gpu):
+    assert_saved_in_rows(gpu, "cuda")
+
+
+def test_the_state_dict_of_a_layer_that_rests_on_the_cpu(gpu):
+    assert_saved_in_rows(gpu, "cpu")
+
+
+def assert_saved_in_rows(gpu, place):
+    import torch
+
+    here = gpu.devices[0]
+    layer = eight_bit.linear(here)
+    before = {name: tensor.cpu() for name, tensor in layer.state_dict().items()}
+    reference = eight_bit.run(layer, here)
+    layer.to(place)
+    after = layer.state_dict()
+    assert after.keys() == before.keys()
+    assert torch.equal(after["weight"].cpu(), before["weight"]), "the weight is saved in another order"
+    assert after["weight_format"] == 0
+    assert torch.equal(eight_bit.run(layer.to(here), here), reference), "saving changed the layer"
+
+
+@pytest.mark.defect(FIX_ID, shows="memory was taken on the GPU|the weight is saved in another order")
+def test_a_shape_that_is_no_multiple_of_a_tile(gpu):
+    import torch
+    from bitsandbytes.nn import Linear8bitLt
+
+    here = gpu.devices[0]
+    torch.manual_seed(0)
+    layer = Linear8bitLt(48, 24, has_fp16_weights=False, threshold=6.0).half().to(here)
+    before = layer.state_dict()["weight"].cpu()
+    with torch.no_grad():
+        layer(torch.randn(3, 48).half().to(here))
+    held = gpu.allocated(here)
+    after = layer.state_dict()
+    assert after["weight"].shape == (24, 48), "the weight is saved in another order"
+    assert torch.equal(after["weight"].cpu(), before), "the weight is saved in another order"
+    assert gpu.allocated(here) <= held, "memory was taken on the GPU"
+
+
+@pytest.mark.parametrize("library", ["diffusers", "transformers"])
+@pytest.mark.defect(FIX_ID, shows="the output changed", needs="diffusers>=0.31")
+def test_a_model_that_has_run(gpu, tmp_path, library):
+    """``save_pretrained`` after a forward pass, ``from_pretrained``."""
+    import torch
+
+    here = gpu.devices[0]
+    whole = models.flux_transformer() if library == "diffusers" else models.t5_encoder()
+    with four_bit.skip_for_other_reasons():
+        model = models.load_quantized(type(whole), models.saved(whole, tmp_path / "whole"), bits=8)
+    reference = output(model, here)
+    model.save_pretrained(tmp_path / "saved")
+    again = type(whole).from_pretrained(tmp_path / "saved", torch_dtype=torch.float16)
+    assert torch.equal(output(again, here), reference), "the output changed"
+
+
+def output(model, device):
+    if type(model).__name__ == "T5EncoderModel":
+        return eight_bit_models.encode(model, device)
+    return models.call_flux(models.flux_pipeline(model), device).cpu()
+
+
+def test_a_layer_that_has_not_run_and_one_in_16_bits(gpu):
+    import torch
+    from bitsandbytes.nn import Linear8bitLt
+
+    here = gpu.devices[0]
+    layer = eight_bit.linear(here)
+    assert layer.state_dict()["weight"].data_ptr() == layer.weight.data_ptr()
+    plain = Linear8bitLt(64, 64, has_fp16_weights=True).to(here)
+    assert set(plain.state_dict()) == {"weight", "bias"}
+    assert torch.equal(plain.state_dict()["weight"], plain.weight)
