@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidSdistFilename,
@@ -47,8 +48,22 @@ class Reading:
         if not constraint:
             self.required.add(name)
 
-    def requirement(self, where: str, text: str, constraint: bool = False) -> None:
-        """A PEP 508 requirement.
+    def is_for_here(self, where: str, name: str, marker: str, text: str) -> bool:
+        """Whether a marker is true for this interpreter; where it is not, a note says that ``text`` was left out.
+
+        Raises:
+            UnreadableInput: it is no marker.
+        """
+        try:
+            if Marker(marker).evaluate({"extra": ""}):
+                return True
+        except ValueError:  # what packaging raises for a bad marker, name or comparison
+            raise UnreadableInput(f"{where}: the marker of {name} cannot be understood") from None
+        self.notes.append(f"{where} was left out, its marker is false here: {text}")
+        return False
+
+    def requirement(self, where: str, text: str, constraint: bool = False, written: str = "") -> None:
+        """A PEP 508 requirement; ``written`` is what sentences show for it, where that is something else.
 
         Raises:
             UnreadableInput: it is none; ``where`` names the file and the line.
@@ -57,9 +72,10 @@ class Reading:
             found = Requirement(text)
         except InvalidRequirement as error:
             reason = str(error).splitlines()[0]
-            raise UnreadableInput(f"{where}: {text!r} is no requirement ({reason})") from None
-        if found.marker is not None and not found.marker.evaluate({"extra": ""}):
-            self.notes.append(f"{where} was left out, its marker is false here: {text}")
+            raise UnreadableInput(f"{where}: {(written or text)!r} is no requirement ({reason})") from None
+        if found.marker is not None and not self.is_for_here(
+            where, found.name, str(found.marker), written or text
+        ):
             return
         specifier = str(found.specifier)
         if found.url:
@@ -99,14 +115,14 @@ def decoded(name: str, data: bytes) -> str:
         raise UnreadableInput(f"{name} is no UTF-8 text; save it as UTF-8") from None
 
 
-def text_of(file: str) -> str:
-    """The text of a file.
+def text_of(file: str, called: str = "") -> str:
+    """The text of a file; ``called`` is its name in sentences, where that is another.
 
     Raises:
         UnreadableInput: it is not there, or is no text.
     """
     try:
         with open(file, "rb") as opened:
-            return decoded(file, opened.read())
+            return decoded(called or file, opened.read())
     except OSError as error:
-        raise UnreadableInput(f"{file}: {error.strerror or error}") from None
+        raise UnreadableInput(f"{called or file}: {error.strerror or error}") from None
