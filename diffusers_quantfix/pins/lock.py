@@ -6,17 +6,11 @@ import re
 
 from ..ranges import either
 from .project import toml
-from .reading import Reading, UnreadableInput
+from .reading import Reading, UnreadableInput, with_all_extras
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-# What a marker asks of the extras and groups that are installed. Nobody knows them: as in a project file, all count.
-_CHOICE = re.compile(
-    r"""("[^"]*"|'[^']*')\s+(not\s+)?in\s+(extras|dependency_groups)\b|\bextra\s*[!=]=\s*("[^"]*"|'[^']*')"""
-)
-_ALWAYS = "python_version >= '0'"
 
 
 def read_lock(reading: Reading, file: str, text: str) -> None:
@@ -41,9 +35,8 @@ def read_lock(reading: Reading, file: str, text: str) -> None:
             pin = f"=={package['version']}" if "version" in package else ""
             where = f"{file}, line {lines[index]}" if len(lines) == len(packages) else f"{file}: {name}"
             marker = _marker(package)
-            if not marker or reading.is_for_here(
-                where, name, _CHOICE.sub(_ALWAYS, marker), f"{name}{pin}; {marker}"
-            ):
+            everything = with_all_extras(marker)
+            if not marker or reading.is_for_here(where, name, everything, f"{name}{pin}; {marker}"):
                 versions.setdefault(name, []).append(pin)
     for name, pins in versions.items():
         reading.add(name, either(pins))

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..ranges import either
-from .reading import Reading, UnreadableInput, text_of
+from .reading import Reading, UnreadableInput, text_of, with_all_extras
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class _Project:
     def _is_for_here(self, where: str, text: str, entry: dict[str, Any]) -> bool:
         """Whether an entry of poetry is for this interpreter."""
         limits = {key: str(entry[key]) for key in ("python", "platform", "markers") if entry.get(key)}
-        markers = [limits["markers"]] if "markers" in limits else []
+        markers = [with_all_extras(limits["markers"])] if "markers" in limits else []
         if "platform" in limits:
             markers.append(f"sys_platform == {limits['platform']!r}")
         name = text.partition(" ")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,6 +18,11 @@ from packaging.utils import (
 from ..ranges import both
 
 KINDS = "requirements files, pyproject.toml, uv.lock, poetry.lock, pylock.toml and the output of `pip freeze`"
+
+# What a marker asks of the extras and groups that are installed
+_CHOICE = re.compile(
+    r"""("[^"]*"|'[^']*')\s+(not\s+)?in\s+(extras|dependency_groups)\b|\bextra\s*[!=]=\s*("[^"]*"|'[^']*')"""
+)
 
 
 class UnreadableInput(ValueError):
@@ -81,6 +87,11 @@ class Reading:
         if found.url:
             _, specifier = named_by(found.url)
         self.add(found.name, specifier, constraint)
+
+
+def with_all_extras(marker: str) -> str:
+    """The marker of a project or lock file: which extras and groups are installed nobody knows, so that all count."""
+    return _CHOICE.sub("python_version >= '0'", marker)
 
 
 def named_by(url: str) -> tuple[str, str]:

@@ -182,6 +182,7 @@ wrapt = [
 ]
 torchao = {git = "https://example.invalid/ao.git"}
 jax = {version = "1.0", markers = "sys_platform == 'other'"}
+safetensors = {version = "0.5", markers = "extra == 'quant' and extra != 'other'"}
 [tool.poetry.group.dev.dependencies]
 optimum-quanto = ">=0.2.5 <0.2.7 || 0.2.7"
 """
@@ -201,6 +202,7 @@ def test_a_project_file(tmp_path):
         "gguf": "==0.10.0",
         "wrapt": ">=2.0,<3",
         "torchao": "",
+        "safetensors": "==0.5",
         "optimum-quanto": ">=0.2.5,<0.2.7 || ==0.2.7",
     }
     assert "numpy" not in found.required
