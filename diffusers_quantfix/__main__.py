@@ -1,7 +1,7 @@
 """The command line: ``python -m diffusers_quantfix`` and the console script ``diffusers-quantfix``.
 
-Exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage; each command's ``--help`` says what
-that means for it.
+Exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage, or the answer could not be written;
+each command's ``--help`` says what that means for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 
+from . import __version__
 from .activation import settings
 from .engine.settings import did_you_mean
 
@@ -38,12 +39,44 @@ def main(arguments: list[str] | None = None) -> int:
         from .commands.run import run
 
         return run(arguments[1:])
+    try:
+        code = _answer(arguments)
+        _flush()
+    except BrokenPipeError:  # `... | head`: the reader has enough
+        _drop(1)
+        return 141  # as a shell says of a program that SIGPIPE ended
+    except KeyboardInterrupt:
+        print(f"diffusers-quantfix: {arguments[0]} was interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if error.errno is None or error.filename is not None:  # a library's own, or of another file
+            raise
+        _drop(1)
+        return _refuse(f"the answer could not be written: {error.strerror or error}")
+    return code or (2 if settings().problems else 0)  # activation has reported them
+
+
+def _answer(arguments: list[str]) -> int:
+    parser = _parser(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit:  # after --help and --version, and for wrong usage
+        _flush()
+        raise
+    if sys.stdout is None:
+        return _refuse("standard output is closed")
+    code: int = getattr(_module(options.command), COMMANDS[options.command][1])(options)
+    return code
+
+
+def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diffusers-quantfix",
         description="Mends known defects of diffusers with quantized models, in the releases that have them.",
         epilog="exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage; "
         "`diffusers-quantfix COMMAND --help` says what that means",
     )
+    parser.add_argument("--version", action="version", version=f"diffusers_quantfix {__version__}")
     name = arguments[0] if arguments else ""
     if name and not name.startswith("-") and name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS).replace(
@@ -58,17 +91,24 @@ def main(arguments: list[str] | None = None) -> int:
             module.add_arguments(subparsers.add_parser(command, help=help, description=help, epilog=epilog))
         else:
             subparsers.add_parser(command, help=help)
-    options = parser.parse_args(arguments)
-    try:
-        code: int = getattr(_module(options.command), COMMANDS[options.command][1])(options)
+    return parser
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
         sys.stdout.flush()
-    except BrokenPipeError:  # `... | head`: the reader has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to flush at the end
-        return 141  # as a shell says of a program that SIGPIPE ended
-    except KeyboardInterrupt:
-        print(f"diffusers-quantfix: {options.command} was interrupted", file=sys.stderr)
-        return 130
-    return code or (2 if settings().problems else 0)  # activation has reported them
+
+
+def _drop(stream: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # what is left to flush at the end
+
+
+def _refuse(sentence: str) -> int:
+    try:
+        print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
+    except OSError:  # standard error is no better
+        _drop(2)
+    return 2
 
 
 def _module(name: str):  # type: ignore[no-untyped-def]

@@ -85,5 +85,5 @@ def did_you_mean(word: str, known: "Iterable[str]") -> str:
     """The end of an error sentence that names the nearest known words."""
     import difflib  # only on the way to an error: it loads `re`
 
-    near = difflib.get_close_matches(word.lower(), list(known), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word.lower(), list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else "; see `python -m diffusers_quantfix status`"

@@ -11,7 +11,7 @@ import torch
 
 from ..companions import companions
 from ..placement.components import components_of, is_module, is_pipeline
-from ..placement.tensors import bearing_modules, plain_tensors, storage_of
+from ..placement.tensors import bearing_modules, nbytes, plain_tensors, storage_of
 from .guard import released_message
 
 __all__ = ["Census", "device_tensors", "library_constants", "tensors_with_storage", "weights_of_live_modules"]
@@ -123,7 +123,7 @@ def tensors_with_storage(storages: set[int]) -> Iterator[torch.Tensor]:
 def device_tensors(devices: set[str]) -> Iterator[torch.Tensor]:
     """Every live plain tensor with memory on one of ``devices`` ("cuda:0")."""
     for value in _tensors():
-        if str(value.device) in devices and value.numel():
+        if str(value.device) in devices and nbytes(value):
             yield value
 
 

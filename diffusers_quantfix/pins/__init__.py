@@ -32,6 +32,8 @@ def read(files: Iterable[str], reading: Reading | None = None) -> Reading:
     reading = Reading() if reading is None else reading
     for file in files:
         if file == "-":
+            if sys.stdin is None:
+                raise UnreadableInput("standard input is closed; pipe the output of `pip freeze` into it")
             text = decoded("standard input", sys.stdin.buffer.read())
             read_requirements(reading, "standard input", text, "")
             continue

@@ -6,11 +6,11 @@ import os
 import re
 import sys
 
-from packaging.markers import InvalidMarker, Marker
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..ranges import either
-from .reading import Reading, UnreadableInput, text_of
+from .reading import Reading, UnreadableInput, text_of, with_all_extras
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ class _Project:
             constraint = entry.get("version", "*") if isinstance(entry, dict) else entry
             if not isinstance(constraint, str):
                 raise UnreadableInput(f"{where}: {name} = {value!r} is no constraint of poetry")
-            if isinstance(entry, dict) and not self._marker(where, name, entry):
+            if isinstance(entry, dict) and not self._is_for_here(where, f"{name} {constraint}", entry):
                 continue
             try:
-                pins += [from_poetry(part) for part in constraint.split("||")]
+                pins += _alternatives(constraint)
             except (InvalidVersion, ValueError, IndexError):
                 raise UnreadableInput(f"{where}: {constraint!r} is no constraint of poetry") from None
         if pins:
@@ -146,18 +146,20 @@ class _Project:
                 self.reading.__class__().requirement(where, f"{name}{pin}")
             self.reading.add(name, either(pins))
 
-    def _marker(self, where: str, name: str, entry: dict[str, Any]) -> bool:
+    def _is_for_here(self, where: str, text: str, entry: dict[str, Any]) -> bool:
         """Whether an entry of poetry is for this interpreter."""
-        markers = [str(entry["markers"])] if entry.get("markers") else []
-        if entry.get("platform"):
-            markers.append(f"sys_platform == {str(entry['platform'])!r}")
+        limits = {key: str(entry[key]) for key in ("python", "platform", "markers") if entry.get(key)}
+        markers = [with_all_extras(limits["markers"])] if "markers" in limits else []
+        if "platform" in limits:
+            markers.append(f"sys_platform == {limits['platform']!r}")
+        name = text.partition(" ")[0]
         try:
-            if all(Marker(marker).evaluate({"extra": ""}) for marker in markers):
-                return True
-        except InvalidMarker:
+            markers += filter(None, [_python_marker(limits.get("python", "*"))])
+        except (InvalidVersion, ValueError, IndexError):
             raise UnreadableInput(f"{where}: the marker of {name} cannot be understood") from None
-        self.reading.notes.append(f"{where} was left out, its marker is false here: {name}")
-        return False
+        said = ", ".join(f"{key} {limit}" for key, limit in limits.items())
+        marker = " and ".join(f"({marker})" for marker in markers)
+        return not marker or self.reading.is_for_here(where, name, marker, f"{text} ({said})")
 
     def _list(self, title: str, entries: Any, constraint: bool = False) -> None:
         if not isinstance(entries, list):
@@ -184,6 +186,29 @@ class _Project:
             if re.search(pattern, line):
                 return f"{self.file}, line {number}"
         return self.file
+
+
+def _alternatives(constraint: str) -> list[str]:
+    return [from_poetry(part) for part in constraint.split("||")]
+
+
+def _python_marker(constraint: str) -> str:
+    """A constraint of poetry on Python as a marker, empty where every Python will do.
+
+    As poetry does, a version of one or two numbers is held against the first two of the running one: "3.9" is every
+    3.9.x.
+    """
+    choices = []
+    for specifiers in map(SpecifierSet, _alternatives(constraint)):
+        if not specifiers:
+            return ""
+        limits = [
+            f"{'python_full_version' if limit.version.removesuffix('.*').count('.') > 1 else 'python_version'} "
+            f"{limit.operator} '{limit.version}'"
+            for limit in specifiers
+        ]
+        choices.append(" and ".join(limits))
+    return " or ".join(choices)
 
 
 def from_poetry(constraint: str) -> str:

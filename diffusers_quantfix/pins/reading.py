@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import re
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidSdistFilename,
@@ -16,6 +18,11 @@ from packaging.utils import (
 from ..ranges import both
 
 KINDS = "requirements files, pyproject.toml, uv.lock, poetry.lock, pylock.toml and the output of `pip freeze`"
+
+# What a marker asks of the extras and groups that are installed
+_CHOICE = re.compile(
+    r"""("[^"]*"|'[^']*')\s+(not\s+)?in\s+(extras|dependency_groups)\b|\bextra\s*[!=]=\s*("[^"]*"|'[^']*')"""
+)
 
 
 class UnreadableInput(ValueError):
@@ -47,8 +54,22 @@ class Reading:
         if not constraint:
             self.required.add(name)
 
-    def requirement(self, where: str, text: str, constraint: bool = False) -> None:
-        """A PEP 508 requirement.
+    def is_for_here(self, where: str, name: str, marker: str, text: str) -> bool:
+        """Whether a marker is true for this interpreter; where it is not, a note says that ``text`` was left out.
+
+        Raises:
+            UnreadableInput: it is no marker.
+        """
+        try:
+            if Marker(marker).evaluate({"extra": ""}):
+                return True
+        except ValueError:  # what packaging raises for a bad marker, name or comparison
+            raise UnreadableInput(f"{where}: the marker of {name} cannot be understood") from None
+        self.notes.append(f"{where} was left out, its marker is false here: {text}")
+        return False
+
+    def requirement(self, where: str, text: str, constraint: bool = False, written: str = "") -> None:
+        """A PEP 508 requirement; ``written`` is what sentences show for it, where that is something else.
 
         Raises:
             UnreadableInput: it is none; ``where`` names the file and the line.
@@ -57,14 +78,20 @@ class Reading:
             found = Requirement(text)
         except InvalidRequirement as error:
             reason = str(error).splitlines()[0]
-            raise UnreadableInput(f"{where}: {text!r} is no requirement ({reason})") from None
-        if found.marker is not None and not found.marker.evaluate({"extra": ""}):
-            self.notes.append(f"{where} was left out, its marker is false here: {text}")
+            raise UnreadableInput(f"{where}: {(written or text)!r} is no requirement ({reason})") from None
+        if found.marker is not None and not self.is_for_here(
+            where, found.name, str(found.marker), written or text
+        ):
             return
         specifier = str(found.specifier)
         if found.url:
             _, specifier = named_by(found.url)
         self.add(found.name, specifier, constraint)
+
+
+def with_all_extras(marker: str) -> str:
+    """The marker of a project or lock file: which extras and groups are installed nobody knows, so that all count."""
+    return _CHOICE.sub("python_version >= '0'", marker)
 
 
 def named_by(url: str) -> tuple[str, str]:
@@ -99,14 +126,14 @@ def decoded(name: str, data: bytes) -> str:
         raise UnreadableInput(f"{name} is no UTF-8 text; save it as UTF-8") from None
 
 
-def text_of(file: str) -> str:
-    """The text of a file.
+def text_of(file: str, called: str = "") -> str:
+    """The text of a file; ``called`` is its name in sentences, where that is another.
 
     Raises:
         UnreadableInput: it is not there, or is no text.
     """
     try:
         with open(file, "rb") as opened:
-            return decoded(file, opened.read())
+            return decoded(called or file, opened.read())
     except OSError as error:
-        raise UnreadableInput(f"{file}: {error.strerror or error}") from None
+        raise UnreadableInput(f"{called or file}: {error.strerror or error}") from None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _EDITABLE = re.compile(r"# Editable .*\((?P<name>[\w.-]+)==(?P<version>[^)\s]+)\)")
 _NAMED_URL = re.compile(r"[\w.-]+\s*(\[[^\]]*\])?\s*@")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
+# As pip has them
+_COMMENT = re.compile(r"\s+#.*$")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 
 def read_requirements(reading: Reading, file: str, text: str, folder: str, constraint: bool = False) -> None:
@@ -32,35 +35,41 @@ def read_requirements(reading: Reading, file: str, text: str, folder: str, const
         UnreadableInput: a line is no requirement, or a nested file cannot be read.
     """
     editable = None
-    for number, line in _logical_lines(text):
+    for number, written in _logical_lines(text):
         where = f"{file}, line {number}"
-        if line.startswith("#"):
-            editable = _EDITABLE.match(line)
+        if written.startswith("#"):
+            editable = _EDITABLE.match(written)
             continue
+        line = _expanded(written)
         option, value = _option(line)
+        place = _option(written)[1] or written
         if option in ("-r", "-c"):
-            _nested(reading, where, folder, value, constraint or option == "-c")
+            _nested(reading, where, folder, value, place, constraint or option == "-c")
         elif option == "-e":
             if editable:  # the comment knows more than the path
                 reading.add(editable["name"], f"=={editable['version']}", constraint)
             else:
-                _place(reading, where, folder, value)
+                _place(reading, where, folder, value, place)
         elif not option:
-            _line(reading, where, folder, line, constraint)
+            _line(reading, where, folder, line, written, constraint)
         editable = None
 
 
-def _line(reading: Reading, where: str, folder: str, line: str, constraint: bool) -> None:
-    requirement = line.partition(" --")[
-        0
-    ].strip()  # --hash and other options of one requirement stand behind it
+def _expanded(line: str) -> str:
+    """The line with its environment variables; sentences show it without, for those may hold passwords."""
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1]) or found[0], line)
+
+
+def _line(reading: Reading, where: str, folder: str, line: str, written: str, constraint: bool) -> None:
+    # --hash and other options of one requirement stand behind it
+    requirement, written = (text.partition(" --")[0].strip() for text in (line, written))
     plain = requirement.partition(";")[0].strip()
     if not _NAMED_URL.match(plain) and (
         "://" in plain or plain.startswith((".", "/", "~")) or plain.partition("#")[0].endswith(_ARCHIVES)
     ):
-        _place(reading, where, folder, plain)
+        _place(reading, where, folder, plain, written.partition(";")[0].strip())
     else:
-        reading.requirement(where, requirement, constraint)
+        reading.requirement(where, requirement, constraint, written)
 
 
 def _option(line: str) -> tuple[str, str]:
@@ -75,23 +84,23 @@ def _option(line: str) -> tuple[str, str]:
     return "--other", ""  # of the installer: --index-url, --no-binary, ...
 
 
-def _nested(reading: Reading, where: str, folder: str, value: str, constraint: bool) -> None:
+def _nested(reading: Reading, where: str, folder: str, value: str, written: str, constraint: bool) -> None:
     if "://" in value:
         raise UnreadableInput(
-            f"{where}: {value} is on the network, and nothing is fetched; name a copy of it"
+            f"{where}: {written} is on the network, and nothing is fetched; name a copy of it"
         )
-    nested = value if os.path.isabs(value) else os.path.join(folder, value)
+    nested, called = os.path.join(folder, value), os.path.join(folder, written)
     if os.path.abspath(nested) in reading.files:
         return
     try:
-        text = text_of(nested)
+        text = text_of(nested, called)
     except UnreadableInput as error:
         raise UnreadableInput(f"{where}: {error}") from None
     reading.files.add(os.path.abspath(nested))
-    read_requirements(reading, nested, text, os.path.dirname(nested), constraint)
+    read_requirements(reading, called, text, os.path.dirname(nested), constraint)
 
 
-def _place(reading: Reading, where: str, folder: str, value: str) -> None:
+def _place(reading: Reading, where: str, folder: str, value: str, written: str) -> None:
     """A URL or a path without a name of its own; a project of this machine says what it demands."""
     name, pin = named_by(value)
     if name:
@@ -100,10 +109,10 @@ def _place(reading: Reading, where: str, folder: str, value: str) -> None:
     path = value.removeprefix("file://")
     path, _, extras = path.partition("[")
     if "://" in path:
-        reading.notes.append(f"{where}: nobody can tell what {value} is; write `name @ {value}`")
+        reading.notes.append(f"{where}: nobody can tell what {written} is; write `name @ {written}`")
         return
     if not read_folder(reading, os.path.join(folder, path.strip()), extras.rstrip("] ").split(",")):
-        reading.notes.append(f"{where}: {value} has no pyproject.toml; what it demands is not known")
+        reading.notes.append(f"{where}: {written} has no pyproject.toml; what it demands is not known")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -117,7 +126,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             continue
         line, pending = pending + line, ""
         if not line.lstrip().startswith("#"):
-            line = line.partition(" #")[0]
+            line = _COMMENT.sub("", line)
         if line.strip():
             yield first, " ".join(line.split())
     if pending.strip():  # the file ends in a backslash

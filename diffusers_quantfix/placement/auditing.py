@@ -26,7 +26,7 @@ class TensorRecord:
             aside for a weight) or "attribute" (anything else that hangs on the component).
         device: e.g. "cuda:0"; "meta" has no data.
         dtype: e.g. "uint8".
-        shape: the shape of the tensor.
+        shape: the shape of the tensor, () for a lazy parameter that has none yet.
         bytes: what it adds to the memory of its device: a byte that two tensors share is counted for the first, so
             the sum is the truth. On "meta" the nominal size.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from .auditing import Misplaced, TensorRecord
 from .components import is_module
 from .hooks import held_on_meta, offload_kind
-from .tensors import Held, held_tensors, nbytes, storage_of, storage_span
+from .tensors import Held, held_tensors, is_lazy, nbytes, storage_of, storage_span
 
 __all__ = ["Examined", "Ledger", "component_bytes", "examine"]
 
@@ -87,7 +87,7 @@ def _record(held: Held, count: int) -> TensorRecord:
         kind=held.kind,
         device=str(tensor.device),
         dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
+        shape=() if is_lazy(tensor) else tuple(tensor.shape),
         bytes=count,
     )
 

@@ -21,7 +21,16 @@ from ..companions import companions
 from .components import is_module, is_pipeline
 from .hooks import HOOK_ATTRIBUTES, resting_tensors
 
-__all__ = ["Held", "bearing_modules", "held_tensors", "nbytes", "plain_tensors", "storage_of", "storage_span"]
+__all__ = [
+    "Held",
+    "bearing_modules",
+    "held_tensors",
+    "is_lazy",
+    "nbytes",
+    "plain_tensors",
+    "storage_of",
+    "storage_span",
+]
 
 # What a Module keeps for itself: walked by name below, or without tensors.
 _OF_MODULE = frozenset(vars(torch.nn.Module()))
@@ -183,8 +192,16 @@ def plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor, b
                 yield nested, plain, True
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether this is a parameter or buffer of a lazy module before its first forward pass: it has no shape and no
+    memory, and torch raises when it is asked for them."""
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage of a plain tensor, None where there is none (sparse, functional, a wrapper)."""
+    """The storage of a plain tensor, None where there is none (sparse, functional, a wrapper, a lazy parameter)."""
+    if is_lazy(tensor):
+        return None
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -202,6 +219,8 @@ def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
 
 def nbytes(tensor: torch.Tensor) -> int:
     """The bytes of the elements of a plain tensor, whatever its layout."""
+    if is_lazy(tensor):
+        return 0
     return int(tensor.numel()) * int(tensor.element_size())
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import diffusers_quantfix
 
 NOISE = """
 import os, subprocess, sys
@@ -59,6 +67,85 @@ def test_wrong_usage(simple) -> None:
         assert "usage: diffusers-quantfix" in outcome.err
         assert "Traceback" not in outcome.err
         assert not outcome.out
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("pins", "see `diffusers-quantfix --help`"),
+        ("list", "see `diffusers-quantfix --help`"),
+        ("statsu", "did you mean status?"),
+        ("stat", "did you mean status?"),
+        ("chekc", "did you mean check?"),
+    ],
+)
+def test_only_a_near_command_is_suggested(simple, word, hint) -> None:
+    assert simple.command(word).err.endswith(f"no command is called {word!r}; {hint}\n")
+
+
+def test_the_version(simple) -> None:
+    outcome = simple.command("--version")
+    assert (outcome.code, outcome.out) == (0, f"diffusers_quantfix {diffusers_quantfix.__version__}\n")
+
+
+def shell(arguments: str) -> subprocess.CompletedProcess[str]:
+    command = f"{shlex.quote(sys.executable)} -m diffusers_quantfix {arguments}"
+    # Unbuffered, argparse swallows what goes wrong with --help.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "check --env", "check --env --json", "doctor", "explain bnb-quant-state-code"]
+)
+def test_a_closed_standard_output_is_one_sentence(command) -> None:
+    done = shell(f"{command} >&-")
+    assert (done.returncode, done.stderr) == (2, "diffusers-quantfix: standard output is closed\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize(
+    "command", ["check --env", "check --env --json", "--version", "--help", "check --help"]
+)
+def test_a_full_disk_is_one_sentence(command) -> None:
+    done = shell(f"{command} > /dev/full")
+    sentence = "diffusers-quantfix: the answer could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
+    assert shell(f"{command} > /dev/full 2>&1").returncode == 2, "nowhere to say it"
+
+
+def test_a_closed_standard_input_is_one_sentence() -> None:
+    done = shell("check - <&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("diffusers-quantfix: standard input is closed")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_who_left_is_told_nothing() -> None:
+    done = shell("check --env --json | true; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("raises", "error"),
+    [
+        (
+            "open('/nowhere/at/all')",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/at/all'",
+        ),
+        ("raise OSError('libcudart.so: cannot open')", "OSError: libcudart.so: cannot open"),
+    ],
+)
+def test_an_error_of_a_command_itself_is_not_taken_for_one_of_the_output(raises, error) -> None:
+    program = (
+        "import sys; from diffusers_quantfix import __main__ as main; from diffusers_quantfix.commands import check\n"
+        f"def run(options): {raises}\n"
+        "check.run = run; sys.exit(main.main(['check', '--env']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith(f"{error}\n")
 
 
 def test_a_failed_fix_under_strict_is_an_answer(simple) -> None:

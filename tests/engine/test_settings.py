@@ -42,7 +42,7 @@ def test_words(text, wanted) -> None:
         ("off;strict", "'off;strict' is none of "),
         ("fix-f", "to select a fix write only:fix-f or skip:fix-f"),
         ("only:fix-g", "only:fix-g names no fix; did you mean fix-f?"),
-        ("skip:bnb_code", "skip:bnb_code names no fix; did you mean bnb-code or bnb-meta?"),
+        ("skip:bnb_code", "skip:bnb_code names no fix; did you mean bnb-code?"),
         ("skip:", "skip: names no fix"),
         ("onyl:fix-f", "'onyl:fix-f' is none of"),
         ("1", "'1' is none of"),

@@ -222,6 +222,20 @@ def test_shared_memory_is_counted_once():
     assert audit.bytes == {"cpu": 10 * 64 * 4}
 
 
+def test_a_lazy_parameter_has_no_bytes_yet():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d())
+    audit = qf.audit(model)
+    lazy = {record.name: (record.shape, record.bytes) for record in audit.tensors if record.name[0] in "12"}
+    assert {"1.weight", "1.bias", "2.weight", "2.running_mean"} <= set(lazy)
+    assert {found for name, found in lazy.items() if "batches" not in name} == {((), 0)}
+    assert audit.ok, audit
+    assert audit.component_bytes()["Sequential"]["cpu"] == (2 * 3 + 3) * 4 + 8  # and num_batches_tracked
+    model(torch.ones(2, 2))
+    assert ("1.weight", (4, 3)) in {(record.name, record.shape) for record in qf.audit(model).tensors}
+
+
 @pytest.mark.parametrize(
     ("target", "what"),
     [

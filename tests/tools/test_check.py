@@ -74,6 +74,46 @@ def test_only_a_release_of_ours_that_has_the_fix_mends_it(ours, mended):
     assert ("which is pinned here" in done.stdout) == mended
 
 
+UV_LOCK = """version = 1
+[[package]]
+name = "bitsandbytes"
+version = "{}"
+[[package]]
+name = "bitsandbytes"
+version = "{}"
+"""
+POETRY = '[tool.poetry.dependencies]\nbitsandbytes = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "verdict"),
+    [
+        ("uv.lock", UV_LOCK.format("0.45.2", "0.45.1"), 1, AFFECTED),
+        ("uv.lock", UV_LOCK.format("0.45.2", "99.0"), 1, MAYBE),
+        ("uv.lock", UV_LOCK.format("0.41.0", "0.40.0"), 0, None),
+        ("pyproject.toml", POETRY.format("0.45.1 || 0.45.2"), 1, AFFECTED),
+        ("pyproject.toml", POETRY.format("<0.42 || ^0.45"), 1, MAYBE),
+        ("pyproject.toml", POETRY.format("0.40.0 || 0.41.0"), 0, None),
+        ("r.txt", "bitsandbytes===foo\n", 1, MAYBE),
+        ("r.txt", "numpy===foo\n", 0, None),
+    ],
+)
+def test_a_pin_of_several_versions_or_of_one_that_cannot_be_compared(tmp_path, name, text, code, verdict):
+    (tmp_path / name).write_text(text)
+    done = check(tmp_path / name, "--json")
+    assert (done.returncode, done.stderr) == (code, "")
+    found = {finding["id"]: finding["verdict"] for finding in json.loads(done.stdout)["findings"]}
+    assert found.get(CODE) == verdict
+    assert bool(found) == bool(code)
+
+
+def test_each_version_of_a_pin_is_held_against_the_newest_that_is_known(tmp_path):
+    (tmp_path / "uv.lock").write_text(UV_LOCK.format("0.45.2", "99.0"))
+    notes = json.loads(check(tmp_path / "uv.lock", "--json").stdout)["notes"]
+    newer = [note for note in notes if "newer than" in note]
+    assert [note.partition(" is ")[0] for note in newer] == ["bitsandbytes 99.0"]
+
+
 def test_a_constraint_installs_nothing(tmp_path):
     (tmp_path / "limits.txt").write_text("diffusers-quantfix==0.1.0\n")
     (tmp_path / "r.txt").write_text("-c limits.txt\nbitsandbytes==0.45.2\n")

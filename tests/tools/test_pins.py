@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -61,6 +62,56 @@ def test_a_requirements_file(tmp_path):
     (note,) = found.notes
     assert "line 9 was left out" in note and "accelerate==0.1" in note
     assert not found.complete
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "  \t "])
+def test_a_comment_begins_after_any_white_space(tmp_path, space):
+    found = reading_of(tmp_path, "requirements.txt", f"bitsandbytes==0.45.2{space}# why\n{space}# more\n")
+    assert found.pins == {"bitsandbytes": "==0.45.2"}
+
+
+def test_variables_of_the_environment_as_pip_reads_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("QF_FOLDER_1", "sub")
+    monkeypatch.setenv("QF_PIN", "==0.45.2")
+    monkeypatch.setenv("qf_lower", "sub")
+    monkeypatch.setenv("QF_EMPTY", "")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "x.txt").write_text("diffusers==0.33.1\n")
+    text = "-r ${QF_FOLDER_1}/x.txt\nbitsandbytes${QF_PIN}\n"
+    assert reading_of(tmp_path, "requirements.txt", text).pins == {
+        "diffusers": "==0.33.1",
+        "bitsandbytes": "==0.45.2",
+    }
+    for written in ("${qf_lower}/x.txt", "$QF_FOLDER_1/x.txt", "${QF_EMPTY}sub/x.txt", "${QF_UNSET}/x.txt"):
+        with pytest.raises(UnreadableInput, match=f"line 1: .*{re.escape(written)}: No such file"):
+            reading_of(tmp_path, "requirements.txt", f"-r {written}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-r ${QF_SECRET}/x.txt", "-r https://${QF_SECRET}/x.txt", "]${QF_SECRET}[", "torch==${QF_SECRET}"],
+)
+def test_the_value_of_a_variable_is_not_told(tmp_path, monkeypatch, line):
+    monkeypatch.setenv("QF_SECRET", "hunter2")
+    with pytest.raises(UnreadableInput) as raised:
+        reading_of(tmp_path, "requirements.txt", line)
+    assert "${QF_SECRET}" in str(raised.value) and "hunter2" not in str(raised.value)
+
+
+def test_nor_is_it_in_a_note(tmp_path, monkeypatch):
+    monkeypatch.setenv("QF_SECRET", "hunter2")
+    text = (
+        "https://${QF_SECRET}/x\n./${QF_SECRET}\n-e ${QF_SECRET}\ntorch==1 ; sys_platform == '${QF_SECRET}'\n"
+    )
+    notes = reading_of(tmp_path, "requirements.txt", text).notes
+    assert len(notes) == 4
+    assert all("${QF_SECRET}" in note and "hunter2" not in note for note in notes)
+
+
+def test_a_closed_standard_input_is_said(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UnreadableInput, match="standard input is closed"):
+        read(["-"])
 
 
 FREEZE = """\
@@ -131,6 +182,7 @@ wrapt = [
 ]
 torchao = {git = "https://example.invalid/ao.git"}
 jax = {version = "1.0", markers = "sys_platform == 'other'"}
+safetensors = {version = "0.5", markers = "extra == 'quant' and extra != 'other'"}
 [tool.poetry.group.dev.dependencies]
 optimum-quanto = ">=0.2.5 <0.2.7 || 0.2.7"
 """
@@ -148,12 +200,42 @@ def test_a_project_file(tmp_path):
         "torch": ">=2.4,<3",
         "transformers": "~=4.51.3",
         "gguf": "==0.10.0",
-        "wrapt": "<1.17 || >=2.0,<3",
+        "wrapt": ">=2.0,<3",
         "torchao": "",
+        "safetensors": "==0.5",
         "optimum-quanto": ">=0.2.5,<0.2.7 || ==0.2.7",
     }
     assert "numpy" not in found.required
     assert any("jax" in note for note in found.notes)
+    assert any("left out, its marker is false here: wrapt <1.17" in note for note in found.notes)
+
+
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@pytest.mark.parametrize(
+    ("python", "here"),
+    [
+        ("*", True),
+        (f"^{HERE}", True),
+        (f"~{HERE}", True),
+        (HERE, True),  # every patch release of it, as poetry reads it
+        (f"<={HERE}", True),
+        (f">{HERE}", False),
+        (f"<{HERE}", False),
+        ("<3", False),
+        (f"<3 || >={HERE}", True),
+        ("~3.1 || ~3.2", False),
+        (f">={HERE}.0 <4", True),
+        (f"<{HERE}.0", False),
+    ],
+)
+def test_the_python_of_a_dependency_of_poetry(tmp_path, python, here):
+    text = f'[tool.poetry.dependencies]\ntransformers = {{version = "4.51.3", python = "{python}"}}\n'
+    found = reading_of(tmp_path, "pyproject.toml", text)
+    assert found.pins == ({"transformers": "==4.51.3"} if here else {})
+    said = f"pyproject.toml, line 2 was left out, its marker is false here: transformers 4.51.3 (python {python})"
+    assert [note.endswith(said) for note in found.notes] == ([] if here else [True])
 
 
 def test_dependencies_that_stand_elsewhere(tmp_path):
@@ -213,6 +295,54 @@ source = {{ editable = "." }}
     assert found.complete
 
 
+OTHER = "sys_platform == 'other'"
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "marker"),
+    [
+        ("pylock.toml", "packages", f'marker = "{OTHER}"'),
+        ("poetry.lock", "package", f'markers = "{OTHER}"'),
+        ("poetry.lock", "package", f"""markers = {{main = "{OTHER}", dev = "python_version < '3'"}}"""),
+        ("uv.lock", "package", f"""resolution-markers = ["{OTHER}", "python_version < '3'"]"""),
+        ("pylock.toml", "packages", f"""marker = "{OTHER} and 'cuda' in extras\""""),
+    ],
+)
+def test_a_locked_package_that_is_not_for_this_python_is_left_out_and_said(tmp_path, name, table, marker):
+    text = f"""[[{table}]]
+name = "torch"
+version = "2.6.0"
+[[{table}]]
+name = "torch"
+version = "2.7.0"
+{marker}
+"""
+    found = reading_of(tmp_path, name, text)
+    assert found.pins == {"torch": "==2.6.0"}
+    (note,) = found.notes
+    assert f"{name}, line 4 was left out, its marker is false here: torch==2.7.0; " in note
+    assert OTHER in note
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "marker"),
+    [
+        ("pylock.toml", "packages", """marker = "python_version >= '3'\""""),
+        ("pylock.toml", "packages", """marker = "'cuda' in extras or 'dev' in dependency_groups\""""),
+        ("pylock.toml", "packages", """marker = "'cpu' not in extras\""""),
+        ("poetry.lock", "package", """markers = 'extra == "quant"'"""),
+        ("poetry.lock", "package", f"""markers = {{main = "{OTHER}", dev = "python_version >= '3'"}}"""),
+        ("uv.lock", "package", f"""resolution-markers = ["{OTHER}", "extra == 'extra-3-app-cu124'"]"""),
+        ("uv.lock", "package", "resolution-markers = []"),
+        ("poetry.lock", "package", f"""groups = ["main", "dev"]\nmarkers = {{dev = "{OTHER}"}}"""),
+    ],
+)
+def test_all_extras_and_groups_of_a_lock_file_count(tmp_path, name, table, marker):
+    text = f'[[{table}]]\nname = "torch"\nversion = "2.6.0"\n{marker}\n'
+    found = reading_of(tmp_path, name, text)
+    assert (found.pins, found.notes) == ({"torch": "==2.6.0"}, [])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -237,6 +367,21 @@ source = {{ editable = "." }}
             "f.toml, line 3: '\\^x' is no constraint",
         ),
         ("f.toml", "[tool.poetry.dependencies]\ntorch = 2\n", "f.toml, line 2: torch = 2 is no constraint"),
+        (
+            "f.toml",
+            '[tool.poetry.dependencies]\ntorch = {version = "1", python = "^x"}\n',
+            "f.toml, line 2: the marker of torch cannot be understood",
+        ),
+        (
+            "poetry.lock",
+            '[[package]]\nname = "torch"\nmarkers = "no marker"\n',
+            "poetry.lock, line 1: the marker of torch cannot be understood",
+        ),
+        (
+            "poetry.lock",
+            '[[package]]\nname = "torch"\nmarkers = 3\n',
+            "poetry.lock, line 1: the marker of torch cannot be understood",
+        ),
         ("environment.yml", "name: x\n", "of a kind that is not read; what is read: requirements"),
         ("Pipfile.lock", "{}", "of a kind that is not read"),
         ("g.txt", b"\xff\xff\x00", "no UTF-8 text"),

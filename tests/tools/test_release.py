@@ -43,6 +43,18 @@ def test_everything_goes_though_every_name_still_points_at_it(gpu, before, tmp_p
     assert pipeline.transformer is transformer
 
 
+def test_a_lazy_parameter_holds_nothing_to_free(gpu, before):
+    import torch
+
+    device = gpu.devices[0]
+    bystander = torch.nn.LazyLinear(3, device=device)  # met when the survivors' holders are looked for
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LazyLinear(4)).to(device)
+    report = qf.release(model, verify=True)
+    assert report.ok, report
+    _all_freed(gpu, before)
+    assert bystander.weight.device == torch.device(device)
+
+
 def test_a_later_use_says_that_it_was_released(gpu, tmp_path):
     import torch
 
