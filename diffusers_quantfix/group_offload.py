@@ -300,7 +300,7 @@ def _is_packed_for_the_cpu(tensor: Any) -> bool:
     if not _is_wrapper(tensor):
         return False
     # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
-    packed = getattr(tensor, "_data", None)
+    packed: Any = getattr(tensor, "_data", None)
     return (
         type(packed).__name__ == "TinyGemmPackedTensor" and packed._data.dtype == sys.modules["torch"].uint8
     )
