@@ -1,15 +1,17 @@
-"""What a quantizer writes on a model, and ``dequantize`` forgets to take away.
+"""What ``dequantize`` should ask of a model before, and what of a quantizer it forgets to take away after.
 
 Upstream: diffusers/quantizers/base.py, transformers/quantizers/base.py.
 """
 
 from __future__ import annotations
 
+from .offload import is_group_offloaded, is_sequentially_offloaded
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["IN_CONFIG", "forget_quantization"]
+__all__ = ["IN_CONFIG", "OFFLOADED", "forget_quantization", "refuse_offloaded"]
 
 _ON_MODEL = (
     "quantization_method",
@@ -20,6 +22,20 @@ _ON_MODEL = (
 )
 # The same in the configs of both libraries, which differ in everything else.
 IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
+OFFLOADED = (
+    "The model is offloaded, and dequantize() would leave it broken: call it before offloading is enabled, or remove "
+    "the hooks of offloading first (those of sequential offload: `pipe.remove_all_hooks()`)"
+)
+
+
+def refuse_offloaded(model: Any) -> None:
+    """Raise for a model whose hooks hold, or move, the quantized weights: they would not know the new ones.
+
+    Raises:
+        ValueError: the model is offloaded sequentially or in groups.
+    """
+    if is_sequentially_offloaded(model) or is_group_offloaded(model):
+        raise ValueError(OFFLOADED)
 
 
 def forget_quantization(model: Any) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 
 from .companions import companions
-from .offload import is_sequentially_offloaded
+from .offload import is_group_offloaded, is_sequentially_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def can_move(model: Any) -> bool:
             return False
     if any(parameter.is_meta for parameter in model.parameters()):
         return False
-    return not is_sequentially_offloaded(model) and not _is_group_offloaded(model)
+    return not is_sequentially_offloaded(model) and not is_group_offloaded(model)
 
 
 def destination(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,7 +60,7 @@ def destination(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     None where upstream has to answer: for another model, for a cast, and where the model cannot move, unless it is
     there already, to the last tensor.
     """
-    if not is_8bit(model) or _is_group_offloaded(model):
+    if not is_8bit(model) or is_group_offloaded(model):
         return None
     device, dtype, _, _ = sys.modules["torch"]._C._nn._parse_to(*args, **kwargs)
     if device is None or dtype is not None or not (can_move(model) or _rests_on(model, device)):
@@ -115,9 +115,3 @@ def _rests_on(model: Any, device: Any) -> bool:
             if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
                 return False
     return True
-
-
-def _is_group_offloaded(model: Any) -> bool:
-    offloading = sys.modules.get("diffusers.hooks.group_offloading")
-    enabled = getattr(offloading, "_is_group_offload_enabled", None)
-    return enabled is not None and enabled(model)

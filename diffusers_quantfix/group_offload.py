@@ -5,6 +5,8 @@ do not travel whole that way: those of bitsandbytes have companions (quant state
 those of optimum-quanto and torchao are wrappers around inner tensors, of which ``.data`` exchanges the wrapper only.
 Groups that hold such weights are moved here, tensor by tensor; all other groups are left to diffusers.
 
+Weights that quanto has packed for a kernel of the CPU are unpacked first, for good: no other device reads them.
+
 On a stream, everything is copied from pinned memory, non-blocking, on that stream. What was brought and did not change
 is not copied back: its host copy takes its place again. Groups that are offloaded to disk are left to diffusers with
 their parameters and buffers; companions, a small part of a weight, stay in host memory then.
@@ -101,6 +103,7 @@ def _onload(group: Any, original: Any) -> None:
         _refuse_wrappers(group)
         original(group)
         _rejoin(group)
+    _unpack(group)
     brought: dict[Any, Any] = {}
     versions = {}
     moved: dict[Any, Any] = {}
@@ -136,6 +139,7 @@ def _offload(group: Any, original: Any) -> None:
         group._quantfix_aliases = _aliases(group)
         original(group)
         _rejoin(group)
+    _unpack(group)  # what is pinned below has to be what travels
     pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu"
     copies: dict[Any, Any] = {}
     for holder, attribute, quantized in _places(group):
@@ -271,6 +275,35 @@ def _is_wrapper(tensor: Any) -> bool:
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
     found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
     return [(name, inner) for name, inner in found if inner is not None]
+
+
+def _unpack(group: Any) -> None:
+    """Let weights that are packed for a kernel of the CPU be plain ones of quanto, as its own ``.to()`` would.
+
+    That one packs them anew for the kernel of the device, which at each use would cost more than the kernel saves; and
+    what is packed for a device can be neither saved nor moved where it waits.
+    """
+    torch = sys.modules["torch"]
+    if torch.device(group.onload_device).type == "cpu":
+        return
+    for tensor in _tensors(group):
+        if _is_packed_for_the_cpu(tensor):
+            with torch.inference_mode(False), torch.no_grad():
+                plain = tensor.weight_qbits_tensor()
+            # In place, as everyone has this parameter: the wrapper itself is the same, of size, type and device.
+            tensor.__class__ = type(plain)
+            del tensor._scale_shift
+            vars(tensor).update(vars(plain))
+
+
+def _is_packed_for_the_cpu(tensor: Any) -> bool:
+    if not _is_wrapper(tensor):
+        return False
+    # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
+    packed: Any = getattr(tensor, "_data", None)
+    return (
+        type(packed).__name__ == "TinyGemmPackedTensor" and packed._data.dtype == sys.modules["torch"].uint8
+    )
 
 
 def _let_wrappers_follow(group: Any) -> None:

@@ -7,10 +7,13 @@ it only brings the inputs to the weights, as ``dispatch_model`` does for every 8
 spread over several GPUs. Code that looks at the class alone takes the second for the first. The fixes that have to
 tell them apart share these functions.
 
-Neither torch nor accelerate is imported here: without ``accelerate.hooks`` in the process no hook can exist.
+Group offloading of diffusers has hooks of its own, of which it tells itself.
+
+No library is imported here: without ``accelerate.hooks``, or the module of group offloading, in the process no hook
+can exist.
 
 Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``SequentialHook``), accelerate/big_modeling.py
-(``dispatch_model``, ``cpu_offload``).
+(``dispatch_model``, ``cpu_offload``), diffusers/hooks/group_offloading.py.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .engine.fix import TargetMissing
 
 __all__ = [
     "device_past_meta",
+    "is_group_offloaded",
     "is_held_on_meta",
     "is_sequentially_offloaded",
     "offload_execution_device",
@@ -39,6 +43,14 @@ def is_sequentially_offloaded(module) -> bool:
     for _hook in _offloading_hooks(module):
         return True
     return False
+
+
+def is_group_offloaded(module) -> bool:
+    """True if group offloading of diffusers moves weights in the tree of ``module``, which may be anything."""
+    offloading = sys.modules.get("diffusers.hooks.group_offloading")
+    enabled = getattr(offloading, "_is_group_offload_enabled", None)
+    # Whoever loaded the module has loaded torch.
+    return enabled is not None and isinstance(module, sys.modules["torch"].nn.Module) and enabled(module)
 
 
 def offload_execution_device(module):

@@ -5,6 +5,8 @@ Upstream: optimum/quanto/nn (``QModuleMixin``, ``QLinear``).
 
 from __future__ import annotations
 
+from .dequantized import OFFLOADED, refuse_offloaded
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -21,21 +23,19 @@ def dequantized(model: Any, dtype: Any = None) -> Any:
         ``model``, or the new layer when ``model`` is a quantized layer itself.
 
     Raises:
-        ValueError: weights are on ``meta``, because an offloading hook holds them.
+        ValueError: the model is offloaded sequentially or in groups, or weights are on ``meta`` for another reason.
     """
     import torch
     from optimum.quanto import QLinear
 
+    refuse_offloaded(model)
     layers = {
         name: layer
         for name, layer in model.named_modules(remove_duplicate=False)
         if isinstance(layer, QLinear) and layer.weight_qtype is not None
     }
-    for name, layer in layers.items():
-        if layer.weight.is_meta:
-            raise ValueError(
-                f"{name} is offloaded: remove the offloading hooks (`pipe.remove_all_hooks()`) before dequantize()"
-            )
+    if any(layer.weight.is_meta for layer in layers.values()):
+        raise ValueError(OFFLOADED)  # by a hook outside of the model
     new: dict[int, Any] = {}  # a layer may have two names
     with torch.no_grad():
         for name, layer in layers.items():

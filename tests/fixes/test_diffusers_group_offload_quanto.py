@@ -11,6 +11,7 @@ from tests.fixes.group_offloaded import (
     LEAF,
     SHOWS,
     STREAM,
+    assert_left,
     assert_works,
     modes,
     net,
@@ -25,12 +26,12 @@ quanto = quanto_models.quanto()
 weights = pytest.mark.parametrize("weights", ["qint8", "qint4", "qfloat8"])
 
 
-def build(weights: str, device):
+def build(weights: str, device, dtype=torch.float32, features: int = FEATURES):
     """A small model with these weights, quantized on the CPU, on ``device``."""
 
     def linear(seed):
         torch.manual_seed(seed)
-        return torch.nn.Linear(FEATURES, FEATURES)
+        return torch.nn.Linear(features, features, dtype=dtype)
 
     model = net(linear)
     quanto.quantize(model, weights=getattr(quanto, weights))
@@ -39,9 +40,9 @@ def build(weights: str, device):
 
 
 def run(model, device):
-    inputs = torch.randn(32, FEATURES, generator=torch.Generator().manual_seed(7))
+    inputs = torch.randn(32, model.first.in_features, generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
-        return model(inputs.to(device)).cpu()
+        return model(inputs.to(device, model.first.bias.dtype)).cpu()
 
 
 def inner_tensors(model):
@@ -113,6 +114,50 @@ def test_models_can_be_moved_when_the_hooks_are_off(gpu, weights, mode):
         assert torch.equal(run(model, device), expected)
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters)
+
+
+@modes("leaf", "block", "leaf-stream", "leaf-low", "block-record")
+def test_int4_in_bfloat16_which_is_packed_for_the_kernel_of_the_device(gpu, mode):
+    """On the CPU in another way than on a GPU, and before optimum-quanto 0.2.7 not at all."""
+    device = gpu.devices[0]
+    reference = build("qint4", device, torch.bfloat16, features=256)
+    expected = run(reference, device)
+    on_cpu = build("qint4", "cpu", torch.bfloat16, features=256)
+    state = {name: tensor.clone() for name, tensor in on_cpu.state_dict().items()}
+    at_home = run(on_cpu, "cpu")
+    on_cpu.first.weight.mark = "kept"
+    parameters = dict(on_cpu.named_parameters())
+    before = gpu.allocated(device)
+    offload(on_cpu, device, mode)
+    for _ in range(3):
+        # Not equal: a GPU that has a kernel for it sums up in another order than the plain weights.
+        assert quanto_models.error(run(on_cpu, device), expected) < 0.02
+        assert_left(gpu, device, before)
+    if type(reference.first.weight) is quanto.WeightQBitsTensor:
+        assert torch.equal(run(on_cpu, device), expected)
+    assert dict(on_cpu.named_parameters()).keys() == parameters.keys()
+    assert all(parameters[name] is parameter for name, parameter in on_cpu.named_parameters())
+    assert isinstance(on_cpu.first.weight, torch.nn.Parameter) and on_cpu.first.weight.mark == "kept"
+    after = on_cpu.state_dict()
+    assert after.keys() == state.keys() and all(torch.equal(after[name], state[name]) for name in state)
+    stop(on_cpu)
+    assert quanto_models.error(run(on_cpu, "cpu"), at_home) < 0.02
+    assert torch.equal(run(on_cpu.to(device), device), expected)
+
+
+@pytest.mark.parametrize("weights", ["qint8", "qfloat8"])
+@modes("leaf", "leaf-stream", "block-low")
+def test_in_inference_mode(gpu, weights, mode):
+    """Not int4: its plain layers cannot run in inference mode, offloaded or not."""
+    device = gpu.devices[0]
+    expected = run(build(weights, device), device)
+    model = build(weights, "cpu")
+    offload(model, device, mode)
+    for _ in range(2):
+        with torch.inference_mode():
+            output = run(model, device)
+        assert torch.equal(output, expected)
+    assert torch.equal(run(model, device), expected), "and out of it again"
 
 
 @pytest.mark.parametrize("level", [LEAF, BLOCK | STREAM], ids=["leaf", "block-stream"])

@@ -59,9 +59,44 @@ def test_an_offloaded_model_says_what_to_do():
     from diffusers_quantfix.quanto_layers import dequantized
 
     model = cpu_offload(q.layers("qint8"), torch.device("cpu"))
-    with pytest.raises(ValueError, match="0 is offloaded: remove the offloading hooks"):
-        dequantized(model)
+    for part in (model, model[0]):
+        with pytest.raises(
+            ValueError, match=r"is offloaded, and .* call it before offloading is enabled, or remove"
+        ):
+            dequantized(part)
     assert type(model[0]).__name__ == "QLinear", "nothing was changed"
+
+
+def test_weights_on_meta_are_no_weights():
+    from diffusers_quantfix.quanto_layers import dequantized
+
+    model = q.layers("qint8").to("meta")
+    with pytest.raises(ValueError, match="is offloaded"):
+        dequantized(model)
+    assert type(model[0]).__name__ == "QLinear"
+
+
+@pytest.mark.parametrize("level", ["LEAF", "BLOCK"])
+def test_a_group_offloaded_model_says_so_too_and_goes_on(gpu, folder, level):
+    import torch
+
+    pytest.importorskip(
+        "diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0"
+    )
+    from tests.fixes import group_offloaded
+
+    device = gpu.devices[0]
+    model = q.load_flux(folder, "int8")
+    group_offloaded.offload(model, device, getattr(group_offloaded, level))
+    expected = q.run_flux(model, device)
+    with pytest.raises(
+        ValueError, match=r"is offloaded, and .* call it before offloading is enabled, or remove"
+    ):
+        model.dequantize()
+    assert torch.equal(q.run_flux(model, device), expected)
+    group_offloaded.stop(model)
+    model.to(device).dequantize()
+    assert q.error(q.run_flux(model, device), expected) < 0.005
 
 
 def test_a_hook_that_aligns_inputs_goes_along():

@@ -1,18 +1,21 @@
-"""A model that was dequantized still says that it is quantized.
+"""A model that was dequantized still says that it is quantized, and one that is offloaded is broken by it.
 
 Symptom: what ``model.dequantize()`` leaves cannot be loaded once it was saved (ValueError "Supplied state dict for ...
     does not contain `bitsandbytes__*`"), ``pipe.to(dtype)`` warns that it "has been loaded in `bitsandbytes` 4bit" and
     does nothing, ``model.to(...)`` and ``.cuda()`` refuse with "not supported for `8-bit`" where they do for 8-bit.
+    After ``dequantize()`` of a model under sequential or group offload the next run gives noise (8 bits, sequential),
+    or ends in "Trying to set a tensor of shape ..." or "found at least two devices".
 Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_quantized``. The quantization config in
-    the model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay.
+    the model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay. Nothing tells the hooks of
+    offloading, which hold or move the quantized weights, of the new ones.
 Upstream: not reported for diffusers; its twin is transformers issue 39295.
 Cure: everything that the quantizer wrote on the model goes when it goes. Models of quantizers that cannot dequantize
-    are not touched: upstream raises before.
+    are not touched: upstream raises before. An offloaded model is refused before anything is changed.
 """
 
 from __future__ import annotations
 
-from ...dequantized import IN_CONFIG, forget_quantization
+from ...dequantized import IN_CONFIG, forget_quantization, refuse_offloaded
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
@@ -40,6 +43,7 @@ def broken(base) -> bool:
 def mend(base, ledger) -> None:
     def make(original):
         def dequantize(self, model):
+            refuse_offloaded(model)
             model = original(self, model)
             forget(model)
             return model

@@ -8,7 +8,8 @@ Cause: ``ModuleGroup`` gives a parameter other ``.data``. Of a tensor subclass t
     ``_shift`` this exchanges the wrapper alone; its pinned copy is the dequantized weight.
 Upstream: diffusers issue 12610, PR 14038 (open).
 Cure: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, as they are: a weight
-    that is packed for a kernel is not packed anew at each use. To disk they cannot go, which is said.
+    that is packed for a kernel is not packed anew at each use. One that is packed for a kernel of the CPU (int4 in
+    bfloat16) is unpacked, once. To disk they cannot go, which is said.
 """
 
 from __future__ import annotations
