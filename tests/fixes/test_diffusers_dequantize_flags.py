@@ -95,6 +95,8 @@ def test_a_refused_model_runs_and_is_dequantized_when_the_hooks_are_off(gpu, fol
     assert torch.equal(run(model, device), before)
     if kind == "gguf" and unmet("diffusers>=0.42"):
         return  # its layers are of several types there, once it is dequantized
+    if kind == "8 bits" and unmet("diffusers>=0.33"):
+        return  # dequantizing by a kernel that the rig has not, and before 0.45 not of a layer that has run
     if way == "sequential":
         remove_hook_from_module(model, recurse=True)
     else:
@@ -138,7 +140,9 @@ def offload(model, device, way):
 
 
 def run(model, device):
-    return models.call_flux(models.flux_pipeline(model), device=device, dtype=model.dtype).cpu()
+    # Not ``model.dtype``, which the first weight decides in older releases.
+    dtype = next(tensor.dtype for tensor in model.parameters() if tensor.is_floating_point())
+    return models.call_flux(models.flux_pipeline(model), device=device, dtype=dtype).cpu()
 
 
 def test_what_cannot_be_dequantized_stays_quantized():
