@@ -24,13 +24,14 @@ def assert_saved_in_rows(gpu, place):
 
     here = gpu.devices[0]
     layer = eight_bit.linear(here)
-    before = {name: tensor.cpu() for name, tensor in layer.state_dict().items()}
+    before = dict(layer.state_dict())
+    before["weight"] = before["weight"].cpu()
     reference = eight_bit.run(layer, here)
     layer.to(place)
     after = layer.state_dict()
     assert after.keys() == before.keys()
     assert torch.equal(after["weight"].cpu(), before["weight"]), "the weight is saved in another order"
-    assert after["weight_format"] == 0
+    assert after["weight_format"] == before["weight_format"]
     assert torch.equal(eight_bit.run(layer.to(here), here), reference), "saving changed the layer"
 
 
@@ -53,7 +54,7 @@ def test_a_shape_that_is_no_multiple_of_a_tile(gpu):
 
 
 @pytest.mark.parametrize("library", ["diffusers", "transformers"])
-@pytest.mark.defect(FIX_ID, shows="the output changed", needs="diffusers>=0.31")
+@pytest.mark.defect(FIX_ID, shows="the output changed", needs=("diffusers>=0.31", "bitsandbytes!=0.48.0"))
 def test_a_model_that_has_run(gpu, tmp_path, library):
     """``save_pretrained`` after a forward pass, ``from_pretrained``."""
     import torch

@@ -27,6 +27,9 @@ FIX = Fix(
     hot=True,
 )
 
+# As a state dict of 0.43.0 says it, and one of later releases.
+_ROWS = ("row", 0)
+
 
 def broken(modules) -> bool:
     """Save a layer with one tile, whose order is known: no kernel has to tell it."""
@@ -43,7 +46,7 @@ def broken(modules) -> bool:
     layer.state._tile_indices = torch.arange(256).view(8, 32)
     saved: dict[str, torch.Tensor] = {}
     layer._save_to_state_dict(saved, "", False)
-    return bool(saved["weight_format"])
+    return saved["weight_format"] not in _ROWS
 
 
 class State:
@@ -60,9 +63,11 @@ def mend(modules, ledger) -> None:
     def make(original):
         def _save_to_state_dict(self, destination, prefix, *args, **kwargs):
             original(self, destination, prefix, *args, **kwargs)
-            if f"{prefix}weight_format" in destination and in_tiles(self):
+            said = destination.get(f"{prefix}weight_format")
+            if said is not None and in_tiles(self):
+                rows = _ROWS[0] if isinstance(said, str) else torch.tensor(_ROWS[1], dtype=torch.uint8)
                 destination[f"{prefix}weight"] = rows_of(self).cpu()
-                destination[f"{prefix}weight_format"] = torch.tensor(0, dtype=torch.uint8)
+                destination[f"{prefix}weight_format"] = rows
 
         return _save_to_state_dict
 
