@@ -38,7 +38,7 @@ def chosen_device(device_map: Any, config: Any = None, pre_quantized: bool = Fal
     if device_map is None:
         return current_accelerator()
     if is_plan(device_map):
-        raise NotImplementedError(
+        raise NotImplementedError(  # as these releases of diffusers say to any device_map
             f"diffusers {_version('diffusers')} can load a quantized model onto one device only, and"
             f" device_map={_readable(device_map)} is a plan over several: pass one device such as"
             f" {str(current_accelerator())!r}, or upgrade to diffusers>=0.33 and use from_pretrained."

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.fixes import four_bit
 from tests.rig import models
 
 REFUSED = r"`\.?(to|cuda)(\(\))?`,? is not supported for `8-bit`|is not supported for `4-bit` or `8-bit`|" \
@@ -42,6 +43,25 @@ def encode(model, device):
 
     with torch.no_grad():
         return model(torch.tensor([[1, 5, 7, 9]], device=device))[0].cpu()
+
+
+def assert_saved_whole(library, folder, device):
+    """A model of diffusers or transformers in 8 bits that has run computes the same once it was saved and loaded."""
+    import torch
+
+    whole = models.flux_transformer() if library == "diffusers" else models.t5_encoder()
+    with four_bit.skip_for_other_reasons():
+        model = models.load_quantized(type(whole), models.saved(whole, folder / "whole"), bits=8)
+
+    def output(model):
+        if library == "transformers":
+            return encode(model, device)
+        return models.call_flux(models.flux_pipeline(model), device).cpu()
+
+    reference = output(model)
+    model.save_pretrained(folder / "saved")
+    again = type(whole).from_pretrained(folder / "saved", torch_dtype=torch.float16)
+    assert torch.equal(output(again), reference), "the output changed"
 
 
 def warnings_of(call, logger: str = "diffusers") -> str:

@@ -13,8 +13,7 @@ import pickle
 import pytest
 
 import diffusers_quantfix
-from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
-from tests.fixes import four_bit
+from tests.fixes import four_bit, packing
 from tests.gate import unmet
 
 FIX_ID = "bnb-cpu-packing"
@@ -29,58 +28,16 @@ TOGETHER = (FIX_ID, "bnb-params4bit-deepcopy", "bnb-params4bit-shared-state", "b
 nf4 = pytest.mark.parametrize("double_quant", [False, True], ids=["nf4", "nf4-double"])
 
 
-def dequantized(layer):
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(layer.weight.data, layer.weight.quant_state).float().clone()
-
-
-def shaped(rows: int, columns: int, double_quant: bool = False, **options):
-    """A ``Linear4bit`` [rows, columns] on the CPU."""
-    import torch
-    from bitsandbytes.nn import Linear4bit
-
-    torch.manual_seed(0)
-    layer = Linear4bit(
-        columns,
-        rows,
-        compute_dtype=torch.float32,
-        quant_type="nf4",
-        compress_statistics=double_quant,
-        **options,
-    )
-    return layer.to("cpu").eval()
-
-
-def same_state(one, other) -> bool:
-    """Whether two quant states are equal to the last attribute."""
-    import torch
-
-    if one is None or other is None:
-        return one is other
-    if vars(one).keys() != vars(other).keys():
-        return False
-    for name, value in vars(one).items():
-        twin = vars(other)[name]
-        if isinstance(value, torch.Tensor):
-            equal = torch.equal(value, twin)
-        else:
-            equal = same_state(value, twin) if name == "state2" else value == twin
-        if not equal:
-            return False
-    return True
-
-
 @nf4
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=ON_THE_CPU)
 def test_dequantize_after_a_forward_pass(double_quant):
     import torch
 
     layer = four_bit.linear("cpu", "nf4", double_quant)
-    before = dequantized(layer)
+    before = packing.dequantized(layer)
     for _ in range(2):
         reference = four_bit.run(layer, "cpu")
-        assert torch.equal(dequantized(layer), before), "the weight changed"
+        assert torch.equal(packing.dequantized(layer), before), "the weight changed"
     assert torch.equal(four_bit.run(layer, "cpu"), reference), "the output changed"
 
 
@@ -91,7 +48,7 @@ def test_state_dict_after_a_forward_pass(double_quant):
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
     layer = four_bit.linear("cpu", "nf4", double_quant)
-    before, weight = four_bit.state_of(layer), dequantized(layer)
+    before, weight = four_bit.state_of(layer), packing.dequantized(layer)
     four_bit.run(layer, "cpu")
     after = four_bit.state_of(layer)
     assert four_bit.differences(before, after) == [], "the state dict changed"
@@ -123,8 +80,8 @@ def test_to_a_gpu_after_a_forward_pass(gpu, double_quant, way):
 def test_any_shape(rows, columns, double_quant):
     import torch
 
-    layer = shaped(rows, columns, double_quant)
-    weight, inputs = dequantized(layer), torch.randn(3, columns)
+    layer = packing.shaped(rows, columns, double_quant)
+    weight, inputs = packing.dequantized(layer), torch.randn(3, columns)
     with torch.no_grad():
         result = layer(inputs)
     expected = torch.nn.functional.linear(inputs, weight, layer.bias)
@@ -136,28 +93,11 @@ def test_gradients_after_inference(double_quant=False):
     import torch
 
     layer = four_bit.linear("cpu", "nf4", double_quant)
-    weight = dequantized(layer)
+    weight = packing.dequantized(layer)
     four_bit.run(layer, "cpu")
     inputs = four_bit.batch("cpu").requires_grad_()
     layer.train()(inputs).sum().backward()
     assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
-
-
-def packs() -> bool:
-    from bitsandbytes import functional
-
-    return bool(getattr(functional, "has_avx512bf16", bool)())
-
-
-def needs_packing() -> None:
-    if sentence := unmet("bitsandbytes>=0.49"):
-        pytest.skip(f"bitsandbytes repacks weights for the CPU from 0.49 on; {sentence}")
-
-
-def needs_the_kernel() -> None:
-    needs_packing()
-    if not packs():
-        pytest.skip("this CPU has no AVX512-BF16, bitsandbytes does not repack on it")
 
 
 @nf4
@@ -189,35 +129,16 @@ def test_a_lora_that_is_merged_after_a_forward_pass(double_quant):
 
     reference, layer = merged(False), merged(True)
     for _ in range(2):
-        assert torch.equal(dequantized(layer), dequantized(reference)), "the weight changed"
+        assert torch.equal(packing.dequantized(layer), packing.dequantized(reference)), "the weight changed"
         assert torch.equal(four_bit.run(layer, "cpu"), four_bit.run(reference, "cpu")), "the output changed"
-
-
-def test_the_kernel_is_still_used():
-    needs_the_kernel()
-    layer = four_bit.linear("cpu")
-    data, state = layer.weight.data.clone(), layer.weight.quant_state
-    four_bit.run(layer, "cpu")
-    assert layer.weight.quant_state is state is layer.quant_state
-    assert state.packing_format_for_cpu
-    assert layer.weight.shape != data.shape
-    layer.state_dict()
-    assert torch_equal(layer.weight.data, data)
-    assert not getattr(state, "packing_format_for_cpu", False)
-
-
-def torch_equal(one, other) -> bool:
-    import torch
-
-    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def test_copies_and_pickles_after_a_forward_pass():
     import torch
 
-    needs_the_kernel()
+    packing.needs_the_kernel()
     layer = four_bit.linear("cpu", "nf4", True)
-    weight = dequantized(layer)
+    weight = packing.dequantized(layer)
     reference = four_bit.run(layer, "cpu")
     buffer = io.BytesIO()
     torch.save(layer, buffer)
@@ -228,9 +149,9 @@ def test_copies_and_pickles_after_a_forward_pass():
         torch.load(buffer, weights_only=False),
     ]
     for twin in twins:
-        assert torch.equal(dequantized(twin), weight)
+        assert torch.equal(packing.dequantized(twin), weight)
         assert torch.equal(four_bit.run(twin, "cpu"), reference)
-        assert torch.equal(dequantized(twin), weight)
+        assert torch.equal(packing.dequantized(twin), weight)
     assert torch.equal(four_bit.run(layer, "cpu"), reference)
 
 
@@ -238,9 +159,9 @@ def test_a_backward_pass_that_waits_during_inference():
     """The bytes that autograd saved are as they were, the quant state is repacked meanwhile."""
     import torch
 
-    needs_the_kernel()
+    packing.needs_the_kernel()
     layer = four_bit.linear("cpu")
-    weight = dequantized(layer)
+    weight = packing.dequantized(layer)
     inputs = four_bit.batch("cpu").requires_grad_()
     output = layer(inputs)
     four_bit.run(layer, "cpu")
@@ -253,7 +174,7 @@ def test_group_offloading_after_a_forward_pass(gpu):
     """It moves ``parameter.data`` alone, past every method of the parameter."""
     import torch
 
-    needs_the_kernel()
+    packing.needs_the_kernel()
     if reason := unmet("diffusers>=0.33"):
         pytest.skip(f"group offloading came with diffusers 0.33.0: {reason}")
     from diffusers.hooks import apply_group_offloading
@@ -277,7 +198,7 @@ def test_a_weight_that_moved_by_its_bytes_alone(gpu):
 
     from diffusers_quantfix.companions import move_quant_state
 
-    needs_the_kernel()
+    packing.needs_the_kernel()
     here = gpu.devices[0]
     layer = four_bit.linear("cpu")
     reference = four_bit.run(copy.deepcopy(layer).to(here), here)
@@ -288,99 +209,24 @@ def test_a_weight_that_moved_by_its_bytes_alone(gpu):
     assert torch.equal(four_bit.run(layer, here), reference)
 
 
-@pytest.mark.parametrize("owned", [True, False], ids=["the parameter", "its bytes"])
-def test_gradients_through_the_function(owned):
-    """``bitsandbytes.matmul_4bit`` with the parameter, which is unpacked for good, or with its bytes alone."""
-    import bitsandbytes
-    import torch
-
-    needs_the_kernel()
-    layer = four_bit.linear("cpu")
-    weight = dequantized(layer)
-    four_bit.run(layer, "cpu")
-    inputs = four_bit.batch("cpu").requires_grad_()
-    bytes_ = layer.weight if owned else layer.weight.data
-    bitsandbytes.matmul_4bit(inputs, bytes_, quant_state=layer.weight.quant_state).sum().backward()
-    assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
-    assert getattr(layer.weight.quant_state, "packing_format_for_cpu", False) is not owned
-    assert torch.equal(dequantized(layer), weight)
-
-
-@pytest.mark.parametrize("storage", ["uint8", "bfloat16", "float32"])
-@nf4
-def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
-    """The two functions themselves, which need no AVX512."""
-    import torch
-    from bitsandbytes import functional
-    from bitsandbytes.nn import modules
-
-    needs_packing()
-    pack, unpack = (
-        functional._convert_weight_packed_for_cpu,
-        functional._convert_weight_packed_for_cpu_inverse,
-    )
-    if not packs():  # then the fix stayed away
-        functions = type("Functions", (), dict(vars(functional)))()
-        ledger = Ledger()
-        cpu_packing.wrap_functions(functions, ledger, lambda: True)
-        pack, unpack = (
-            ledger.made["_convert_weight_packed_for_cpu"],
-            ledger.made["_convert_weight_packed_for_cpu_inverse"],
-        )
-    layer = shaped(96, 192, double_quant, quant_storage=getattr(torch, storage))
-    data, state = layer.weight.data.clone(), copy.deepcopy(layer.weight.quant_state)
-    packed, packed_state = pack(layer.weight.data, layer.weight.quant_state)
-    assert packed.shape == (96, 96)
-    assert packed_state.packing_format_for_cpu
-    back, back_state = unpack(packed, packed_state)
-    assert back_state is layer.weight.quant_state
-    assert back.dtype == data.dtype
-    assert torch.equal(back.view(torch.uint8), data.view(torch.uint8))
-    assert same_state(back_state, state)
-    assert modules  # imported to its end
-
-
-class Ledger:
-    """Keeps what a cure makes."""
-
-    def __init__(self):
-        self.made = {}
-
-    def around(self, owner, name, make):
-        self.made[name] = make(getattr(type(owner), name))
-
-
-@pytest.mark.parametrize("capable", [False, True])
-def test_the_gate_asks_the_cpu(monkeypatch, capable):
-    from bitsandbytes import functional
-    from bitsandbytes.nn import modules
-
-    needs_packing()
-    for name in ("_convert_weight_packed_for_cpu", "_convert_weight_packed_for_cpu_inverse"):
-        upstreams = getattr(functional, name)
-        monkeypatch.setattr(modules, name, getattr(upstreams, "__wrapped__", upstreams))
-    monkeypatch.setattr(modules, "has_avx512bf16", lambda: capable)
-    assert cpu_packing.broken(modules) is capable
-
-
 @pytest.mark.parametrize("chosen", [(FIX_ID,), *itertools.permutations(TOGETHER)], ids="+".join)
 def test_alone_and_in_every_order(chosen):
     import torch
 
-    needs_the_kernel()
+    packing.needs_the_kernel()
     try:
         diffusers_quantfix.revert(*TOGETHER)
         for fix_id in chosen:
             diffusers_quantfix.apply(fix_id)
         layer = four_bit.linear("cpu", "nf4", False)
-        saved, weight = four_bit.state_of(layer), dequantized(layer)
+        saved, weight = four_bit.state_of(layer), packing.dequantized(layer)
         reference = four_bit.run(layer, "cpu")
         moved = layer.weight.to("cpu")
-        assert torch_equal(moved.data.cpu(), saved["weight"])
+        assert packing.torch_equal(moved.data.cpu(), saved["weight"])
         assert torch.equal(four_bit.run(layer, "cpu"), reference)
         twin = copy.deepcopy(layer)
         for one in (layer, twin):
-            assert torch.equal(dequantized(one), weight)
+            assert torch.equal(packing.dequantized(one), weight)
             assert torch.equal(four_bit.run(one, "cpu"), reference)
         if len(chosen) > 1:
             offloaded = layer.weight.to("meta")
@@ -397,51 +243,10 @@ def test_loading_after_a_forward_pass():
     """The weight has its shape back before a state dict is loaded into it."""
     import torch
 
-    needs_the_kernel()
+    packing.needs_the_kernel()
     layer, other = four_bit.linear("cpu", seed=1), four_bit.linear("cpu", seed=2)
     other.weight.quant_state.absmax.copy_(layer.weight.quant_state.absmax)
     saved, reference = four_bit.state_of(other), four_bit.run(copy.deepcopy(other), "cpu")
     four_bit.run(layer, "cpu")
     layer.load_state_dict({"weight": saved["weight"], "bias": saved["bias"]})
     assert torch.equal(four_bit.run(layer, "cpu"), reference)
-
-
-def test_torch_compile():
-    import torch
-
-    needs_packing()
-    if packs() and (sentence := unmet("bitsandbytes>=0.50")):
-        pytest.skip(f"the shapes of the kernel are known to torch.compile from 0.50 on; {sentence}")
-    layer = four_bit.linear("cpu")
-    inputs = four_bit.batch("cpu")
-    with torch.no_grad():
-        expected = layer(inputs)  # in eager mode, which repacks where this CPU can
-        torch._dynamo.reset()
-        compiled = torch.compile(layer, fullgraph=True, backend="eager")
-        assert torch.equal(compiled(inputs), expected)
-        assert torch.equal(compiled(inputs), expected)
-
-
-def test_nothing_stands_in_a_forward_pass_until_a_weight_is_repacked():
-    """And from then on it stands there whenever the fix does."""
-    import bitsandbytes
-
-    needs_the_kernel()
-
-    def is_watched():
-        return bitsandbytes.matmul_4bit.__code__ is cpu_packing.make_matmul(len).__code__
-
-    layer = four_bit.linear("cpu")
-    diffusers_quantfix.revert(FIX_ID)
-    try:
-        assert not is_watched()
-    finally:
-        diffusers_quantfix.apply(FIX_ID)
-    four_bit.run(layer, "cpu")
-    assert is_watched()
-    diffusers_quantfix.revert(FIX_ID)
-    try:
-        assert not is_watched()
-    finally:
-        diffusers_quantfix.apply(FIX_ID)
-    assert is_watched(), "a weight may be repacked already"

@@ -6,9 +6,8 @@ import copy
 
 import pytest
 
-from tests.fixes import eight_bit, eight_bit_models, four_bit
+from tests.fixes import eight_bit, eight_bit_models
 from tests.gate import unmet
-from tests.rig import models
 
 FIX_ID = "bnb-int8-prequantized"
 
@@ -43,22 +42,7 @@ def test_a_layer_of_a_checkpoint(gpu):
 @pytest.mark.defect(FIX_ID, shows="the output changed", needs=("bitsandbytes>=0.45", "diffusers>=0.31"))
 def test_a_model_that_was_saved(gpu, tmp_path, library):
     """``save_pretrained`` in 8 bits, ``from_pretrained``."""
-    import torch
-
-    here = gpu.devices[0]
-    whole = models.flux_transformer() if library == "diffusers" else models.t5_encoder()
-    with four_bit.skip_for_other_reasons():
-        model = models.load_quantized(type(whole), models.saved(whole, tmp_path / "whole"), bits=8)
-    reference = output(model, here)
-    model.save_pretrained(tmp_path / "saved")
-    again = type(whole).from_pretrained(tmp_path / "saved", torch_dtype=torch.float16)
-    assert torch.equal(output(again, here), reference), "the output changed"
-
-
-def output(model, device):
-    if type(model).__name__ == "T5EncoderModel":
-        return eight_bit_models.encode(model, device)
-    return models.call_flux(models.flux_pipeline(model), device).cpu()
+    eight_bit_models.assert_saved_whole(library, tmp_path, gpu.devices[0])
 
 
 def test_the_other_moves_stay(gpu):

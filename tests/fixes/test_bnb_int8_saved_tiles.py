@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import eight_bit, eight_bit_models, four_bit
-from tests.rig import models
+from tests.fixes import eight_bit, eight_bit_models
 
 FIX_ID = "bnb-int8-saved-tiles"
 
@@ -57,22 +56,7 @@ def test_a_shape_that_is_no_multiple_of_a_tile(gpu):
 @pytest.mark.defect(FIX_ID, shows="the output changed", needs=("diffusers>=0.31", "bitsandbytes!=0.48.0"))
 def test_a_model_that_has_run(gpu, tmp_path, library):
     """``save_pretrained`` after a forward pass, ``from_pretrained``."""
-    import torch
-
-    here = gpu.devices[0]
-    whole = models.flux_transformer() if library == "diffusers" else models.t5_encoder()
-    with four_bit.skip_for_other_reasons():
-        model = models.load_quantized(type(whole), models.saved(whole, tmp_path / "whole"), bits=8)
-    reference = output(model, here)
-    model.save_pretrained(tmp_path / "saved")
-    again = type(whole).from_pretrained(tmp_path / "saved", torch_dtype=torch.float16)
-    assert torch.equal(output(again, here), reference), "the output changed"
-
-
-def output(model, device):
-    if type(model).__name__ == "T5EncoderModel":
-        return eight_bit_models.encode(model, device)
-    return models.call_flux(models.flux_pipeline(model), device).cpu()
+    eight_bit_models.assert_saved_whole(library, tmp_path, gpu.devices[0])
 
 
 def test_a_layer_that_has_not_run_and_one_in_16_bits(gpu):

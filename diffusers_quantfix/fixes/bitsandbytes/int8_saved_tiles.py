@@ -6,7 +6,7 @@ Cause: the first forward pass puts the weight into tiles, in the layout of the G
     the tiles, and in ``weight_format`` which ones. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers and
     transformers does not, and takes them for rows.
 Upstream: bitsandbytes 0.45.0, which has no tiles any more.
-Cure: the state dict has rows. They are made on the CPU, layer by layer: on the GPU, whose memory holds the tiles, they
+Cure: the state dict has rows. They go to the CPU layer by layer: on the GPU, whose memory holds the tiles, all of them
     would take as much once more.
 """
 

@@ -38,9 +38,8 @@ def broken(modules) -> bool:
     for name in ("Params4bit", "Int8Params"):
         cls = resolve(modules, name)
         rebuild, arguments = cls(torch.zeros(1, dtype=torch.int8), requires_grad=False).__reduce_ex__(2)[:2]
-        if not any(
-            part is cls for part in (rebuild, *arguments)
-        ):  # ``in`` would compare the tensor with the class
+        # ``in`` would compare a tensor with the class, of which torch warns.
+        if not any(part is cls for part in (rebuild, *arguments)):
             return True
     return False
 

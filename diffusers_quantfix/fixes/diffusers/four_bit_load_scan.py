@@ -5,7 +5,7 @@ Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` goes through the who
     find the few keys that begin with its name, and twice through the list of unexpected keys for each of these.
 Upstream: not reported.
 Cure: it is given those keys only, and no list. They are found in a sorted list of the keys, which is made once per
-    shard; the list of unexpected keys, whose order means nothing (it was made of a set), is sorted as well.
+    shard; the list of unexpected keys, whose order means nothing (since 0.33 it is made of a set), is sorted as well.
 """
 
 from __future__ import annotations

@@ -1,0 +1,145 @@
+"""bnb-cpu-packing: the functions that repack a weight and undo it, and where the cure stands for them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+import diffusers_quantfix
+from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
+from tests.fixes import four_bit, packing
+from tests.gate import unmet
+
+FIX_ID = "bnb-cpu-packing"
+
+nf4 = pytest.mark.parametrize("double_quant", [False, True], ids=["nf4", "nf4-double"])
+
+
+def test_the_kernel_is_still_used():
+    packing.needs_the_kernel()
+    layer = four_bit.linear("cpu")
+    data, state = layer.weight.data.clone(), layer.weight.quant_state
+    four_bit.run(layer, "cpu")
+    assert layer.weight.quant_state is state is layer.quant_state
+    assert state.packing_format_for_cpu
+    assert layer.weight.shape != data.shape
+    layer.state_dict()
+    assert packing.torch_equal(layer.weight.data, data)
+    assert not getattr(state, "packing_format_for_cpu", False)
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["the parameter", "its bytes"])
+def test_gradients_through_the_function(owned):
+    """``bitsandbytes.matmul_4bit`` with the parameter, which is unpacked for good, or with its bytes alone."""
+    import bitsandbytes
+    import torch
+
+    packing.needs_the_kernel()
+    layer = four_bit.linear("cpu")
+    weight = packing.dequantized(layer)
+    four_bit.run(layer, "cpu")
+    inputs = four_bit.batch("cpu").requires_grad_()
+    bytes_ = layer.weight if owned else layer.weight.data
+    bitsandbytes.matmul_4bit(inputs, bytes_, quant_state=layer.weight.quant_state).sum().backward()
+    assert torch.allclose(inputs.grad, weight.sum(0).expand_as(inputs), atol=1e-4)
+    assert getattr(layer.weight.quant_state, "packing_format_for_cpu", False) is not owned
+    assert torch.equal(packing.dequantized(layer), weight)
+
+
+@pytest.mark.parametrize("storage", ["uint8", "bfloat16", "float32"])
+@nf4
+def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
+    """The two functions themselves, which need no AVX512."""
+    import torch
+    from bitsandbytes import functional
+    from bitsandbytes.nn import modules
+
+    packing.needs_packing()
+    pack, unpack = (
+        functional._convert_weight_packed_for_cpu,
+        functional._convert_weight_packed_for_cpu_inverse,
+    )
+    if not packing.packs():  # then the fix stayed away
+        functions = type("Functions", (), dict(vars(functional)))()
+        ledger = Ledger()
+        cpu_packing.wrap_functions(functions, ledger, lambda: True)
+        pack, unpack = (
+            ledger.made["_convert_weight_packed_for_cpu"],
+            ledger.made["_convert_weight_packed_for_cpu_inverse"],
+        )
+    layer = packing.shaped(96, 192, double_quant, quant_storage=getattr(torch, storage))
+    data, state = layer.weight.data.clone(), copy.deepcopy(layer.weight.quant_state)
+    packed, packed_state = pack(layer.weight.data, layer.weight.quant_state)
+    assert packed.shape == (96, 96)
+    assert packed_state.packing_format_for_cpu
+    back, back_state = unpack(packed, packed_state)
+    assert back_state is layer.weight.quant_state
+    assert back.dtype == data.dtype
+    assert torch.equal(back.view(torch.uint8), data.view(torch.uint8))
+    assert packing.same_state(back_state, state)
+    assert modules  # imported to its end
+
+
+class Ledger:
+    """Keeps what a cure makes."""
+
+    def __init__(self):
+        self.made = {}
+
+    def around(self, owner, name, make):
+        self.made[name] = make(getattr(type(owner), name))
+
+
+@pytest.mark.parametrize("capable", [False, True])
+def test_the_gate_asks_the_cpu(monkeypatch, capable):
+    from bitsandbytes import functional
+    from bitsandbytes.nn import modules
+
+    packing.needs_packing()
+    for name in ("_convert_weight_packed_for_cpu", "_convert_weight_packed_for_cpu_inverse"):
+        upstreams = getattr(functional, name)
+        monkeypatch.setattr(modules, name, getattr(upstreams, "__wrapped__", upstreams))
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: capable)
+    assert cpu_packing.broken(modules) is capable
+
+
+def test_torch_compile():
+    import torch
+
+    packing.needs_packing()
+    if packing.packs() and (sentence := unmet("bitsandbytes>=0.50")):
+        pytest.skip(f"the shapes of the kernel are known to torch.compile from 0.50 on; {sentence}")
+    layer = four_bit.linear("cpu")
+    inputs = four_bit.batch("cpu")
+    with torch.no_grad():
+        expected = layer(inputs)  # in eager mode, which repacks where this CPU can
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(inputs), expected)
+        assert torch.equal(compiled(inputs), expected)
+
+
+def test_nothing_stands_in_a_forward_pass_until_a_weight_is_repacked():
+    """And from then on it stands there whenever the fix does."""
+    import bitsandbytes
+
+    packing.needs_the_kernel()
+
+    def is_watched():
+        return bitsandbytes.matmul_4bit.__code__ is cpu_packing.make_matmul(len).__code__
+
+    layer = four_bit.linear("cpu")
+    diffusers_quantfix.revert(FIX_ID)
+    try:
+        assert not is_watched()
+    finally:
+        diffusers_quantfix.apply(FIX_ID)
+    four_bit.run(layer, "cpu")
+    assert is_watched()
+    diffusers_quantfix.revert(FIX_ID)
+    try:
+        assert not is_watched()
+    finally:
+        diffusers_quantfix.apply(FIX_ID)
+    assert is_watched(), "a weight may be repacked already"
