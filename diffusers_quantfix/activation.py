@@ -1,7 +1,7 @@
 """Connects the watcher to the fixes; `diffusers_quantfix.first_library` calls `activate`.
 
 Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixes that need it) is behind
-`diffusers_quantfix.process`, which is imported when the first target arrives or when someone asks.
+`diffusers_quantfix.process_runner`, which is imported when the first target arrives or when someone asks.
 """
 
 import os
@@ -130,7 +130,7 @@ def _guarded(work: "Callable[[], object]") -> None:
 def _runner() -> "Runner":
     global _the_runner
     if _the_runner is None:
-        from .process import RUNNER  # the import system makes sure that there is one
+        from .process_runner import RUNNER  # the import system makes sure that there is one
 
         _the_runner = RUNNER
     return _the_runner

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 
-from ..advisories import SELF, environment_pins, findings, unknown_releases, upgrades
-from ..combinations import of_pins
-from ..pins import Reading, UnreadableInput, read
+from ..advisories.combinations import of_pins
+from ..advisories.findings import SELF, environment_pins, findings, unknown_releases, upgrades
+from ..advisories.pins import Reading, UnreadableInput, read
 from .terminal import show, wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from ..advisories import Finding, Upgrade
+    from ..advisories.findings import Finding, Upgrade
 
 EXIT_CODES = (
     f"0 no known defect, or every one is mended by the {SELF} that the same files pin; 1 a defect that is not mended; "

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import platform
 
-from .. import combinations
 from ..activation import status
-from ..advisories import Upgrade, declarations, environment_pins, findings, upgrades
+from ..advisories import combinations, machine
+from ..advisories.findings import Upgrade, declarations, environment_pins, findings, upgrades
 from ..engine import board as states
-from . import platforms
 from .startup import describe
 from .terminal import show, stdout_to_stderr, wrapped
 
@@ -56,7 +55,7 @@ def examine(board: Board) -> dict[str, Any]:
     healed = {fix.id: fix.healed for fix in declarations()}
     applied = [answer for answer in board if answer.state == states.APPLIED]
     bad = (states.FAILED, states.OVERWRITTEN, states.WAITING)
-    kind, seen = platforms.accelerator()
+    kind, seen = machine.accelerator()
     pins = environment_pins()
     retired = {answer.id for answer in applied}
     have = [finding for finding in findings(pins, complete=True) if finding.fix.id in retired]
@@ -70,10 +69,10 @@ def examine(board: Board) -> dict[str, Any]:
         # One library that cannot be imported keeps all its fixes waiting: say it once.
         "problems": list(dict.fromkeys(_problem(answer) for answer in board if answer.state in bad)),
         "combinations": [
-            *(sentence for claims, sentence in combinations.installed() if not platforms.covers(claims)),
+            *(sentence for claims, sentence in combinations.installed() if not machine.covers(claims)),
             *combinations.declared(),
         ],
-        "advice": platforms.advice(board, kind),
+        "advice": machine.advice(board, kind),
         "candidates": [
             f"{answer.id}: {answer.reason}" for answer in board if answer.state == states.CANDIDATE
         ],
@@ -105,7 +104,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         )
     sections = (
         ("installed", [", ".join(installed) or "none of the libraries that are mended"]),
-        ("machine", [platforms.machine(), f"accelerator: {found['accelerator']}"]),
+        ("machine", [machine.machine(), f"accelerator: {found['accelerator']}"]),
         ("activation", [found["activation"]]),
         ("problems", found["problems"] or ["none"]),
         ("does not fit together", found["combinations"]),

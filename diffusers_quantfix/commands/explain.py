@@ -9,7 +9,7 @@ import re
 import sys
 
 from ..activation import known_ids, status
-from ..advisories import declarations
+from ..advisories.findings import declarations
 from ..fixes import INDEX
 from .terminal import show, stdout_to_stderr, wrapped
 

@@ -92,7 +92,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
-    "transformers-8bit-cuda": ("transformers.eight_bit_gate", "transformers.modeling_utils"),
+    "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..companions import companions
 from ..placement.components import components_of, is_module, is_pipeline
 from ..placement.tensors import bearing_modules, nbytes, plain_tensors, storage_of
+from ..weights.companions import companions
 from .guard import released_message
 
 __all__ = ["Census", "device_tensors", "library_constants", "tensors_with_storage", "weights_of_live_modules"]

@@ -2,9 +2,9 @@
 
 A weight of a tensor subclass that wraps others (optimum-quanto, torchao) is walked into through
 ``__tensor_flatten__``, so that no library has to be named. GGUF and bitsandbytes weights hold their own bytes.
-Companions of bitsandbytes layers come from `diffusers_quantfix.companions`. What offload hooks keep aside comes from
-`diffusers_quantfix.placement.hooks`. Everything else that hangs on a module (caches of attention processors, rotary
-tables, a dict of the user's) is found by walking plain containers and objects.
+Companions of bitsandbytes layers come from `diffusers_quantfix.weights.companions`. What offload hooks keep aside
+comes from `diffusers_quantfix.placement.hooks`. Everything else that hangs on a module (caches of attention
+processors, rotary tables, a dict of the user's) is found by walking plain containers and objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..companions import companions
+from ..weights.companions import companions
 from .components import is_module, is_pipeline
 from .hooks import HOOK_ATTRIBUTES, resting_tensors
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from diffusers_quantfix.companions import companions
+from diffusers_quantfix.weights.companions import companions
 from tests.rig import models
 
 FEATURES = 128

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.verify import gguf_model
 from diffusers_quantfix.verify.case import CannotShow
+from diffusers_quantfix.verify.models import gguf_model
 from tests.rig import models
 
 

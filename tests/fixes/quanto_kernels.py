@@ -41,7 +41,7 @@ def _library():
 
 
 def stand_in():
-    from diffusers_quantfix.quanto_extension import StandIn
+    from diffusers_quantfix.weights.quanto_extension import StandIn
 
     return StandIn("quanto_cuda", "is not there")
 

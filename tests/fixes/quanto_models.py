@@ -24,7 +24,7 @@ def quanto():
     import optimum.quanto
     from optimum.quanto.library.extensions import cpp
 
-    from diffusers_quantfix.quanto_extension import StandIn
+    from diffusers_quantfix.weights.quanto_extension import StandIn
 
     cpp.ext._lib = cpp.ext._lib or StandIn("quanto_cpp", "was not compiled, to save the time")
     return optimum.quanto

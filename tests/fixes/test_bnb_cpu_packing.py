@@ -196,7 +196,7 @@ def test_a_weight_that_moved_by_its_bytes_alone(gpu):
     """``parameter.data = parameter.data.to(...)``, as group offloading does, moves what is repacked."""
     import torch
 
-    from diffusers_quantfix.companions import move_quant_state
+    from diffusers_quantfix.weights.companions import move_quant_state
 
     packing.needs_the_kernel()
     here = gpu.devices[0]

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 import diffusers_quantfix
-from diffusers_quantfix.companions import companions
+from diffusers_quantfix.weights.companions import companions
 from tests.fixes import four_bit
 
 FIX_ID = "bnb-params4bit-shared-state"

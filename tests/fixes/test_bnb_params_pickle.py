@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from diffusers_quantfix.companions import companions
+from diffusers_quantfix.weights.companions import companions
 from tests.fixes import eight_bit, four_bit
 from tests.gate import unmet
 

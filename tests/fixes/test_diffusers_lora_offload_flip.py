@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from diffusers_quantfix.offload import is_sequentially_offloaded
+from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded
 from tests.fixes import four_bit, lora_models
 from tests.gate import unmet
 from tests.rig import models

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from diffusers_quantfix.companions import companions
+from diffusers_quantfix.weights.companions import companions
 from tests.gate import unmet
 from tests.rig import models
 

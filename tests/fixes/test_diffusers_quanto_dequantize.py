@@ -33,7 +33,7 @@ def test_a_layer_with_two_names_stays_one_layer():
     """And modes, devices and the bias, or that there is none, are those of the quantized layer."""
     import torch
 
-    from diffusers_quantfix.quanto_layers import dequantized
+    from diffusers_quantfix.models.quanto_layers import dequantized
 
     library = q.quanto()
     model = torch.nn.Module()
@@ -56,7 +56,7 @@ def test_an_offloaded_model_says_what_to_do():
     import torch
     from accelerate import cpu_offload
 
-    from diffusers_quantfix.quanto_layers import dequantized
+    from diffusers_quantfix.models.quanto_layers import dequantized
 
     model = cpu_offload(q.layers("qint8"), torch.device("cpu"))
     for part in (model, model[0]):
@@ -68,7 +68,7 @@ def test_an_offloaded_model_says_what_to_do():
 
 
 def test_weights_on_meta_are_no_weights():
-    from diffusers_quantfix.quanto_layers import dequantized
+    from diffusers_quantfix.models.quanto_layers import dequantized
 
     model = q.layers("qint8").to("meta")
     with pytest.raises(ValueError, match="is offloaded"):
@@ -103,7 +103,7 @@ def test_a_hook_that_aligns_inputs_goes_along():
     import torch
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    from diffusers_quantfix.quanto_layers import dequantized
+    from diffusers_quantfix.models.quanto_layers import dequantized
 
     model = q.layers("qint8")
     reference = q.run(model)

@@ -82,7 +82,7 @@ def test_a_real_cast_is_still_refused(gpu, saved):
     assert "to" not in vars(pipe.text_encoder) or vars(pipe.text_encoder)["to"].__module__ != MODULE
 
 
-MODULE = "diffusers_quantfix.adapter_moves"
+MODULE = "diffusers_quantfix.adapters.new_layers"
 
 
 def pipeline(folder, bits: int):

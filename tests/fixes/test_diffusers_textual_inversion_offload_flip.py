@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.offload import is_sequentially_offloaded
+from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded
 from tests.fixes import lora_models
 from tests.gate import unmet
 from tests.rig import models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix import quanto_extension
+from diffusers_quantfix.weights import quanto_extension
 from tests.fixes import quanto_models as q
 
 # What the host code of the kernels needs of torch, for a parser: the real header takes a minute to compile.

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from diffusers_quantfix import sharded_checkpoint
 from diffusers_quantfix.fixes.transformers import sharded_companions
+from diffusers_quantfix.loading import shards
 from tests.fixes import eight_bit, four_bit
 from tests.fixes.sharded import SHOWS, SIZE, save
 from tests.gate import unmet
@@ -273,7 +273,7 @@ def test_what_is_read_for_its_shapes_stays_on_meta(gpu, tmp_path):
         pytest.skip(reason)
     _, folder = saved(models.t5_encoder(), tmp_path)
     files = sorted(str(path) for path in folder.glob("*.safetensors"))
-    apart = sharded_checkpoint.companions_apart(files)
+    apart = shards.companions_apart(files)
     for file in files:
         path = sharded_companions._with(file, apart)
         found = modeling_utils.load_state_dict(path, map_location="meta")

@@ -40,7 +40,7 @@ def strip_companions(transformer, device):
     """Leave the companions of one quantized layer on ``device``, as the broken releases do; returns its name."""
     import torch
 
-    from diffusers_quantfix.companions import companions
+    from diffusers_quantfix.weights.companions import companions
 
     for name, module in transformer.named_modules():
         found = [c for c in companions(module) if c.tensor.numel()]

@@ -9,7 +9,7 @@ import sys
 import pytest
 from packaging.version import Version
 
-from diffusers_quantfix.advisories import AFFECTED, MAYBE, findings, table, upgrades
+from diffusers_quantfix.advisories.findings import AFFECTED, MAYBE, findings, table, upgrades
 
 CODE = "bnb-quant-state-code"  # bitsandbytes >=0.43.0,<0.45.3
 

@@ -11,8 +11,8 @@ from importlib import metadata
 
 import pytest
 
-from diffusers_quantfix import combinations
-from diffusers_quantfix.commands import doctor, platforms
+from diffusers_quantfix.advisories.findings import combinations, machine
+from diffusers_quantfix.commands import doctor
 from diffusers_quantfix.engine.board import Answer, Board
 from tests.upstream.cells import read
 
@@ -57,7 +57,7 @@ INSTALLED = {"torch": "2.13.0+cpu", "diffusers": "0.33.1", "bitsandbytes": "0.45
 def advice(kind: str, applied: str = "", **versions: str) -> str:
     made = board(("diffusers-cpu-only", applied, "")) if applied else board()
     made.installed = {**INSTALLED, **versions}
-    return " ".join(platforms.advice(made, kind))
+    return " ".join(machine.advice(made, kind))
 
 
 def test_advice_for_a_machine_without_a_gpu():
@@ -80,7 +80,7 @@ def test_advice_for_intel_and_apple_gpus(monkeypatch):
 
 def test_advice_on_a_torch_that_cannot_see_the_gpu(monkeypatch):
     pytest.importorskip("torch", reason="the stack is not installed")
-    monkeypatch.setattr(platforms, "_torch_is_for_gpus", lambda: False)
+    monkeypatch.setattr(machine, "_torch_is_for_gpus", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     assert "is built without CUDA, and this machine has an NVIDIA driver" in advice("")
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from diffusers_quantfix.advisories import declarations
+from diffusers_quantfix.advisories.findings import declarations
 
 
 def explain(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from diffusers_quantfix.pins import Reading, UnreadableInput, read
-from diffusers_quantfix.ranges import both, inside, overlap
+from diffusers_quantfix.advisories.pins import Reading, UnreadableInput, read
+from diffusers_quantfix.advisories.ranges import both, inside, overlap
 
 
 def reading_of(tmp_path: pathlib.Path, name: str, text: str | bytes) -> Reading:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from diffusers_quantfix.pins.project import from_poetry
+from diffusers_quantfix.advisories.pins.project import from_poetry
 from tests.tools.test_pins import reading_of
 
 PYPROJECT = """

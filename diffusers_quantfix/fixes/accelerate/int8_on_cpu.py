@@ -30,7 +30,7 @@ def broken(modeling) -> bool:
     """Put a stand-in for an 8-bit weight on the CPU, and see where it is sent."""
     import torch
 
-    from ...load_device import quantizes_on_cpu
+    from ...loading.device import quantizes_on_cpu
 
     if not quantizes_on_cpu():
         return False  # the CPU is no place for 8-bit weights there

@@ -18,9 +18,9 @@ Cure: the repacked quant state keeps the one that it was, so that the inverse is
 
 from __future__ import annotations
 
-from ... import four_bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import params_4bit
 
 FIX = Fix(
     id="bnb-cpu-packing",
@@ -38,7 +38,7 @@ FIX = Fix(
 
 _PACK = "_convert_weight_packed_for_cpu"
 _UNPACK = "_convert_weight_packed_for_cpu_inverse"
-_KEPT = four_bit.UNPACKED
+_KEPT = params_4bit.UNPACKED
 _ON_TRIAL = "_quantfix_trial"
 
 
@@ -84,7 +84,7 @@ def mend(modules, ledger) -> None:
 
     def first_unpack(original):
         def of_a_parameter(self, *args, **kwargs):
-            four_bit.unpack(self)
+            params_4bit.unpack(self)
             return original(self, *args, **kwargs)
 
         return of_a_parameter
@@ -92,7 +92,7 @@ def mend(modules, ledger) -> None:
     def make_load(original):
         def _load_from_state_dict(self, *args, **kwargs):
             if isinstance(self.weight, params4bit):
-                four_bit.unpack(self.weight)
+                params_4bit.unpack(self.weight)
             return original(self, *args, **kwargs)
 
         return _load_from_state_dict
@@ -128,8 +128,8 @@ def wrap_functions(functional, ledger, is_watched) -> None:
         def _convert_weight_packed_for_cpu_inverse(packed_weight, quant_state, *args, **kwargs):
             if _KEPT not in vars(quant_state):
                 return original(packed_weight, quant_state, *args, **kwargs)
-            data = four_bit.unpacked_bytes(packed_weight, quant_state)
-            four_bit.restore(quant_state)
+            data = params_4bit.unpacked_bytes(packed_weight, quant_state)
+            params_4bit.restore(quant_state)
             return data, quant_state
 
         return _convert_weight_packed_for_cpu_inverse
@@ -139,7 +139,7 @@ def wrap_functions(functional, ledger, is_watched) -> None:
             if quant_state is not None and _KEPT in quant_state.__dict__:
                 # Bytes that were saved for a backward pass before the layer was repacked are as they were.
                 if A.shape == (quant_state.shape[0], quant_state.shape[1] // 2):
-                    A = four_bit.unpacked_bytes(A, quant_state)
+                    A = params_4bit.unpacked_bytes(A, quant_state)
                 quant_state = quant_state.__dict__[_KEPT]
             return original(A, quant_state, *args, **kwargs)
 
@@ -158,10 +158,10 @@ def make_matmul(original):
         gradients = A.requires_grad and torch.is_grad_enabled()
         if (gradients or A.device.type != "cpu") and _KEPT in getattr(quant_state, "__dict__", ()):
             if getattr(B, "quant_state", None) is quant_state:
-                four_bit.unpack(B)  # for all the passes to come
+                params_4bit.unpack(B)  # for all the passes to come
                 B = B.t()
             else:
-                B, quant_state = four_bit.unpacked_bytes(B, quant_state).t(), quant_state.__dict__[_KEPT]
+                B, quant_state = params_4bit.unpacked_bytes(B, quant_state).t(), quant_state.__dict__[_KEPT]
         return original(A, B, quant_state, *args, **kwargs)
 
     return matmul_4bit

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...int8_params import in_tiles, rows_of
+from ...weights.int8_params import in_tiles, rows_of
 
 FIX = Fix(
     id="bnb-int8-reload",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...int8_params import moved_whole
+from ...weights.int8_params import moved_whole
 
 FIX = Fix(
     id="bnb-int8-requantize",

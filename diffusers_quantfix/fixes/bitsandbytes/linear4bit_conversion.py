@@ -13,9 +13,9 @@ Cure: ``_apply`` of the two layers with a 4-bit weight hands upstream the plain 
 
 from __future__ import annotations
 
-from ... import companions
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import companions
 
 FIX = Fix(
     id="bnb-linear4bit-conversion",

@@ -18,9 +18,9 @@ Cure: ``_apply`` of the two layers with an 8-bit weight. Bias and buffers go ups
 
 from __future__ import annotations
 
-from ... import companions
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import companions
 
 FIX = Fix(
     id="bnb-linear8bit-move",

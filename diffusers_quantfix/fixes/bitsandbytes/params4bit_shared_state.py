@@ -13,9 +13,9 @@ Cure: ``Params4bit.to`` gives the new parameter a QuantState of its own. But ``n
 
 from __future__ import annotations
 
-from ... import companions, four_bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import companions, params_4bit
 
 FIX = Fix(
     id="bnb-params4bit-shared-state",
@@ -62,7 +62,7 @@ def mend(modules, ledger) -> None:
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
             if self.is_cuda and self.device == device and state.absmax.device == device:
-                return four_bit.moved(
+                return params_4bit.moved(
                     self, state, args, kwargs
                 )  # nothing moves: less work than upstream makes of it
             if not companions.is_quant_state(state):
@@ -70,13 +70,13 @@ def mend(modules, ledger) -> None:
             # A cast moves nothing of the quant state. Going to meta and coming back is bnb-quant-state-meta's.
             if device is None or device in meta or companions.is_host_copy(state):
                 return original(self, *args, **kwargs)
-            four_bit.unpack(self)
+            params_4bit.unpack(self)
             new_state = companions.on_device(state, device)
-            result = four_bit.moved(self, new_state, args, kwargs)
-            if four_bit.belongs_to_layer(self):
+            result = params_4bit.moved(self, new_state, args, kwargs)
+            if params_4bit.belongs_to_layer(self):
                 result.module = None  # a copy, which does not belong to the layer and must not keep it alive
             else:  # made to replace the weight of the layer
-                four_bit.follow(self, state, new_state)
+                params_4bit.follow(self, state, new_state)
             return result
 
         return to
@@ -94,7 +94,7 @@ def mend(modules, ledger) -> None:
             original(parameter, "data", other)
             if elsewhere and state is not None and new_state is not None and state is not new_state:
                 parameter.quant_state = new_state
-                four_bit.follow(parameter, state, new_state)
+                params_4bit.follow(parameter, state, new_state)
 
         return __setattr__
 

@@ -13,9 +13,9 @@ Cure: ``Params4bit`` and ``Int8Params`` say how they are rebuilt: by their own c
 
 from __future__ import annotations
 
-from ... import four_bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import params_4bit
 
 FIX = Fix(
     id="bnb-params-pickle",
@@ -49,7 +49,7 @@ def mend(modules, ledger) -> None:
 
     def make_4bit(original):
         def __reduce_ex__(self, proto):
-            four_bit.unpack(self)
+            params_4bit.unpack(self)
             # The parameter is made first and filled then, since its layer leads back to it.
             state = {**vars(self), "data": self.data, "requires_grad": self.requires_grad}
             return type(self), (), state

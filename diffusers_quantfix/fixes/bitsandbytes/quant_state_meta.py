@@ -16,9 +16,9 @@ Cure: ``Params4bit.to`` is where every offload meets the quant state. To ``meta`
 
 from __future__ import annotations
 
-from ... import companions, four_bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import companions, params_4bit
 
 FIX = Fix(
     id="bnb-quant-state-meta",
@@ -60,7 +60,7 @@ def mend(modules, ledger) -> None:
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
             if device in meta:
-                four_bit.unpack(self)
+                params_4bit.unpack(self)
                 return moved(self, state, companions.host_copy(state), args, kwargs)
             if "_is_host_copy" in state.__dict__ and device is not None and self.bnb_quantized:
                 return moved(self, state, companions.on_device(state, device), args, kwargs)
@@ -73,10 +73,10 @@ def mend(modules, ledger) -> None:
 
     def moved(self, state, new_state, args, kwargs):
         """The parameter where ``.to`` was asked to put it, with ``new_state``; ``self`` keeps ``state``."""
-        result = four_bit.moved(self, new_state, args, kwargs)
+        result = params_4bit.moved(self, new_state, args, kwargs)
         # While the layer still has ``self``, it needs the quant state that it has.
-        if not four_bit.belongs_to_layer(self):
-            four_bit.follow(self, state, new_state)
+        if not params_4bit.belongs_to_layer(self):
+            params_4bit.follow(self, state, new_state)
         return result
 
     ledger.around(resolve(modules, "Params4bit"), "to", make)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...hooks_aside import hooks_aside
+from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
     id="diffusers-control-lora-reset",

@@ -32,7 +32,7 @@ _NO_GPU = "No GPU found"
 
 def broken(bnb_quantizer) -> bool:
     """Whether a message says that a GPU is needed, in a method that does not know better."""
-    from ...load_device import quantizes_on_cpu
+    from ...loading.device import quantizes_on_cpu
 
     validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
     if not quantizes_on_cpu():

@@ -15,9 +15,9 @@ Cure: everything that the quantizer wrote on the model goes when it goes. Models
 
 from __future__ import annotations
 
-from ...dequantized import IN_CONFIG, forget_quantization, refuse_offloaded
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models.dequantize import IN_CONFIG, forget_quantization, refuse_offloaded
 
 FIX = Fix(
     id="diffusers-dequantize-flags",

@@ -9,9 +9,9 @@ Cure: after a move by ``ModelMixin.to`` or ``.cuda`` the hooks that only bring t
 
 from __future__ import annotations
 
-from ... import eight_bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
+from ...models import eight_bit
 
 FIX = Fix(
     id="diffusers-8bit-hooks-follow",

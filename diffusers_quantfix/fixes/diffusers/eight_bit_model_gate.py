@@ -12,9 +12,9 @@ Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-
 
 from __future__ import annotations
 
-from ... import model_8bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
+from ...models import eight_bit_model
 
 FIX = Fix(
     id="diffusers-8bit-model-gate",
@@ -30,7 +30,7 @@ FIX = Fix(
 def broken(modeling_utils) -> bool:
     """Look for the message, and for the version on which it depends: building a model here would import too much."""
     to = resolve(modeling_utils, "ModelMixin.to")
-    if written_in(to, model_8bit.__file__):
+    if written_in(to, eight_bit_model.__file__):
         return False
     said = texts_of(to)
     if "`.to` is not supported for `8-bit`" in said:
@@ -39,4 +39,4 @@ def broken(modeling_utils) -> bool:
 
 
 def mend(modeling_utils, ledger) -> None:
-    model_8bit.open_gates(resolve(modeling_utils, "ModelMixin"), ledger)
+    eight_bit_model.open_gates(resolve(modeling_utils, "ModelMixin"), ledger)

@@ -9,9 +9,9 @@ Cure: ``to`` takes the 8-bit components along that can move whole (``bnb-linear8
 
 from __future__ import annotations
 
-from ... import pipeline_8bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
+from ...models import eight_bit_pipeline
 
 FIX = Fix(
     id="diffusers-8bit-modular-gate",
@@ -27,9 +27,11 @@ FIX = Fix(
 def broken(modular_pipeline) -> bool:
     """Look for the refusal."""
     to = resolve(modular_pipeline, "ModularPipeline.to")
-    return pipeline_8bit.REFUSAL in texts_of(to) and not written_in(to, pipeline_8bit.__file__)
+    return eight_bit_pipeline.REFUSAL in texts_of(to) and not written_in(to, eight_bit_pipeline.__file__)
 
 
 def mend(modular_pipeline, ledger) -> None:
     pipeline = resolve(modular_pipeline, "ModularPipeline")
-    ledger.around(pipeline, "to", lambda original: pipeline_8bit.moving_to(original, modular_pipeline.logger))
+    ledger.around(
+        pipeline, "to", lambda original: eight_bit_pipeline.moving_to(original, modular_pipeline.logger)
+    )

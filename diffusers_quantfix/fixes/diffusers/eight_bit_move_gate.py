@@ -13,9 +13,9 @@ Cure: both methods take the 8-bit components along that can move whole (``bnb-li
 
 from __future__ import annotations
 
-from ... import eight_bit, pipeline_8bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
+from ...models import eight_bit, eight_bit_pipeline
 
 FIX = Fix(
     id="diffusers-8bit-move-gate",
@@ -36,7 +36,7 @@ def broken(pipeline_utils) -> bool:
     """Look for the refusal, and for the versions on which it depends since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
     said = texts_of(to)
-    if written_in(to, pipeline_8bit.__file__) or pipeline_8bit.REFUSAL not in said:
+    if written_in(to, eight_bit_pipeline.__file__) or eight_bit_pipeline.REFUSAL not in said:
         return False
     if "4.58.0" not in said:
         return True
@@ -65,7 +65,7 @@ def mend(pipeline_utils, ledger) -> None:
             if hook is not None:
                 if before is not None:
                     hook.hook.prev_module_hook = before
-            elif pipeline_8bit.movable([model]):
+            elif eight_bit_pipeline.movable([model]):
                 try:
                     _, hook = cpu_offload_with_hook(model, pipe._offload_device, prev_module_hook=before)
                 except ValueError:  # its own gate is closed: it stays where it is used, as upstream has it
@@ -75,5 +75,7 @@ def mend(pipeline_utils, ledger) -> None:
             before = hook or before
 
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    ledger.around(pipeline, "to", lambda original: pipeline_8bit.moving_to(original, pipeline_utils.logger))
+    ledger.around(
+        pipeline, "to", lambda original: eight_bit_pipeline.moving_to(original, pipeline_utils.logger)
+    )
     ledger.around(pipeline, "enable_model_cpu_offload", make_offload)

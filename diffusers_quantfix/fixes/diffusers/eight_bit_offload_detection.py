@@ -72,7 +72,7 @@ def module_is_sequentially_offloaded(module) -> bool:
 
     from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
-    from diffusers_quantfix.offload import is_sequentially_offloaded
+    from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded
 
     if any(_check_bnb_status(module)):
         return is_sequentially_offloaded(module)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from ... import casting
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...models import casting
 
 FIX = Fix(
     id="diffusers-from-pipe-cast",

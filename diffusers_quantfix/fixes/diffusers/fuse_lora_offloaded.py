@@ -13,9 +13,9 @@ Cure: while a pipeline fuses or unfuses, each adapter layer that is offloaded br
 
 from __future__ import annotations
 
+from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
 
 FIX = Fix(
     id="diffusers-fuse-lora-offloaded",

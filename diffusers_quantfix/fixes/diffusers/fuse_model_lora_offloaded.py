@@ -8,9 +8,9 @@ Cure: the same, for those who call the model themselves.
 
 from __future__ import annotations
 
+from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
 
 FIX = Fix(
     id="diffusers-fuse-model-lora-offloaded",

@@ -12,9 +12,9 @@ Cure: groups that hold such weights are moved by ``group_offload``, with their c
 
 from __future__ import annotations
 
-from ... import group_offload
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading import groups
 
 FIX = Fix(
     id="diffusers-group-offload-bnb",
@@ -38,8 +38,8 @@ def broken(group_offloading) -> bool:
         said = " ".join(names_used(resolve(group, name)))
         if any(word in said for word in _WORDS):
             return False
-    return group_offload.is_left_to_diffusers(group, "bitsandbytes")
+    return groups.is_left_to_diffusers(group, "bitsandbytes")
 
 
 def mend(group_offloading, ledger) -> None:
-    group_offload.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "bitsandbytes")
+    groups.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "bitsandbytes")

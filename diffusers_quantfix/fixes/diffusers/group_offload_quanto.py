@@ -14,9 +14,9 @@ Cure: groups that hold such weights are moved by ``group_offload``, inner tensor
 
 from __future__ import annotations
 
-from ... import group_offload
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading import groups
 
 FIX = Fix(
     id="diffusers-group-offload-quanto",
@@ -41,8 +41,8 @@ def broken(group_offloading) -> bool:
         said |= names_used(resolve(group, name))
     if any("quanto" in word for word in said):
         return False
-    return group_offload.is_left_to_diffusers(group, "optimum")
+    return groups.is_left_to_diffusers(group, "optimum")
 
 
 def mend(group_offloading, ledger) -> None:
-    group_offload.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "optimum")
+    groups.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "optimum")

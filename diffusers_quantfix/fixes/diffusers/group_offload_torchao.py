@@ -13,9 +13,9 @@ Cure: groups that hold such weights are moved by ``group_offload``, inner tensor
 
 from __future__ import annotations
 
-from ... import group_offload
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading import groups
 
 FIX = Fix(
     id="diffusers-group-offload-torchao",
@@ -35,7 +35,7 @@ FIX = Fix(
 def broken(group_offloading) -> bool:
     """Ask who moves a group of such weights, and whether upstream's host copy is another tensor than the weight."""
     group = resolve(group_offloading, "ModuleGroup")
-    if not group_offload.is_left_to_diffusers(group, "torchao"):
+    if not groups.is_left_to_diffusers(group, "torchao"):
         return False
     if not hasattr(group, "_to_cpu"):
         return "_is_torchao_tensor" not in vars(group_offloading)
@@ -44,4 +44,4 @@ def broken(group_offloading) -> bool:
 
 
 def mend(group_offloading, ledger) -> None:
-    group_offload.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "torchao")
+    groups.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "torchao")

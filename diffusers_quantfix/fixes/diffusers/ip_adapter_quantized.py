@@ -12,10 +12,10 @@ Cure: while an adapter is loaded into a quantized UNet, ``.to`` with the dtype t
 
 from __future__ import annotations
 
-from ...adapter_moves import moves_new_layers_only
+from ...adapters.new_layers import moves_new_layers_only
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
-from ...hooks_aside import hooks_aside
+from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
     id="diffusers-ip-adapter-quantized",

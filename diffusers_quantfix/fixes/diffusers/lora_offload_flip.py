@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from ...engine.fix import Fix, TargetMissing
 from ...engine.probe import resolve
-from ...hooks_aside import hidden_hooks, hooks_aside
-from ...offload import is_sequentially_offloaded
+from ...offloading.hooks import is_sequentially_offloaded
+from ...offloading.suspended import hidden_hooks, hooks_aside
 
 FIX = Fix(
     id="diffusers-lora-offload-flip",

@@ -41,13 +41,13 @@ FIX = Fix(
 
 def broken(modeling_utils) -> bool:
     """Does a model whose only weight is held by an offloading hook say that it is on meta?"""
-    from ...offload import offloaded_stand_in
+    from ...offloading.hooks import offloaded_stand_in
 
     model = offloaded_stand_in(resolve(modeling_utils, "ModelMixin"))
     return model is not None and model.device.type == "meta"
 
 
 def mend(modeling_utils, ledger) -> None:
-    from ...offload import device_past_meta
+    from ...offloading.hooks import device_past_meta
 
     ledger.around(resolve(modeling_utils, "ModelMixin"), "device", device_past_meta)

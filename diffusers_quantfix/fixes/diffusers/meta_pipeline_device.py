@@ -34,7 +34,7 @@ def broken(pipeline_utils) -> bool:
     """Does a pipeline whose only component is held by an offloading hook, and says meta, say so too?"""
     import torch
 
-    from ...offload import offloaded_stand_in
+    from ...offloading.hooks import offloaded_stand_in
 
     class Component(torch.nn.Module):  # no ModelMixin: its device may be cured already
         device = torch.device("meta")
@@ -50,7 +50,7 @@ def broken(pipeline_utils) -> bool:
 def mend(pipeline_utils, ledger) -> None:
     import torch
 
-    from ...offload import is_held_on_meta, offload_execution_device
+    from ...offloading.hooks import is_held_on_meta, offload_execution_device
 
     def make(upstream):
         if not isinstance(upstream, property):

@@ -8,7 +8,7 @@ Cause: ``ModelMixin.from_pretrained`` refuses the request and says ``param_devic
 Upstream: diffusers issue 10798; 0.33.0 asks the quantizer for a device map and dispatches the model.
 Cure: a request for one device is honoured; without one the model goes to the current device of the accelerator that
 is there, with its index. What cannot be honoured (a device that does not exist, a plan over several) is refused in
-one sentence before anything is allocated. `diffusers_quantfix.load_device` decides.
+one sentence before anything is allocated. `diffusers_quantfix.loading.device` decides.
 
 The function is 500 lines long, and both spots are in its middle: a wrapper around it knows neither whether the
 checkpoint is quantized (that is in the config which the function fetches) nor can it keep ``torch.cuda`` from being
@@ -107,7 +107,7 @@ def _with_chosen_device(function):
 
 # Upstream's own checks have brought device_map into the form of a dictionary or a plan by then, or have refused it.
 _REQUEST = """
-from diffusers_quantfix.load_device import chosen_device as _quantfix_chosen_device
+from diffusers_quantfix.loading.device import chosen_device as _quantfix_chosen_device
 _quantfix_device = _quantfix_chosen_device(
     device_map, hf_quantizer.quantization_config, hf_quantizer.pre_quantized
 )

@@ -12,9 +12,9 @@ Cure: a quantized component is moved and not cast, whoever quantized it, and a w
 
 from __future__ import annotations
 
-from ... import casting
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models import casting
 
 FIX = Fix(
     id="diffusers-quantized-cast",

@@ -9,9 +9,9 @@ Cure: a quantized component is moved and not cast, and a warning says so. Twin: 
 
 from __future__ import annotations
 
-from ... import casting
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models import casting
 
 FIX = Fix(
     id="diffusers-quantized-modular-cast",

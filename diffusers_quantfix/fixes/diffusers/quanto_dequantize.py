@@ -32,7 +32,7 @@ def broken(quanto_quantizer) -> bool:
 
 def mend(quanto_quantizer, ledger) -> None:
     def _dequantize(self, model):
-        from ...quanto_layers import dequantized
+        from ...models.quanto_layers import dequantized
 
         return dequantized(model)
 

@@ -36,7 +36,7 @@ def mend(quanto_quantizer, ledger) -> None:
     def make(original):
         def _process_model_after_weight_loading(self, model, **kwargs):
             model = original(self, model, **kwargs)
-            from ...quanto_layers import remade_where_loaded
+            from ...models.quanto_layers import remade_where_loaded
 
             remade_where_loaded(model)
             return model

@@ -11,10 +11,10 @@ Cure: ask whether a component really is offloaded, and give upstream's own error
 
 from __future__ import annotations
 
-from ... import eight_bit
 from ...engine.fix import Fix, TargetMissing
 from ...engine.probe import function_of, resolve
-from ...offload import is_sequentially_offloaded, offloaded_stand_in
+from ...models import eight_bit
+from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
 
 FIX = Fix(
     id="diffusers-sequential-guard",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
-from ...sharded_checkpoint import brought_together, look_ahead
+from ...loading.shards import brought_together, look_ahead
 
 FIX = Fix(
     id="diffusers-sharded-companions",

@@ -49,7 +49,7 @@ def _with_chosen_device(wrapped, cls, args, kwargs):
     config = kwargs.get("quantization_config")
     if config is None:
         return wrapped(*args, **kwargs)
-    from diffusers_quantfix.load_device import chosen_device, is_plan
+    from diffusers_quantfix.loading.device import chosen_device, is_plan
 
     device_map, device = kwargs.get("device_map"), kwargs.get("device")
     if is_plan(device_map) and not _before_0_33():
@@ -74,7 +74,7 @@ def _with_chosen_device(wrapped, cls, args, kwargs):
 
 
 def _needs_an_accelerator(config) -> bool:
-    from diffusers_quantfix.load_device import is_bitsandbytes, quantizes_on_cpu
+    from diffusers_quantfix.loading.device import is_bitsandbytes, quantizes_on_cpu
 
     return is_bitsandbytes(config) and (_before_0_33() or (config.load_in_8bit and not quantizes_on_cpu()))
 

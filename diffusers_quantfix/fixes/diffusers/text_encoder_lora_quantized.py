@@ -12,7 +12,7 @@ Cure: while a LoRA is loaded into a quantized text encoder, ``.to`` with the dty
 
 from __future__ import annotations
 
-from ...adapter_moves import moves_new_layers_only
+from ...adapters.new_layers import moves_new_layers_only
 from ...engine.fix import Fix, TargetMissing
 from ...engine.probe import function_of, resolve, written_in
 

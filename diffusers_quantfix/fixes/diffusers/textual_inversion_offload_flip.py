@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-from ...hooks_aside import hidden_hooks, hooks_aside
+from ...offloading.suspended import hidden_hooks, hooks_aside
 
 FIX = Fix(
     id="diffusers-textual-inversion-offload-flip",

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import threading
 
-from ... import quanto_extension
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import quanto_extension
 
 FIX = Fix(
     id="quanto-extension-fallback",

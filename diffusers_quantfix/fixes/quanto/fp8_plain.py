@@ -14,9 +14,9 @@ Cure: ``create`` gives the plain class, whose linear function casts, scales, mul
 
 from __future__ import annotations
 
-from ... import quanto_extension
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights import quanto_extension
 
 FIX = Fix(
     id="quanto-fp8-plain",

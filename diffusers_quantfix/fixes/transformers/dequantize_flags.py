@@ -10,9 +10,9 @@ Cure: everything that the quantizer wrote on the model goes when it goes. Twin: 
 
 from __future__ import annotations
 
-from ...dequantized import IN_CONFIG, forget_quantization
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models.dequantize import IN_CONFIG, forget_quantization
 
 FIX = Fix(
     id="transformers-dequantize-flags",

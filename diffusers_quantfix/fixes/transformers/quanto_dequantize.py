@@ -31,7 +31,7 @@ def broken(quantizer_quanto) -> bool:
 
 def mend(quantizer_quanto, ledger) -> None:
     def _dequantize(self, model, dtype=None):  # 4.x has no dtype
-        from ...quanto_layers import dequantized
+        from ...models.quanto_layers import dequantized
 
         return dequantized(model, dtype)
 

@@ -19,7 +19,7 @@ import inspect
 
 from ...engine.fix import Fix, TargetMissing
 from ...engine.probe import names_used, resolve
-from ...sharded_checkpoint import Apart, brought_together, look_ahead
+from ...loading.shards import Apart, brought_together, look_ahead
 
 FIX = Fix(
     id="transformers-sharded-companions",

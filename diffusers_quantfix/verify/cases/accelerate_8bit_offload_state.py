@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from accelerate import cpu_offload
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     where = eight_bit.device()
     reference = eight_bit.run(eight_bit.layers(where), where)

@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
     import torch
     from accelerate import cpu_offload
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     if torch.cuda.is_available():
         raise CannotShow("this machine has a GPU")

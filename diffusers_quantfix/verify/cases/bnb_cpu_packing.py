@@ -8,8 +8,8 @@ def case(work: str) -> str | None:
     from bitsandbytes import functional
     from bitsandbytes.functional import dequantize_4bit
 
-    from .. import four_bit
     from ..case import CannotShow
+    from ..models import four_bit
 
     four_bit.device()
     if not getattr(functional, "has_avx512bf16", bool)():

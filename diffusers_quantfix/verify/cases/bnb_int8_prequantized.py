@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from bitsandbytes.nn import Int8Params
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     where = eight_bit.device()
     model = eight_bit.layers(where, 1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     where = eight_bit.device()
     source, model = eight_bit.layers(where), eight_bit.layers(where, count=2)

@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from bitsandbytes.nn import Linear4bit
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     model = torch.nn.Sequential(Linear4bit(64, 64, quant_type="nf4")).to(eight_bit.device())
     model.to("meta")

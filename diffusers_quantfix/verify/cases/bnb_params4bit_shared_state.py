@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import eight_bit, four_bit
+    from ..models import eight_bit, four_bit
 
     where = eight_bit.cuda_device()
     layer = four_bit.linear(torch.nn.Linear(128, 128), where)

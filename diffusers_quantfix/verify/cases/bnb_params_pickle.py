@@ -8,7 +8,7 @@ def case(work: str) -> str | None:
 
     import torch
 
-    from .. import four_bit
+    from ..models import four_bit
 
     layer = four_bit.linear(torch.nn.Linear(128, 128), four_bit.device())
     path = os.path.join(work, "layer.pt")

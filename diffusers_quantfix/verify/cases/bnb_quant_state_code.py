@@ -8,7 +8,7 @@ from ..case import CannotShow
 def case(work: str) -> str | None:
     import torch
 
-    from .. import four_bit
+    from ..models import four_bit
 
     if torch.cuda.device_count() < 2:
         raise CannotShow("needs two CUDA devices")

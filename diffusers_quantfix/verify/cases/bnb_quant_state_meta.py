@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     from accelerate import cpu_offload
 
-    from .. import four_bit
+    from ..models import four_bit
 
     where = four_bit.device()
     said = []

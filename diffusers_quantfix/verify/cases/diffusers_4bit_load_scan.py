@@ -26,7 +26,7 @@ def case(work: str) -> str | None:
     from diffusers import BitsAndBytesConfig
     from diffusers.quantizers.bitsandbytes.bnb_quantizer import BnB4BitDiffusersQuantizer
 
-    from .. import four_bit
+    from ..models import four_bit
 
     where = four_bit.device()
     plain = [torch.nn.Linear(64, 64, bias=False) for _ in range(LAYERS)]

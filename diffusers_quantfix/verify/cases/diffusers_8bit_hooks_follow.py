@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    from .. import eight_bit
+    from ..models import eight_bit
 
     model = eight_bit.transformer(work, eight_bit.cuda_device())
     model.to("cpu")

@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
     from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     where = eight_bit.cuda_device()
     model = eight_bit.transformer(work, where)

@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    from .. import eight_bit
+    from ..models import eight_bit
 
     where = eight_bit.cuda_device()
     before = eight_bit.allocated(where)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from .. import flux
 from ..case import CannotShow
+from ..models import flux
 
 WARNING = "cannot run with `cpu` device"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import lora
+    from ..models import lora
 
     expected = lora.run(lora.pipeline())
     pipe = lora.pipeline()

@@ -13,7 +13,7 @@ def case(work: str) -> str | None:
 
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 
-    from .. import four_bit
+    from ..models import four_bit
 
     plain = four_bit.plain_flux(f"{work}/plain")
     reference = four_bit.run_flux(plain, plain.device)

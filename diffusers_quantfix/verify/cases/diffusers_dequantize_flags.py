@@ -28,8 +28,8 @@ def _quantized(work):
     import diffusers
     import torch
 
-    from .. import four_bit, gguf_model
     from ..case import CannotShow
+    from ..models import four_bit, gguf_model
 
     if torch.cuda.is_available():
         return four_bit.flux(f"{work}/plain", four_bit.device()), "nf4"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    from .. import lora
+    from ..models import lora
 
     pipes = [lora.load(lora.pipeline()) for _ in range(2)]
     lora.offload(pipes[1].transformer)

@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from accelerate import cpu_offload
 
-    from .. import four_bit, gguf_model
+    from ..models import four_bit, gguf_model
 
     where = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     reference = four_bit.run_flux(gguf_model.flux(work).to(where), where)

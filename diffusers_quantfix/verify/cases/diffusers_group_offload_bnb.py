@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    from .. import group_offload
+    from ..models import group_offload
 
     group_offload.check(group_offload.layers(4), group_offload.run)
     group_offload.check(group_offload.layers(4), group_offload.run, use_stream=True)

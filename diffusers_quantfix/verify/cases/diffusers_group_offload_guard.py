@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    from .. import group_offload
+    from ..models import group_offload
 
     build = group_offload.layers(4)
 

@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from optimum.quanto import freeze, qint8, quantize
 
-    from .. import group_offload
+    from ..models import group_offload
 
     def build(device):
         torch.manual_seed(0)

@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    from .. import group_offload
+    from ..models import group_offload
 
     def build(device):
         torch.manual_seed(0)

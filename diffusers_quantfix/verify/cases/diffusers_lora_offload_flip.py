@@ -6,8 +6,8 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    from ...offload import is_sequentially_offloaded
-    from .. import lora
+    from ...offloading.hooks import is_sequentially_offloaded
+    from ..models import lora
 
     expected = lora.run(lora.load(lora.pipeline()))
     pipe = lora.pipeline()

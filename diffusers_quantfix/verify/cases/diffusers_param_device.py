@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import flux
 from ..case import CannotShow
+from ..models import flux
 
 
 def case(work: str) -> str | None:

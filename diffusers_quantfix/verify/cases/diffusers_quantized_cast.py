@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from diffusers import AutoencoderTiny, DiffusionPipeline
 
-    from .. import gguf_model
+    from ..models import gguf_model
 
     class Pipeline(DiffusionPipeline):
         def __init__(self, vae, transformer):

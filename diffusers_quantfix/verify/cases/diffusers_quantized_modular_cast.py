@@ -8,7 +8,7 @@ def case(work: str) -> str | None:
     from diffusers import AutoencoderTiny
     from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
 
-    from .. import gguf_model
+    from ..models import gguf_model
 
     vae = AutoencoderTiny(
         encoder_block_out_channels=(8,),

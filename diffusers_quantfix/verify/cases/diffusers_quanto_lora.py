@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import flux
+from ..models import flux
 
 
 def case(work: str) -> str | None:

@@ -8,7 +8,7 @@ def case(work: str) -> str | None:
 
     import torch
 
-    from .. import four_bit, quanto_models
+    from ..models import four_bit, quanto_models
 
     model = quanto_models.flux(os.path.join(work, "flux"), "float8")
     cpu = torch.device("cpu")

@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     from accelerate import cpu_offload
 
-    from .. import four_bit, lora
+    from ..models import four_bit, lora
 
     where = four_bit.device()
     pipe = lora.pipeline(text_encoder_2=four_bit.text_encoder(f"{work}/text_encoder", where))

@@ -13,7 +13,7 @@ def case(work: str) -> str | None:
     from diffusers.quantizers.bitsandbytes.bnb_quantizer import BnB4BitDiffusersQuantizer
     from safetensors.torch import save_file
 
-    from .. import four_bit
+    from ..models import four_bit
 
     class Model(ModelMixin):
         def __init__(self):

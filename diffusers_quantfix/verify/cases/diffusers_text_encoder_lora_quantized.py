@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from transformers import BitsAndBytesConfig, CLIPTextConfig, CLIPTextModel
 
-    from .. import four_bit, lora
+    from ..models import four_bit, lora
 
     where = four_bit.device()
     torch.manual_seed(0)

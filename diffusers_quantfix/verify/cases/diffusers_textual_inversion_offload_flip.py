@@ -9,8 +9,8 @@ def case(work: str) -> str | None:
     from tokenizers import Tokenizer, models
     from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
-    from ...offload import is_sequentially_offloaded
-    from .. import lora
+    from ...offloading.hooks import is_sequentially_offloaded
+    from ..models import lora
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
     sizes = {"hidden_size": 64, "intermediate_size": 128, "projection_dim": 64, "vocab_size": 2}

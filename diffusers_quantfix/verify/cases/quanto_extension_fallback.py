@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    from .. import quanto_models
+    from ..models import quanto_models
 
     reference = quanto_models.run(quanto_models.plain_layers())
     with quanto_models.no_compiler() as attempts:

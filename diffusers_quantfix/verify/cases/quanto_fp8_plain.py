@@ -6,8 +6,8 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import quanto_models
     from ..case import CannotShow
+    from ..models import quanto_models
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
         raise CannotShow("needs an NVIDIA GPU of compute capability 8.0 or newer")

@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import quanto_models
+    from ..models import quanto_models
 
     try:
         output = quanto_models.run(quanto_models.layers("qint4", torch.bfloat16), torch.bfloat16)

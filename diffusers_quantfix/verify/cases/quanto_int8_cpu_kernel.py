@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import quanto_models
+    from ..models import quanto_models
 
     reference = quanto_models.run(quanto_models.plain_layers(None, 68), None, 68, 4)
     output = quanto_models.run(quanto_models.layers("qint8", torch.bfloat16, 68), torch.bfloat16, 68, 4)

@@ -8,7 +8,7 @@ def case(work: str) -> str | None:
 
     import torch
 
-    from .. import quanto_models
+    from ..models import quanto_models
 
     for qtype in quanto_models.QTYPES:
         model = quanto_models.layers(qtype)

@@ -7,8 +7,8 @@ def case(work: str) -> str | None:
     import torch
     from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
 
-    from .. import eight_bit
     from ..case import CannotShow
+    from ..models import eight_bit
 
     where = eight_bit.cuda_device()
     torch.manual_seed(0)

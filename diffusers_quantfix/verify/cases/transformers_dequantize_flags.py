@@ -6,7 +6,7 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from .. import four_bit
+    from ..models import four_bit
 
     model = four_bit.text_encoder(f"{work}/plain", four_bit.device())
     model.dequantize()

@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
     import torch
     from transformers import QuantoConfig, T5Config, T5EncoderModel
 
-    from .. import quanto_models
+    from ..models import quanto_models
 
     folder = os.path.join(work, "t5")
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
     import torch
     from transformers import T5EncoderModel
 
-    from .. import four_bit
+    from ..models import four_bit
 
     where = four_bit.device()
     model = four_bit.text_encoder(f"{work}/plain", where)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from .engine.versions import contains, installed_version, judge
-from .fixes import DISTRIBUTIONS
+from ..engine.versions import contains, installed_version, judge
+from ..fixes import DISTRIBUTIONS
 from .ranges import inside
 
 TYPE_CHECKING = False

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import sys
 
-from .companions import companions
-from .offload import is_group_offloaded, is_sequentially_offloaded
+from ..offloading.hooks import is_group_offloaded, is_sequentially_offloaded
+from ..weights.companions import companions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from contextvars import ContextVar
 
+from ..engine.probe import written_in
 from . import eight_bit
-from .engine.probe import written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

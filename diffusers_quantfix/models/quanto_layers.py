@@ -5,7 +5,7 @@ Upstream: optimum/quanto/nn (``QModuleMixin``, ``QLinear``).
 
 from __future__ import annotations
 
-from .dequantized import OFFLOADED, refuse_offloaded
+from .dequantize import OFFLOADED, refuse_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .case import CannotShow
+from ..case import CannotShow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

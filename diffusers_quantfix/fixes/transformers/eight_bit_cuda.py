@@ -12,9 +12,9 @@ Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-
 
 from __future__ import annotations
 
-from ... import model_8bit
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
+from ...models import eight_bit_model
 
 FIX = Fix(
     id="transformers-8bit-cuda",
@@ -31,10 +31,10 @@ _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8
 def broken(modeling_utils) -> bool:
     """Look for the message: building a model here would import too much."""
     cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
-    if written_in(cuda, model_8bit.__file__):
+    if written_in(cuda, eight_bit_model.__file__):
         return False
     return any(refusal in texts_of(cuda) for refusal in _REFUSALS)
 
 
 def mend(modeling_utils, ledger) -> None:
-    model_8bit.open_gates(resolve(modeling_utils, "PreTrainedModel"), ledger)
+    eight_bit_model.open_gates(resolve(modeling_utils, "PreTrainedModel"), ledger)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from .case import CannotShow
+from ..case import CannotShow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

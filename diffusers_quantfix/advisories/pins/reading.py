@@ -33,7 +33,7 @@ class Reading:
     """Everything that the inputs say.
 
     Attributes:
-        pins: distribution -> its pin (see `diffusers_quantfix.ranges`).
+        pins: distribution -> its pin (see `diffusers_quantfix.advisories.ranges`).
         required: the distributions that are demanded, not only limited by a constraint.
         notes: sentences about what was left out.
         complete: whether what is not named is not installed: locks and environments hold everything.

@@ -10,9 +10,9 @@ import platform
 import shutil
 import sys
 
-from ..combinations import LIBSTDCXX
 from ..engine.versions import contains, installed_version
-from . import quanto_advice
+from . import quanto
+from .combinations import LIBSTDCXX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def advice(board: Board, kind: str) -> list[str]:
         sentences += _bitsandbytes(versions, kind)
     if "diffusers" in versions and "bitsandbytes" in versions:
         sentences += _diffusers(versions, kind, applied)
-    return sentences + quanto_advice.advice(versions, kind)
+    return sentences + quanto.advice(versions, kind)
 
 
 def _torch(versions: dict[str, str], kind: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from diffusers_quantfix import sharded_checkpoint
+from diffusers_quantfix.loading import shards
 
 pytest.importorskip("safetensors")
 
@@ -36,31 +36,31 @@ def quantizer(method="bitsandbytes", pre_quantized=True):
 def test_which_keys_are_apart(files):
     import torch
 
-    apart = sharded_checkpoint.companions_apart(files)
+    apart = shards.companions_apart(files)
     assert apart == {
         "x.weight": {"x.weight.quant_state.bitsandbytes__nf4": files[1]},
         "y.weight": {"y.SCB": files[1], "y.weight_format": files[1]},
     }
     first, second = ({key: torch.zeros(1) for key in keys} for keys in CONTENTS.values())
-    assert set(sharded_checkpoint.brought_together(first, apart)) == {*CONTENTS["a"], *CONTENTS["b"][:3]}
-    assert set(sharded_checkpoint.brought_together(second, apart)) == {"z.bias", "other.absmax"}
+    assert set(shards.brought_together(first, apart)) == {*CONTENTS["a"], *CONTENTS["b"][:3]}
+    assert set(shards.brought_together(second, apart)) == {"z.bias", "other.absmax"}
 
 
 @pytest.mark.parametrize(
     "files", [None, [], ["one.safetensors"], [{}, {}], ["a.bin", "b.bin"], ["no", "where"]]
 )
 def test_what_is_left_alone(files):
-    assert sharded_checkpoint.companions_apart(files) == {}
+    assert shards.companions_apart(files) == {}
 
 
 def test_whose_files_are_looked_at(files):
-    assert sharded_checkpoint.look_ahead(quantizer(), files)
-    assert sharded_checkpoint.look_ahead(quantizer(SimpleNamespace(value="bitsandbytes")), files)
+    assert shards.look_ahead(quantizer(), files)
+    assert shards.look_ahead(quantizer(SimpleNamespace(value="bitsandbytes")), files)
     for other in (None, quantizer("gptq"), quantizer(pre_quantized=False), SimpleNamespace()):
-        assert sharded_checkpoint.look_ahead(other, files) == {}
+        assert shards.look_ahead(other, files) == {}
 
 
 def test_a_file_that_cannot_be_read_is_not_our_error(files):
     with open(files[1], "wb") as file:
         file.write(b"no tensors")
-    assert sharded_checkpoint.look_ahead(quantizer(), files) == {}
+    assert shards.look_ahead(quantizer(), files) == {}

@@ -5,7 +5,7 @@ Upstream: diffusers/quantizers/base.py, transformers/quantizers/base.py.
 
 from __future__ import annotations
 
-from .offload import is_group_offloaded, is_sequentially_offloaded
+from ..offloading.hooks import is_group_offloaded, is_sequentially_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
+from ..case import CannotShow
 from . import flux
-from .case import CannotShow
 
 FEATURES = 64
 

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .engine.ledger import Draft
+    from ..engine.ledger import Draft
 
 __all__ = ["open_gates"]
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from diffusers_quantfix import load_device
+from diffusers_quantfix.loading import device
 
 
 def machine(monkeypatch, kind: str, count: int = 1, current: int = 0) -> None:
@@ -29,17 +29,17 @@ def machine(monkeypatch, kind: str, count: int = 1, current: int = 0) -> None:
 )
 def test_without_a_request(monkeypatch, kind, count, current, expected):
     machine(monkeypatch, kind, count, current)
-    assert str(load_device.chosen_device(None)) == expected
-    assert str(load_device.chosen_device(kind)) == expected
-    assert str(load_device.chosen_device({"": kind})) == expected
-    assert str(load_device.chosen_device("cpu")) == "cpu"
+    assert str(device.chosen_device(None)) == expected
+    assert str(device.chosen_device(kind)) == expected
+    assert str(device.chosen_device({"": kind})) == expected
+    assert str(device.chosen_device("cpu")) == "cpu"
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_an_index_counts_the_accelerators_that_are_there(monkeypatch, kind):
     machine(monkeypatch, kind, count=2)
     for request in (1, {"": 1}, f"{kind}:1", {"first": 1, "second": 1}):
-        assert str(load_device.chosen_device(request)) == f"{kind}:1"
+        assert str(device.chosen_device(request)) == f"{kind}:1"
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_an_index_counts_the_accelerators_that_are_there(monkeypatch, kind):
 def test_no_such_device(monkeypatch, kind, request_, text):
     machine(monkeypatch, kind, count=2)
     with pytest.raises(ValueError, match=text):
-        load_device.chosen_device(request_)
+        device.chosen_device(request_)
 
 
 def test_it_is_light():
-    code = "import diffusers_quantfix.load_device, sys; sys.exit('torch' in sys.modules or 'typing' in sys.modules)"
+    code = "import diffusers_quantfix.loading.device, sys; sys.exit('torch' in sys.modules or 'typing' in sys.modules)"
     assert subprocess.run([sys.executable, "-S", "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ safetensors is imported inside the functions.
 
 from __future__ import annotations
 
-from .load_device import is_bitsandbytes
+from .device import is_bitsandbytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

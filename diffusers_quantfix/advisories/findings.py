@@ -9,8 +9,8 @@ import importlib
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .engine.versions import installed_version
-from .fixes import DISTRIBUTIONS, INDEX
+from ..engine.versions import installed_version
+from ..fixes import DISTRIBUTIONS, INDEX
 from .ranges import alternatives, exact_version, inside, overlap
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from .engine.fix import Fix
+    from ..engine.fix import Fix
 
 SELF = "diffusers-quantfix"
 AFFECTED = "affected"
@@ -84,7 +84,7 @@ class Upgrade:
 
 def declarations() -> list[Fix]:
     """Every fix's declaration, in the order of the ids."""
-    package = __name__.rpartition(".")[0]
+    package = __name__.partition(".")[0]
     return [importlib.import_module(f"{package}.fixes.{INDEX[fix_id][0]}").FIX for fix_id in sorted(INDEX)]
 
 
@@ -183,7 +183,7 @@ def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool =
 
 def environment_pins() -> dict[str, str]:
     """The versions installed in this environment, as pins; this package is the one that runs."""
-    from . import __version__
+    from .. import __version__
 
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
     return {name: f"=={version}" for name, version in versions.items() if version} | {

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from .companions import companions
+from ..weights.companions import companions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

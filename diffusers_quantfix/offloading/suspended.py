@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from .offload import is_sequentially_offloaded
+from .hooks import is_sequentially_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from .engine.versions import contains
+from ..engine.versions import contains
 
 
 def alternatives(pin: str) -> list[str]:

@@ -20,8 +20,8 @@ import contextlib
 import functools
 import sys
 
-from .hooks_aside import hooks_aside
-from .offload import is_sequentially_offloaded, offload_execution_device
+from ..offloading.hooks import is_sequentially_offloaded, offload_execution_device
+from ..offloading.suspended import hooks_aside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

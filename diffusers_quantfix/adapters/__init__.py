@@ -1,0 +1,1 @@
+"""LoRA adapters on quantized layers: placing new ones, merging them."""

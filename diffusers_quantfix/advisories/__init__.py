@@ -1,0 +1,1 @@
+"""What versions and the machine can tell before anything runs: known defects of pins, upgrades, combinations."""

@@ -1,0 +1,1 @@
+"""Whole quantized models and pipelines: moving, casting, dequantizing."""

@@ -1,0 +1,1 @@
+"""One quantized weight: its companions (quant state, scales), its class, and the extension that runs it."""
