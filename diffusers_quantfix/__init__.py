@@ -1,4 +1,4 @@
-"""Mends known defects of diffusers with quantized models, in the pinned releases that have them.
+"""Patches known defects of diffusers with quantized models, in the pinned releases that have them.
 
 ``import diffusers_quantfix`` is enough, before or after the libraries.  A fix is installed only where the release
 is claimed and the defect is really there; `status` says for every fix what became of it and why.

@@ -1,6 +1,6 @@
 """The command line: ``python -m diffusers_quantfix`` and the console script ``diffusers-quantfix``.
 
-Exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage, or the answer could not be written;
+Exit codes: 0 all is well, 1 something that applies is not patched, 2 wrong usage, or the answer could not be written;
 each command's ``--help`` says what that means for it.
 """
 
@@ -72,8 +72,8 @@ def _answer(arguments: list[str]) -> int:
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diffusers-quantfix",
-        description="Mends known defects of diffusers with quantized models, in the releases that have them.",
-        epilog="exit codes: 0 all is well, 1 something that applies is not mended, 2 wrong usage; "
+        description="Patches known defects of diffusers with quantized models, in the releases that have them.",
+        epilog="exit codes: 0 all is well, 1 something that applies is not patched, 2 wrong usage; "
         "`diffusers-quantfix COMMAND --help` says what that means",
     )
     parser.add_argument("--version", action="version", version=f"diffusers_quantfix {__version__}")

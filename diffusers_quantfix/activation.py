@@ -35,7 +35,7 @@ def settings() -> Settings:
 
 
 def activate() -> None:
-    """Watch for the targets, and mend those that are imported already.  Safe to call again, never raises but
+    """Watch for the targets, and patch those that are imported already.  Safe to call again, never raises but
     under ``strict``."""
     current = settings()
     _report(current)
@@ -124,7 +124,7 @@ def _guarded(work: "Callable[[], object]") -> None:
     except Exception as error:
         if settings().strict:
             raise
-        _warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
+        _warn(f"cannot work, nothing is patched: {type(error).__name__}: {error}")
 
 
 def _runner() -> "Runner":

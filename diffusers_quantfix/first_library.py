@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
-# Whatever has a module that is mended; a test holds it against the fixes.
+# Whatever has a module that is patched; a test holds it against the fixes.
 LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "transformers"))
 
 
@@ -56,7 +56,7 @@ def wake() -> None:
     except Exception as error:
         if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
             raise
-        warn(f"cannot work, nothing is mended: {type(error).__name__}: {error}")
+        warn(f"cannot work, nothing is patched: {type(error).__name__}: {error}")
 
 
 def waiting() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from . import __version__
 from .activation import settings
 from .engine.runner import Runner
 from .fixes import DISTRIBUTIONS, INDEX
@@ -25,5 +26,8 @@ if settings().debug:
     _show_debug()
 
 RUNNER = Runner(
-    {fix_id: (_FIXES + file, target) for fix_id, (file, target) in INDEX.items()}, DISTRIBUTIONS, settings
+    {fix_id: (_FIXES + file, target) for fix_id, (file, target) in INDEX.items()},
+    DISTRIBUTIONS,
+    settings,
+    __version__,
 )

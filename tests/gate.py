@@ -7,7 +7,7 @@ import importlib
 
 from packaging.specifiers import SpecifierSet
 
-from diffusers_quantfix.engine.fix import TargetMissing
+from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.engine.versions import contains, installed_version, judge
 from diffusers_quantfix.fixes import INDEX
 
@@ -16,7 +16,7 @@ from diffusers_quantfix.fixes import INDEX
 def gate(fix_id: str) -> tuple[bool, str]:
     """(whether claim and probe say broken, the sentence why) for the libraries installed here.
 
-    Call it on the bare side only: the probe of a mended target says healthy.
+    Call it on the bare side only: the probe of a patched target says healthy.
     """
     file, target = INDEX[fix_id]
     fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}")

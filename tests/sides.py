@@ -1,11 +1,11 @@
 """One test body, two sides: without the package and with it, in separate processes.
 
-A test with ``@pytest.mark.defect(id, shows=...)`` asserts healthy behaviour.  With ``--side mended`` (the default)
+A test with ``@pytest.mark.defect(id, shows=...)`` asserts healthy behaviour.  With ``--side patched`` (the default)
 it must pass.  With ``--side bare`` the package is off: where the fix's own gate (claim and probe) says broken, the
 body must fail, with an error that matches ``shows``; where the gate says anything else, it must pass.  So one run
 over many releases proves red, green, idle, and that the claimed range is exact in both directions.
 
-Tests without the mark look deeper into a cure; they run on the mended side only.
+Tests without the mark look deeper into a patch; they run on the patched side only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.gate import gate, unmet
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--side",
-        choices=("mended", "bare"),
-        default="mended",
-        help="with the package (mended) or without it (bare)",
+        choices=("patched", "bare"),
+        default="patched",
+        help="with the package (patched) or without it (bare)",
     )
 
 
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--side") == "mended":
+    if config.getoption("--side") == "patched":
         return
     kept = [item for item in items if item.get_closest_marker("defect")]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def side(request: pytest.FixtureRequest) -> str:
-    """ "mended" or "bare"."""
+    """ "patched" or "bare"."""
     return str(request.config.getoption("--side"))
 
 
@@ -62,7 +62,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function):
     marks = list(pyfuncitem.iter_markers("defect"))
-    if not marks or pyfuncitem.config.getoption("--side") == "mended":
+    if not marks or pyfuncitem.config.getoption("--side") == "patched":
         return (yield)
     said = {mark.args[0]: gate(mark.args[0]) for mark in marks}
     broken = [mark for mark in marks if said[mark.args[0]][0]]

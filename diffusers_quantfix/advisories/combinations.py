@@ -1,4 +1,4 @@
-"""Releases that do not fit together, whatever is mended, as was seen with them; for `doctor` and `check`.
+"""Releases that do not fit together, whatever is patched, as was seen with them; for `doctor` and `check`.
 
 What the packages state of themselves (``Requires-Dist``) is asked of the environment instead, see `declared`.
 """

@@ -24,7 +24,7 @@ SELF = "diffusers-quantfix"
 AFFECTED = "affected"
 MAYBE = "may be affected"
 
-# The first release of this package that mends a defect, where that is not the first of all.
+# The first release of this package that patches a defect, where that is not the first of all.
 FIRST = "0.1.0"
 SINCE: dict[str, str] = {}
 
@@ -40,46 +40,46 @@ class Finding:
         fix: the declaration of the fix.
         verdict: "affected" when every version is known, else "may be affected".
         why: the versions or ranges that fit, as a sentence.
-        mended: whether the diffusers-quantfix that the same pins demand mends it.
+        patched: whether the diffusers-quantfix that the same pins demand patches it.
     """
 
-    __slots__ = ("fix", "mended", "verdict", "why")
+    __slots__ = ("fix", "patched", "verdict", "why")
 
-    def __init__(self, fix: Fix, verdict: str, why: str, mended: bool) -> None:
+    def __init__(self, fix: Fix, verdict: str, why: str, patched: bool) -> None:
         self.fix = fix
         self.verdict = verdict
         self.why = why
-        self.mended = mended
+        self.patched = patched
 
     def to_dict(self) -> dict[str, object]:
         """The finding for machines."""
-        return {**advisory(self.fix), "verdict": self.verdict, "why": self.why, "mended": self.mended}
+        return {**advisory(self.fix), "verdict": self.verdict, "why": self.why, "patched": self.patched}
 
 
 class Upgrade:
-    """What the smallest releases that heal something would change.
+    """What the smallest releases that fix something would change.
 
     Attributes:
-        releases: distribution -> version, more than one where only several heal together.
-        heals: ids of the defects that are gone with them, those of smaller upgrades included.
+        releases: distribution -> version, more than one where only several fix together.
+        fixes: ids of the defects that are gone with them, those of smaller upgrades included.
         brings: ids of known defects that these pins do not have and would then have.
     """
 
-    __slots__ = ("brings", "heals", "releases")
+    __slots__ = ("brings", "fixes", "releases")
 
-    def __init__(self, releases: dict[str, str], heals: list[str], brings: list[str]) -> None:
+    def __init__(self, releases: dict[str, str], fixes: list[str], brings: list[str]) -> None:
         self.releases = releases
-        self.heals = heals
+        self.fixes = fixes
         self.brings = brings
 
     def to_dict(self) -> dict[str, object]:
         """The upgrade for machines."""
-        return {"releases": dict(self.releases), "heals": list(self.heals), "brings": list(self.brings)}
+        return {"releases": dict(self.releases), "fixes": list(self.fixes), "brings": list(self.brings)}
 
     def __str__(self) -> str:
         releases = " with ".join(f"{name} {version}" for name, version in self.releases.items())
         brings = f"; it brings {', '.join(self.brings)}" if self.brings else ""
-        return f"{releases} heals {', '.join(self.heals)}{brings}"
+        return f"{releases} fixes {', '.join(self.fixes)}{brings}"
 
 
 def declarations() -> list[Fix]:
@@ -92,17 +92,17 @@ def advisory(fix: Fix) -> dict[str, Any]:
     """The row of the table for one fix.
 
     Returns:
-        ``id``, ``title``, ``symptom``, ``claims`` (distribution -> specifier; all must fit), ``healed``
-        ("bitsandbytes 0.45.3", releases that only heal together with " with " between them, empty while there are
-        none), ``mended_since`` (the first diffusers-quantfix that mends it) and ``upstream`` (links).
+        ``id``, ``title``, ``symptom``, ``claims`` (distribution -> specifier; all must fit), ``fixed``
+        ("bitsandbytes 0.45.3", releases that only fix together with " with " between them, empty while there are
+        none), ``patched_since`` (the first diffusers-quantfix that patches it) and ``upstream`` (links).
     """
     return {
         "id": fix.id,
         "title": fix.title,
         "symptom": fix.symptom,
         "claims": dict(fix.claims),
-        "healed": fix.healed,
-        "mended_since": SINCE.get(fix.id, FIRST),
+        "fixed_in": fix.fixed_in,
+        "patched_since": SINCE.get(fix.id, FIRST),
         "upstream": list(fix.upstream),
     }
 
@@ -132,20 +132,20 @@ def findings(
     for fix in declarations():
         verdict, why = _judge(fix, pins, () if complete else BROUGHT_ALONG)
         if verdict:
-            found.append(Finding(fix, verdict, why, _mends(fix, ours)))
+            found.append(Finding(fix, verdict, why, _patches(fix, ours)))
     return found
 
 
-def healing(fix: Fix) -> dict[str, str]:
-    """Distribution -> version of the releases that heal a defect, more than one where only several do together."""
-    releases = (release.partition(" ") for release in fix.healed.split(" with ") if release)
+def fixing_releases(fix: Fix) -> dict[str, str]:
+    """Distribution -> version of the releases that fix a defect, more than one where only several do together."""
+    releases = (release.partition(" ") for release in fix.fixed_in.split(" with ") if release)
     return {name: version for name, _, version in releases}
 
 
 def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool = False) -> list[Upgrade]:
-    """The releases that heal something that was found, per library from the smallest on.
+    """The releases that fix something that was found, per library from the smallest on.
 
-    One that brings a defect which a later release of the same libraries has healed gives way to that.
+    One that brings a defect which a later release of the same libraries has fixed gives way to that.
     """
     found = list(found)
     have = {finding.fix.id for finding in found}
@@ -154,21 +154,21 @@ def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool =
     for finding in found:
         needed = {
             name: version
-            for name, version in healing(finding.fix).items()
+            for name, version in fixing_releases(finding.fix).items()
             if inside(f">={version}", pins.get(canonicalize_name(name), "")) != "yes"
         }
         if needed and needed not in steps:
             steps.append(needed)
     order = lambda step: (len(step), list(step), [Version(version) for version in step.values()])  # noqa: E731
-    healed_in = {fix.id: healing(fix) for fix in declarations()}
+    fixed_in = {fix.id: fixing_releases(fix) for fix in declarations()}
     made: list[Upgrade] = []
     for releases in sorted(steps, key=order):
         while True:
             changed = dict(pins)
             changed.update((canonicalize_name(name), f"=={version}") for name, version in releases.items())
             then = {finding.fix.id for finding in findings(changed, complete=complete)}
-            later = [healed_in[brought] for brought in then - now if set(healed_in[brought]) <= set(releases)]
-            later = [healed for healed in later if healed]
+            later = [fixed_in[brought] for brought in then - now if set(fixed_in[brought]) <= set(releases)]
+            later = [fixed for fixed in later if fixed]
             raised = {
                 name: str(max(Version(step.get(name, version)) for step in (releases, *later)))
                 for name, version in releases.items()
@@ -207,13 +207,13 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
             if exact and overlap(f">{version}", pin):
                 sentences.append(
                     f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
-                    "what is not healed there is not listed"
+                    "what is not fixed there is not listed"
                 )
     return sentences
 
 
-def _mends(fix: Fix, ours: str | None) -> bool:
-    """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, mends a defect."""
+def _patches(fix: Fix, ours: str | None) -> bool:
+    """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, patches a defect."""
     since = f">={SINCE.get(fix.id, FIRST)}"
     return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
 
@@ -239,7 +239,7 @@ def _judge(fix: Fix, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple
         why.append(f"{distribution} {pin.removeprefix('==').replace('|| ==', 'or ') or '(any version)'}")
     reached = [
         inside(f">={version}", pins.get(canonicalize_name(name), ""))
-        for name, version in healing(fix).items()
+        for name, version in fixing_releases(fix).items()
     ]
     if reached and all(reached):
         if all(answer == "yes" for answer in reached):

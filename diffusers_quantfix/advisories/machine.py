@@ -53,7 +53,7 @@ def advice(board: Board, kind: str) -> list[str]:
     """What a user of this machine should know, as sentences.
 
     Args:
-        board: what is installed and mended.
+        board: what is installed and patched.
         kind: the accelerator that torch sees, "" for none.
     """
     versions = {name: version for name, version in board.installed.items() if version}

@@ -8,7 +8,8 @@ import sys
 from ..advisories.combinations import of_pins
 from ..advisories.findings import SELF, environment_pins, findings, unknown_releases, upgrades
 from ..advisories.pins import Reading, UnreadableInput, read
-from .terminal import show, wrapped
+from ..text import wrapped
+from .terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..advisories.findings import Finding, Upgrade
 
 EXIT_CODES = (
-    f"0 no known defect, or every one is mended by the {SELF} that the same files pin; 1 a defect that is not mended; "
+    f"0 no known defect, or every one is patched by the {SELF} that the same files pin; 1 a defect is not; "
     "2 an input that cannot be read, or wrong usage"
 )
 
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     found = findings(pins, reading.required, reading.complete)
     then = upgrades(pins, found, reading.complete)
     notes = [*of_pins(pins), *unknown_releases(pins), *reading.notes]
-    open_ = [finding for finding in found if not finding.mended]
+    open_ = [finding for finding in found if not finding.patched]
     if options.json:
         answer = {
             "ok": not open_,
@@ -73,9 +74,11 @@ def _lines(found: list[Finding], then: list[Upgrade], notes: list[str]) -> list[
     for finding in found:
         fix = finding.fix
         lines.append(f"{finding.verdict:<16}{fix.id}")
-        upgrade = f"healed in {fix.healed}" if fix.healed else "healed by no release yet"
-        mended = f"mended by {SELF}, which is pinned here" if finding.mended else f"not mended: add {SELF}"
-        for text in (fix.title, finding.why, f"{mended}; {upgrade}"):
+        upgrade = f"fixed in {fix.fixed_in}" if fix.fixed_in else "fixed by no release yet"
+        patched = (
+            f"patched by {SELF}, which is pinned here" if finding.patched else f"not patched: add {SELF}"
+        )
+        for text in (fix.title, finding.why, f"{patched}; {upgrade}"):
             lines += wrapped(text, " " * 16)
         lines += wrapped(fix.symptom, " " * 16 + "shows as: ", " " * 18)
     for title, sentences in (("upgrades", [str(upgrade) for upgrade in then]), ("notes", notes)):
@@ -85,5 +88,5 @@ def _lines(found: list[Finding], then: list[Upgrade], notes: list[str]) -> list[
                 lines += wrapped(sentence, "  ", "    ")
     if not found:
         return ["no known defect in these versions", *lines]
-    open_ = sum(not finding.mended for finding in found)
-    return [*lines, "", f"{len(found)} known defect{'s' * (len(found) != 1)}, {open_} not mended"]
+    open_ = sum(not finding.patched for finding in found)
+    return [*lines, "", f"{len(found)} known defect{'s' * (len(found) != 1)}, {open_} not patched"]

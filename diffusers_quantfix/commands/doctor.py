@@ -1,4 +1,4 @@
-"""``doctor``: what is installed, whether it fits together, what is mended here, and which upgrade would end that."""
+"""``doctor``: what is installed, whether it fits together, what is patched here, and which upgrade would end that."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from ..activation import status
 from ..advisories import combinations, machine
 from ..advisories.findings import Upgrade, declarations, environment_pins, findings, upgrades
 from ..engine import board as states
+from ..text import wrapped
 from .startup import describe
-from .terminal import show, stdout_to_stderr, wrapped
+from .terminal import show, stdout_to_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ def examine(board: Board) -> dict[str, Any]:
     Returns:
         ``installed`` (name -> version or None), ``python``, ``platform``, ``accelerator``, ``activation``,
         ``problems`` (what is broken now), ``combinations`` (releases that do not fit together), ``advice`` (for this
-        machine), ``candidates`` (defects in releases that nobody has claimed), ``mended`` (id -> title), ``upgrades``
-        (see `advisories.Upgrade`) and ``not_healed`` (ids of applied fixes that no release of upstream heals).  All but
-        the first four and ``mended`` are lists of sentences, ids or upgrades.
+        machine), ``candidates`` (defects in releases that nobody has claimed), ``patched`` (id -> title), ``upgrades``
+        (see `advisories.Upgrade`) and ``not_fixed`` (ids of applied fixes that no release of upstream fixes).  All but
+        the first four and ``patched`` are lists of sentences, ids or upgrades.
     """
-    healed = {fix.id: fix.healed for fix in declarations()}
+    fixed = {fix.id: fix.fixed_in for fix in declarations()}
     applied = [answer for answer in board if answer.state == states.APPLIED]
     bad = (states.FAILED, states.OVERWRITTEN, states.WAITING)
     kind, seen = machine.accelerator()
@@ -76,9 +77,9 @@ def examine(board: Board) -> dict[str, Any]:
         "candidates": [
             f"{answer.id}: {answer.reason}" for answer in board if answer.state == states.CANDIDATE
         ],
-        "mended": {answer.id: answer.title for answer in applied},
+        "patched": {answer.id: answer.title for answer in applied},
         "upgrades": [upgrade.to_dict() for upgrade in releases],
-        "not_healed": [answer.id for answer in applied if not healed.get(answer.id)],
+        "not_fixed": [answer.id for answer in applied if not fixed.get(answer.id)],
     }
 
 
@@ -95,15 +96,15 @@ def _lines(found: dict[str, Any]) -> list[str]:
         if version is not None
     ]
     upgrade_lines = [
-        str(Upgrade(**upgrade)).replace(" heals ", " retires ", 1) for upgrade in found["upgrades"]
+        str(Upgrade(**upgrade)).replace(" fixes ", " retires ", 1) for upgrade in found["upgrades"]
     ]
-    if found["not_healed"]:
-        count = len(found["not_healed"])
+    if found["not_fixed"]:
+        count = len(found["not_fixed"])
         upgrade_lines.append(
-            f"no release of upstream heals {count} of the {len(found['mended'])} that are mended here"
+            f"no release of upstream fixes {count} of the {len(found['patched'])} that are patched here"
         )
     sections = (
-        ("installed", [", ".join(installed) or "none of the libraries that are mended"]),
+        ("installed", [", ".join(installed) or "none of the libraries that are patched"]),
         ("machine", [machine.machine(), f"accelerator: {found['accelerator']}"]),
         ("activation", [found["activation"]]),
         ("problems", found["problems"] or ["none"]),
@@ -111,8 +112,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         ("on this machine", found["advice"]),
         ("candidates", found["candidates"]),
         (
-            "mended here",
-            [f"{id}: {title}" for id, title in found["mended"].items()] or ["nothing needs to be"],
+            "patched here",
+            [f"{id}: {title}" for id, title in found["patched"].items()] or ["nothing needs to be"],
         ),
         ("upgrades", upgrade_lines),
     )

@@ -11,7 +11,8 @@ import sys
 from ..activation import known_ids, status
 from ..advisories.findings import declarations
 from ..fixes import INDEX
-from .terminal import show, stdout_to_stderr, wrapped
+from ..text import wrapped
+from .terminal import show, stdout_to_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         page = {
             **answer.to_dict(),
             "symptom": fix.symptom,
-            "healed": fix.healed,
+            "fixed_in": fix.fixed_in,
             "hot": fix.hot,
             "options": fix.options,
             "text": text,
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [
         ("symptom", fix.symptom),
         ("versions", versions),
-        ("mended upstream", fix.healed or "in no release yet"),
+        ("fixed upstream", fix.fixed_in or "in no release yet"),
         ("patches", ", ".join(answer.changes) or f"nothing here; its target is {fix.module}"),
         ("here", f"{answer.state}: {answer.reason}"),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix.id}, or qf.revert({fix.id!r})"),

@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import textwrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WIDTH = 80
-
 # A line that begins with one of these words shows it in this colour: green is well, yellow asks for a look, red for
 # more.
 _COLOURS = {
     "applied": 32,
-    "mended": 32,
+    "patched": 32,
     "candidate": 33,
     "may be affected": 33,
     "cannot show": 33,
@@ -25,7 +22,7 @@ _COLOURS = {
     "overwritten": 31,
     "failed": 31,
     "affected": 31,
-    "NOT MENDED": 31,
+    "NOT PATCHED": 31,
     "NOT SHOWN": 31,
 }
 
@@ -47,18 +44,6 @@ def wants_colour() -> bool:
     if sys.platform == "win32" and not os.environ.get("WT_SESSION"):  # old consoles print the codes
         return False
     return bool(sys.stdout) and sys.stdout.isatty()
-
-
-def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
-    """The lines of a paragraph; links and names of options stay whole."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=first if rest is None else rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 @contextlib.contextmanager

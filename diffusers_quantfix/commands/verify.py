@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 EXIT_CODES = (
-    "0 every defect that shows here is mended; 1 one is not, or one that should show did not; 2 wrong usage, or the "
+    "0 every defect that shows here is patched; 1 one is not, or one that should show did not; 2 wrong usage, or the "
     "libraries end the process that imports them"
 )
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 1 when a defect is not mended or did not show."""
+    """Print the report; 1 when a defect is not patched or did not show."""
     from ..verify import verify
 
     try:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+
+from ..text import wrapped
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,8 +21,8 @@ CANDIDATE = "candidate"
 OVERWRITTEN = "overwritten"
 
 STATES = {
-    APPLIED: "the defect is there and mended",
-    HEALTHY: "the version is claimed but the defect is not there: mended upstream, by a fork or a backport",
+    APPLIED: "the defect is there and patched",
+    HEALTHY: "the version is claimed but the defect is not there: fixed upstream, by a fork or a backport",
     OUT_OF_RANGE: "the installed release does not have the defect",
     DISABLED: "switched off by the user",
     WAITING: "the target has not been imported yet",
@@ -79,20 +83,24 @@ class Board:
     """A snapshot of every answer, with what is installed and what the user set.
 
     It prints as a table, and iterates over its `Answer` objects in the order of their ids.
+
+    Args:
+        version: of this package.
+        answers: one for each fix.
+        installed: distribution -> its version, None where it is not installed, "" where that cannot be read.
+        settings: the user's, as `Settings.to_dict` gives them.
+        loaded: the modules that were imported to answer.
     """
 
     def __init__(
         self,
+        version: str,
         answers: list[Answer],
         installed: Mapping[str, str | None],
         settings: Mapping[str, object],
         loaded: tuple[str, ...] = (),
     ) -> None:
-        import platform
-
-        from .. import __version__
-
-        self.quantfix = __version__
+        self.quantfix = version
         self.python = platform.python_version()
         self.answers = sorted(answers, key=lambda answer: answer.id)
         self.installed = dict(installed)
@@ -134,8 +142,32 @@ class Board:
         }
 
     def __str__(self) -> str:
-        from .table import board_table
-
-        return board_table(self)
+        return _table(self)
 
     __repr__ = __str__
+
+
+def _table(board: Board) -> str:
+    """One line per fix with its state, and below it the reason; 80 columns."""
+    lines = [f"diffusers_quantfix {board.quantfix}, Python {board.python}"]
+    present = [
+        f"{name} {version or '(unreadable version)'}"
+        for name, version in board.installed.items()
+        if version is not None
+    ]
+    lines += wrapped("installed: " + (", ".join(present) or "none of the libraries that are patched"))
+    problems = board.settings.get("problems")
+    for problem in problems if isinstance(problems, list) else ():
+        lines += wrapped(f"warning: {problem}")
+    if board.loaded:
+        lines += wrapped(f"imported to answer: {', '.join(board.loaded)}")
+    lines.append("")
+    for answer in board:
+        lines.append(f"{answer.state:<13}{answer.id}")
+        lines += wrapped(answer.title, " " * 13)
+        lines += wrapped(answer.reason, " " * 13 + "-> ", " " * 16)
+    counts: dict[str, int] = {}
+    for answer in board:
+        counts[answer.state] = counts.get(answer.state, 0) + 1
+    lines += ["", ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))]
+    return "\n".join(lines)

@@ -1,17 +1,15 @@
 """How a fix declares itself.
 
 One file under ``fixes/`` holds one defect: a ``FIX`` declaration, ``broken(module)`` (the probe) and
-``mend(module, ledger)`` (the cure).  These files are read without any library loaded, so this module is plain.
+``patch(module, draft)``, which says what to write.  These files are read without any library loaded, so this module
+is plain.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
-
-    from .ledger import Draft
+    from collections.abc import Mapping
 
 
 class Fix:
@@ -25,13 +23,13 @@ class Fix:
             newest release on which the defect was seen.
         upstream: links to the issues and pull requests of the library.
         symptom: the error text, or what a user sees, as one would search for it.
-        healed: the release that mends it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
+        fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
             specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
         options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """
 
-    __slots__ = ("claims", "healed", "hot", "id", "module", "options", "symptom", "title", "upstream")
+    __slots__ = ("claims", "fixed_in", "hot", "id", "module", "options", "symptom", "title", "upstream")
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class Fix:
         claims: Mapping[str, str],
         upstream: tuple[str, ...],
         symptom: str,
-        healed: str = "",
+        fixed_in: str = "",
         hot: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -52,30 +50,6 @@ class Fix:
         self.claims = dict(claims)
         self.upstream = tuple(upstream)
         self.symptom = symptom
-        self.healed = healed
+        self.fixed_in = fixed_in
         self.hot = hot
         self.options = dict(options or {})
-
-
-class LoadedFix:
-    """A fix whose file has been read: its declaration, its probe and its cure."""
-
-    __slots__ = ("broken", "declaration", "mend")
-
-    def __init__(
-        self,
-        declaration: Fix,
-        broken: Callable[[ModuleType], bool],
-        mend: Callable[[ModuleType, Draft], None],
-    ) -> None:
-        self.declaration = declaration
-        self.broken = broken
-        self.mend = mend
-
-
-class TargetMissing(LookupError):
-    """This release has no such class or function: there is nothing to mend, and nothing is wrong."""
-
-
-class ForeignPatch(RuntimeError):
-    """Another tool has replaced the target before us, and the cure would throw its work away."""

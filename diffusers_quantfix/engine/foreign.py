@@ -6,7 +6,7 @@ import functools
 import sys
 from types import CodeType, FunctionType, MethodType, ModuleType
 
-from .fix import ForeignPatch
+from .errors import ForeignPatch
 from .probe import home_of, name_of
 
 TYPE_CHECKING = False

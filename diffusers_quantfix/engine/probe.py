@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from types import CodeType, FunctionType, ModuleType
 
-from .fix import TargetMissing
+from .errors import TargetMissing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

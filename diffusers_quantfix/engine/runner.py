@@ -13,7 +13,8 @@ import threading
 
 from . import board as states
 from .board import Answer, Board
-from .fix import Fix, ForeignPatch, LoadedFix, TargetMissing
+from .errors import ForeignPatch, TargetMissing
+from .fix import Fix
 from .ledger import Ledger
 from .target import finished, import_target, is_lazy, is_missing, say
 from .versions import installed_version, judge
@@ -23,12 +24,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
 
+    from .draft import Draft
     from .settings import Settings
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
-
 TAKEN_BACK = "taken back by revert(); apply() installs it again"
+
+
+class LoadedFix:
+    """A fix whose file has been read: its declaration, its probe and its patch."""
+
+    __slots__ = ("broken", "declaration", "patch")
+
+    def __init__(
+        self,
+        declaration: Fix,
+        broken: Callable[[ModuleType], bool],
+        patch: Callable[[ModuleType, Draft], None],
+    ) -> None:
+        self.declaration = declaration
+        self.broken = broken
+        self.patch = patch
 
 
 class StrictError(RuntimeError):
@@ -42,6 +59,7 @@ class Runner:
         index: fix id -> (module of the fix file, full name of its target module).
         libraries: the distributions to list as installed.
         settings: called for the user's settings as they are now.
+        version: of this package, for the board.
     """
 
     def __init__(
@@ -49,7 +67,9 @@ class Runner:
         index: Mapping[str, tuple[str, str]],
         libraries: Iterable[str],
         settings: Callable[[], Settings],
+        version: str,
     ) -> None:
+        self._version = version
         self._index = dict(index)
         self._libraries = tuple(libraries)
         self._settings = settings
@@ -184,6 +204,7 @@ class Runner:
         """A snapshot of all answers, after a look whether ours is still in place everywhere."""
         settings = self._settings()
         return Board(
+            self._version,
             [self._current(fix_id) for fix_id in self._index],
             {name: installed_version(name) for name in self._libraries},
             settings.to_dict(),
@@ -243,7 +264,7 @@ class Runner:
             broken = bool(fix.broken(module))
         except TargetMissing as gone:
             if verdict.fits:
-                return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
+                return self._answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")
             return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
         except (Exception, SystemExit) as error:
             if verdict.fits:
@@ -279,10 +300,10 @@ class Runner:
     def _install(self, fix_id: str, fix: LoadedFix, module: ModuleType, versions: str) -> Answer:
         draft = self._ledger.draft(fix_id)
         try:
-            fix.mend(module, draft)
+            fix.patch(module, draft)
             self._ledger.commit(draft)
         except TargetMissing as gone:
-            return self._answer(fix_id, states.MISSING, f"nothing to mend here: {gone}")
+            return self._answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")
         except ForeignPatch as foreign:
             return self._failed(fix_id, str(foreign))
         except (Exception, SystemExit) as error:
@@ -290,9 +311,9 @@ class Runner:
         with self._lock:
             self._order = [*(other for other in self._order if other != fix_id), fix_id]
         try:
-            fault = "the defect is still there after the mend" if fix.broken(module) else ""
+            fault = "the defect is still there after the patch" if fix.broken(module) else ""
         except (Exception, SystemExit) as error:
-            fault = f"its probe failed after the mend: {say(error)}"
+            fault = f"its probe failed after the patch: {say(error)}"
         if fault:
             refusals = self._ledger.undo(fix_id)
             if not refusals:
@@ -305,13 +326,13 @@ class Runner:
 
     def _applied(self, fix_id: str, versions: str) -> Answer:
         changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(fix_id)))
-        return self._answer(fix_id, states.APPLIED, f"mended in {versions}", changes)
+        return self._answer(fix_id, states.APPLIED, f"patched in {versions}", changes)
 
     def _sound(self, fix_id: str, claimed: bool, versions: str, declaration: Fix) -> Answer:
         if claimed:
             return self._answer(fix_id, states.HEALTHY, f"the defect is not there in {versions}; left alone")
-        healed = f"; mended upstream in {declaration.healed}" if declaration.healed else ""
-        return self._answer(fix_id, states.OUT_OF_RANGE, f"{versions}{healed}")
+        fixed = f"; fixed upstream in {declaration.fixed_in}" if declaration.fixed_in else ""
+        return self._answer(fix_id, states.OUT_OF_RANGE, f"{versions}{fixed}")
 
     def _absent(self, fix_id: str, target: str) -> Answer:
         if sys.modules.get(target) is not None and not is_lazy(sys.modules[target]):
@@ -356,7 +377,7 @@ class Runner:
         fix = self._fixes.get(fix_id)
         if fix is None:
             module = importlib.import_module(self._index[fix_id][0])
-            fix = self._fixes[fix_id] = LoadedFix(module.FIX, module.broken, module.mend)
+            fix = self._fixes[fix_id] = LoadedFix(module.FIX, module.broken, module.patch)
         return fix
 
     def _answer(self, fix_id: str, state: str, reason: str, changes: tuple[str, ...] = ()) -> Answer:
@@ -381,7 +402,7 @@ class Runner:
                 return
             self._announced = True
         logger.info(
-            "mending %s; `python -m %s status` lists every fix and its reason",
+            "patching %s; `python -m %s status` lists every fix and its reason",
             self._index[self._order[0]][1].partition(".")[0],
             __name__.partition(".")[0],
         )

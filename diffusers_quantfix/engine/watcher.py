@@ -49,7 +49,7 @@ class Watcher:
     def succeed(self) -> None:
         """Send away the watchers of earlier copies of the package.
 
-        There is one when a program deleted the package from ``sys.modules`` and imported it anew; two that mend
+        There is one when a program deleted the package from ``sys.modules`` and imported it anew; two that patch
         the same target would undo each other's work.
         """
         for finder in list(sys.meta_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..placement.components import accelerators_first
-from ..placement.table import human
+from ..text import human
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

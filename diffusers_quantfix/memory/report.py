@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..placement.table import WIDTH, human
+from ..text import human, sums, wrapped
 
 __all__ = ["Bystander", "Kept", "Release", "Survivor"]
 
@@ -94,28 +93,28 @@ class Release:
     def __str__(self) -> str:
         lines = []
         for owner, names in _by_owner(self.released).items():
-            lines += _wrapped(f"released {owner}" + (f": {', '.join(names)}" if names else ""))
+            lines += wrapped(f"released {owner}" + (f": {', '.join(names)}" if names else ""), "", "  ")
         lines = lines or ["nothing released"]
         freed = [f"{human(count)} on {device}" for device, count in (self.freed or {}).items()]
         if freed:
-            lines += _wrapped(f"freed: {', '.join(freed)}", "  ")
+            lines += wrapped(f"freed: {', '.join(freed)}", "  ", "    ")
         for device, (before, after) in (self.allocated or {}).items():
             if before or after:
                 lines.append(f"  {device}: {human(before)} -> {human(after)} allocated")
         for name in self.already:
-            lines += _wrapped(f"{name} had been released before", "  ")
+            lines += wrapped(f"{name} had been released before", "  ", "    ")
         for kept in self.kept:
             users = ", ".join(kept.users)
-            lines += _wrapped(
-                f"kept: {kept.component} ({kept.type}), {_sums(kept.bytes)}, used by {users}", "  "
+            lines += wrapped(
+                f"kept: {kept.component} ({kept.type}), {sums(kept.bytes)}, used by {users}", "  ", "    "
             )
         for survivor in self.survivors:
             about = (
                 f"survivor: {survivor.path}, {human(survivor.bytes)} on {survivor.device}: {survivor.reason}"
             )
-            lines += _wrapped(about, "  ") + _chains(survivor.holders)
+            lines += wrapped(about, "  ", "    ") + _chains(survivor.holders)
         for path, owner in (self.constants or {}).items():
-            lines += _wrapped(f"stays: {path} is {owner}", "  ")
+            lines += wrapped(f"stays: {path} is {owner}", "  ", "    ")
         if self.bystanders:
             lines.append("  still on these devices, and no part of what was released:")
         for other in self.bystanders:
@@ -141,15 +140,5 @@ def _by_owner(labels: tuple[str, ...]) -> dict[str, list[str]]:
 def _chains(holders: tuple[str, ...]) -> list[str]:
     lines: list[str] = []
     for chain in holders:
-        lines += _wrapped(f"held by {chain}", "      ")
+        lines += wrapped(f"held by {chain}", "      ", "        ")
     return lines
-
-
-def _sums(counts: dict[str, int]) -> str:
-    return ", ".join(f"{human(count)} on {device}" for device, count in counts.items()) or "no memory"
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..placement.table import WIDTH, human
+from ..text import WIDTH, human
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

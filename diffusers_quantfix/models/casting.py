@@ -85,7 +85,7 @@ def sparing_models(original: Callable[..., Any]) -> Callable[..., Any]:
 def model_classes() -> list[Any]:
     """The classes whose ``to`` casts a component: of diffusers, and of transformers where it is loaded.
 
-    Only what is loaded: a pipeline without a model of transformers needs no cure there, and importing it takes seconds.
+    Only what is loaded: a pipeline without a model of transformers needs none there; importing it takes seconds.
     diffusers loads it before its pipelines.
     """
     homes = (

@@ -11,12 +11,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..engine.ledger import Draft
+    from ..engine.draft import Draft
 
 __all__ = ["open_gates"]
 
 
-def open_gates(model_class: Any, ledger: Draft) -> None:
+def open_gates(model_class: Any, draft: Draft) -> None:
     """Let the models of ``model_class`` go where all of them goes; upstream answers everything else."""
     import torch
 
@@ -40,5 +40,5 @@ def open_gates(model_class: Any, ledger: Draft) -> None:
 
         return cuda
 
-    ledger.around(model_class, "to", make_to)
-    ledger.around(model_class, "cuda", make_cuda)
+    draft.wrap_plain(model_class, "to", make_to)
+    draft.wrap_plain(model_class, "cuda", make_cuda)

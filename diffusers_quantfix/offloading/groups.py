@@ -38,11 +38,11 @@ _NOT_TO_DISK = (
 _known_types: dict[type, str] = {}
 
 
-def take_over(ledger: Any, module_group: Any, backend: str) -> None:
+def take_over(draft: Any, module_group: Any, backend: str) -> None:
     """Let ``module_group``, the class ``ModuleGroup``, leave the groups with weights of ``backend`` to this module.
 
     Args:
-        ledger: the draft of the fix.
+        draft: the draft of the fix.
         module_group: the class of diffusers.
         backend: the top-level package of the weights' class: "bitsandbytes", "optimum" or "torchao".
     """
@@ -72,9 +72,9 @@ def take_over(ledger: Any, module_group: Any, backend: str) -> None:
 
         return disable(offload_)
 
-    ledger.around(module_group, "_init_cpu_param_dict", make_copies)
-    ledger.around(module_group, "onload_", make_onload)
-    ledger.around(module_group, "offload_", make_offload)
+    draft.wrap_plain(module_group, "_init_cpu_param_dict", make_copies)
+    draft.wrap_plain(module_group, "onload_", make_onload)
+    draft.wrap_plain(module_group, "offload_", make_offload)
 
 
 def is_left_to_diffusers(module_group: Any, backend: str) -> bool:

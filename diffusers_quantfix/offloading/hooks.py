@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import sys
 
-from ..engine.fix import TargetMissing
+from ..engine.errors import TargetMissing
 
 __all__ = [
     "device_past_meta",

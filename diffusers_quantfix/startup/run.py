@@ -20,7 +20,7 @@ VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
 # Installed with the wheel, so that its removal removes the choice with it.
 CHOICE = __file__.rpartition("__init__")[0] + "choice"
 
-# Whatever has a module that is mended; a test holds it against the fixes.
+# Whatever has a module that is patched; a test holds it against the fixes.
 LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "transformers"))
 
 _ran = False

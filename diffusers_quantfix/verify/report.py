@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
+from ..text import wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WIDTH = 80
-
-MENDED = "mended"
-NOT_MENDED = "NOT MENDED"
+PATCHED = "patched"
+NOT_PATCHED = "NOT PATCHED"
 NOT_SHOWN = "NOT SHOWN"
 CANNOT_SHOW = "cannot show"
 NOT_NEEDED = "not needed"
@@ -21,8 +19,8 @@ class Line:
     """One fix: what happened without the package and what happened with it.
 
     Attributes:
-        verdict: "mended"; "not needed" (the fix does not apply here); "cannot show" (not on this machine);
-            "NOT MENDED" (wrong with the package too); "NOT SHOWN" (the fix applies, yet all went well without it).
+        verdict: "patched"; "not needed" (the fix does not apply here); "cannot show" (not on this machine);
+            "NOT PATCHED" (wrong with the package too); "NOT SHOWN" (the fix applies, yet all went well without it).
         before: what happened without the package; empty when it was not run.
         after: what happened with it; empty when it was not run.
         reason: the sentence on the board for this fix.
@@ -38,7 +36,7 @@ class Line:
 
     @property
     def ok(self) -> bool:
-        return self.verdict not in (NOT_MENDED, NOT_SHOWN)
+        return self.verdict not in (NOT_PATCHED, NOT_SHOWN)
 
     def to_dict(self) -> dict[str, str]:
         return dict(vars(self))
@@ -54,7 +52,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every defect that was shown is mended, and none that should show did not."""
+        """Whether every defect that was shown is patched, and none that should show did not."""
         return all(line.ok for line in self.lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -70,7 +68,7 @@ class Report:
         present = ", ".join(
             f"{name} {version}" for name, version in self.installed.items() if version is not None
         )
-        rows = [*textwrap.wrap(f"verified on {present}", WIDTH), ""]
+        rows = [*wrapped(f"verified on {present}"), ""]
         for line in self.lines:
             rows.append(f"{line.verdict:<13}{line.id}")
             rows += _indented(line.title, "")
@@ -80,7 +78,7 @@ class Report:
                 rows += _indented(line.reason, "-> ")
         counts = ", ".join(
             f"{sum(line.verdict == verdict for line in self.lines)} {verdict}"
-            for verdict in (MENDED, NOT_MENDED, NOT_SHOWN, CANNOT_SHOW, NOT_NEEDED)
+            for verdict in (PATCHED, NOT_PATCHED, NOT_SHOWN, CANNOT_SHOW, NOT_NEEDED)
             if any(line.verdict == verdict for line in self.lines)
         )
         return "\n".join([*rows, "", f"{counts or 'nothing to verify'} ({self.seconds:.0f} s)"])
@@ -88,11 +86,4 @@ class Report:
 
 def _indented(text: str, lead: str) -> list[str]:
     margin = " " * 13
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=margin + lead,
-        subsequent_indent=margin + " " * len(lead),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, margin + lead, margin + " " * len(lead))

@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from ..activation import known_ids
-from .report import CANNOT_SHOW, MENDED, NOT_MENDED, NOT_NEEDED, NOT_SHOWN, Line, Report
+from .report import CANNOT_SHOW, NOT_NEEDED, NOT_PATCHED, NOT_SHOWN, PATCHED, Line, Report
 from .side import Side
 
 TYPE_CHECKING = False
@@ -69,15 +69,15 @@ def _line(answer: dict[str, Any], before: dict[str, str] | None, after: dict[str
         return Line(answer["id"], answer["title"], verdict, before, after, reason)
 
     if before is None or after is None:
-        verdict = NOT_MENDED if answer["state"] in ("failed", "overwritten", "waiting") else NOT_NEEDED
+        verdict = NOT_PATCHED if answer["state"] in ("failed", "overwritten", "waiting") else NOT_NEEDED
         return line(verdict, reason=f"{answer['state']}: {answer['reason']}")
     if "cannot show" in (before["event"], after["event"]):
         return line(
             CANNOT_SHOW, reason=next(e["text"] for e in (before, after) if e["event"] == "cannot show")
         )
-    verdict = MENDED if after["event"] == "right" else NOT_MENDED
+    verdict = PATCHED if after["event"] == "right" else NOT_PATCHED
     if before["event"] == "right":
-        verdict = NOT_SHOWN if after["event"] == "right" else NOT_MENDED
+        verdict = NOT_SHOWN if after["event"] == "right" else NOT_PATCHED
     return line(verdict, before["text"], after["text"])
 
 
@@ -108,7 +108,7 @@ class _Progress:
 def _progress() -> Iterator[_Progress]:
     try:
         from tqdm import tqdm
-    except ImportError:  # only the libraries that we mend bring it
+    except ImportError:  # only the libraries that we patch bring it
         yield _Progress(None)
         return
     # `disable=None`: only on a terminal, which is also asked for its width

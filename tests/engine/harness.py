@@ -1,7 +1,7 @@
 """Fake libraries, fake fixes, and scripts that run on them in a process of their own.
 
 The real package runs on fake fixes: a stand-in for ``diffusers_quantfix.fixes`` with its own ``INDEX`` stands in
-``sys.modules`` before the package is imported.  Neither torch nor any library that is mended is needed.
+``sys.modules`` before the package is imported.  Neither torch nor any library that is patched is needed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def broken(module):
     return module.f() == "broken"
 """
 
-MEND = """
-def mend(module, ledger):
+PATCH = """
+def patch(module, ledger):
     def make(original):
         def f(*args, **kwargs):
             assert original(*args, **kwargs) == "broken"
-            return "mended"
+            return "patched"
         return f
-    ledger.around(module, "f", make)
+    ledger.wrap_plain(module, "f", make)
 """
 
 PREAMBLE = """
@@ -136,16 +136,16 @@ class World:
         fix_id: str = "fix-f",
         target: str = "lib.core",
         claims: dict[str, str] | None = None,
-        healed: str = "",
+        fixed_in: str = "",
         text: str | None = None,
-        body: str = PROBE + MEND,
+        body: str = PROBE + PATCH,
     ) -> str:
-        """A fix; ``body`` holds its probe and mend, or ``text`` its whole file."""
+        """A fix; ``body`` holds its probe and patch, or ``text`` its whole file."""
         file = fix_id.replace("-", "_")
         declaration = f"""
             from diffusers_quantfix.engine.fix import Fix
             FIX = Fix(id={fix_id!r}, title="title of {fix_id}", module={target!r}, claims={claims or {"lib": "<2"}!r},
-                      upstream=("https://example.org/1",), symptom="it breaks", healed={healed!r})
+                      upstream=("https://example.org/1",), symptom="it breaks", fixed_in={fixed_in!r})
         """
         if text is None:
             text = textwrap.dedent(declaration) + textwrap.dedent(body)

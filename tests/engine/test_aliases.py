@@ -5,7 +5,7 @@ from __future__ import annotations
 LIBRARY = {
     "core": """
         def f(): return "broken"
-        def fast(): return "mended"
+        def fast(): return "patched"
         LIMIT = 5
         KEPT = [f]
         same = f
@@ -27,7 +27,7 @@ def test_copies_before_us_after_us_and_after_revert(world) -> None:
         core, early = lib.core, lib.early
         import lib.late
         late = lib.late
-        mended = [core.f(), core.same(), early.f(), early.g(), late.f(), late.g()]
+        patched = [core.f(), core.same(), early.f(), early.g(), late.f(), late.g()]
         others = lib.other.f(), program.f(), lib.other.LIMIT
         changes = qf.status()["fix-f"].changes
         qf.revert()
@@ -37,14 +37,14 @@ def test_copies_before_us_after_us_and_after_revert(world) -> None:
         qf.apply()
         again = [core.f(), early.f(), late.f(), lib.holder.f()]
         qf.revert()
-        tell(mended=mended, others=others, back=back, again=again, changes=changes,
+        tell(patched=patched, others=others, back=back, again=again, changes=changes,
              last=[m.f is core.KEPT[0] for m in (core, early, late, lib.holder)])
     """)
-    assert outcome["mended"] == ["mended"] * 6
+    assert outcome["patched"] == ["patched"] * 6
     assert outcome["others"] == ["another f", "broken", 5], "a program's own name is its own"
     assert outcome["changes"] == ["lib.core.f", "lib.core.same", "lib.early.f", "lib.early.g"]
     assert all(outcome["back"])
-    assert outcome["again"] == ["mended"] * 4
+    assert outcome["again"] == ["patched"] * 4
     assert all(outcome["last"])
 
 
@@ -52,18 +52,18 @@ def test_a_replacement_by_something_that_others_hold_too(world) -> None:
     """Undo gives back copies of ours only: the library's own ``fast`` was there before."""
     body = """
         def broken(core): return core.f() == "broken"
-        def mend(core, ledger): ledger.replace(core, "f", core.fast)
+        def patch(core, ledger): ledger.replace(core, "f", core.fast)
     """
     world.library(**LIBRARY)
     world.fix(body=body)
     outcome = world.run("""
         import lib.early, lib.late, diffusers_quantfix as qf
         core = lib.core
-        mended = core.f(), lib.early.f(), lib.late.f()
+        patched = core.f(), lib.early.f(), lib.late.f()
         qf.revert()
-        tell(mended=mended, f=[core.f(), lib.early.f(), lib.late.f()], fast=[core.fast(), lib.late.fast()])
+        tell(patched=patched, f=[core.f(), lib.early.f(), lib.late.f()], fast=[core.fast(), lib.late.fast()])
     """)
-    assert outcome.told == {"mended": ["mended"] * 3, "f": ["broken"] * 3, "fast": ["mended"] * 2}
+    assert outcome.told == {"patched": ["patched"] * 3, "f": ["broken"] * 3, "fast": ["patched"] * 2}
 
 
 def test_a_slot_in_a_module_that_only_imported_the_function_means_that_slot(world) -> None:
@@ -71,17 +71,17 @@ def test_a_slot_in_a_module_that_only_imported_the_function_means_that_slot(worl
     world.fix(target="lib.holder")
     outcome = world.run("""
         import lib.early, lib.holder, diffusers_quantfix as qf
-        mended = [lib.holder.f(), lib.core.f(), lib.early.f()]
+        patched = [lib.holder.f(), lib.core.f(), lib.early.f()]
         qf.revert()
-        tell(mended=mended, back=lib.holder.f is lib.core.f)
+        tell(patched=patched, back=lib.holder.f is lib.core.f)
     """)
-    assert outcome.told == {"mended": ["mended", "broken", "broken"], "back": True}
+    assert outcome.told == {"patched": ["patched", "broken", "broken"], "back": True}
 
 
 def test_constants_are_no_copies(world) -> None:
     body = """
         def broken(core): return core.LIMIT == 5
-        def mend(core, ledger): ledger.replace(core, "LIMIT", 6)
+        def patch(core, ledger): ledger.replace(core, "LIMIT", 6)
     """
     world.library(**LIBRARY)
     world.fix(body=body)
@@ -121,8 +121,8 @@ def test_fixes_on_one_function_come_and_go_in_any_order(world) -> None:
             f"fix-{name}",
             body=f"""
             def broken(core): return {name!r} not in core.f()
-            def mend(core, ledger):
-                ledger.around(core, "f", lambda original: lambda: (*original(), {name!r}))
+            def patch(core, ledger):
+                ledger.wrap_plain(core, "f", lambda original: lambda: (*original(), {name!r}))
         """,
         )
     outcome = world.run("""

@@ -149,7 +149,7 @@ def test_an_error_of_a_command_itself_is_not_taken_for_one_of_the_output(raises,
 
 
 def test_a_failed_fix_under_strict_is_an_answer(simple) -> None:
-    simple.fix("bad", body="def broken(m): raise ValueError('odd')\ndef mend(m, ledger): pass")
+    simple.fix("bad", body="def broken(m): raise ValueError('odd')\ndef patch(m, ledger): pass")
     for settings in ("", "strict"):
         outcome = simple.command("status", "--json", settings=settings)
         assert outcome.code == 1
@@ -186,7 +186,7 @@ def test_without_packaging(simple) -> None:
 
 
 def test_without_wrapt(simple) -> None:
-    wraps = "def broken(m): return True\ndef mend(m, ledger): ledger.wrap(m, 'f', print)\n"
+    wraps = "def broken(m): return True\ndef patch(m, ledger): ledger.wrap_wrapt(m, 'f', print)\n"
     simple.fix("a-wraps", body=wraps)
     simple.index = dict(sorted(simple.index.items()))
     outcome = simple.run(
@@ -194,7 +194,7 @@ def test_without_wrapt(simple) -> None:
         + "import diffusers_quantfix, lib.core\n"
         + "tell(f=lib.core.f(), states=states('a-wraps', 'fix-f'), why=reason('a-wraps'))"
     )
-    assert (outcome["f"], outcome["states"]) == ("mended", ["failed", "applied"])
+    assert (outcome["f"], outcome["states"]) == ("patched", ["failed", "applied"])
     assert outcome["why"].startswith("could not be installed: ModuleNotFoundError: ")
     assert "wrapt" in outcome["why"]
 
@@ -206,5 +206,5 @@ def test_when_the_engine_itself_cannot_be_imported(simple) -> None:
         "importlib.reload(lib.core)\ntell(f=lib.core.f())"
     )
     assert outcome["f"] == "broken"
-    assert outcome.err.count("cannot work, nothing is mended: ModuleNotFoundError") == 1
+    assert outcome.err.count("cannot work, nothing is patched: ModuleNotFoundError") == 1
     assert "Traceback" not in outcome.err

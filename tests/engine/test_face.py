@@ -30,7 +30,7 @@ def test_ids(three) -> None:
     def row(*on):
         return [
             ["applied" if one in on else "disabled" for one in range(3)],
-            ["mended" if one in on else "broken" for one in range(3)],
+            ["patched" if one in on else "broken" for one in range(3)],
         ]
 
     assert outcome["steps"] == [
@@ -60,14 +60,14 @@ def test_revert_before_the_target_comes(three) -> None:
         tell(first=first, last=last, back=[qf.apply()["fix-third"].state, lib.third.f(), lib.core.f()])
     """)
     # The board says "disabled" for what was taken back, whether its target has come or not.
-    assert outcome["first"] == ["disabled", False, "broken", "mended"]
+    assert outcome["first"] == ["disabled", False, "broken", "patched"]
     assert outcome["last"] == [
         "broken",
         "disabled",
         "disabled",
         "taken back by revert(); apply() installs it again",
     ]
-    assert outcome["back"] == ["applied", "mended", "mended"]
+    assert outcome["back"] == ["applied", "patched", "patched"]
 
 
 @pytest.mark.parametrize("call", ["apply", "revert"])
@@ -92,7 +92,7 @@ def test_an_unknown_id(three, call) -> None:
         "no fix is called ''; see `python -m diffusers_quantfix status`",
         "no fix is called 'fix-thrid'; did you mean fix-third",
     ]
-    assert outcome["f"] == "mended", "a wrong call changes nothing"
+    assert outcome["f"] == "patched", "a wrong call changes nothing"
 
 
 def test_the_board(three) -> None:
@@ -112,7 +112,7 @@ def test_the_board(three) -> None:
         "id": "fix-f",
         "title": "title of fix-f",
         "state": "applied",
-        "reason": "mended in lib 1.0",
+        "reason": "patched in lib 1.0",
         "module": "lib.core",
         "claims": {"lib": "<2"},
         "upstream": ["https://example.org/1"],
@@ -149,7 +149,7 @@ def test_status_does_not_watch_after_revert_or_off(three) -> None:
 
 
 def test_a_typo_in_a_release_is_not_our_traceback(three) -> None:
-    """A library that breaks on a second target leaves the first one mended."""
+    """A library that breaks on a second target leaves the first one patched."""
     (three.site / "lib" / "second.py").write_text("import torch_that_is_not_there")
     outcome = three.run("""
         import diffusers_quantfix as qf

@@ -12,7 +12,7 @@ from diffusers_quantfix.fixes import INDEX
 from .harness import FINDERS
 
 
-def test_it_waits_for_every_library_that_is_mended() -> None:
+def test_it_waits_for_every_library_that_is_patched() -> None:
     """A library that is a target itself would come too early: the search that wakes us is under way."""
     targets = {target for _, target in INDEX.values()}
     assert {target.partition(".")[0] for target in targets} <= LIBRARIES
@@ -43,7 +43,7 @@ def test_the_watcher_comes_into_its_place(simple) -> None:
     outcome = simple.run("import diffusers_quantfix\n" + FINDERS + textwrap.dedent(script))
     asked = [who for who, name in outcome["asked"] if name == "lib"]
     assert asked == ["before", "after"]
-    assert (outcome["first"], outcome["number"], outcome["f"]) == ("before", 0, "mended")
+    assert (outcome["first"], outcome["number"], outcome["f"]) == ("before", 0, "patched")
     assert outcome["names"] == ["Watcher", "Finder"]
 
 
@@ -62,7 +62,7 @@ def test_status_before_any_library(simple, settings, state) -> None:
     )
     healthy = state == "waiting"
     assert outcome["before"] == state
-    assert (outcome["after"], outcome["f"]) == (("applied", "mended") if healthy else ("disabled", "broken"))
+    assert (outcome["after"], outcome["f"]) == (("applied", "patched") if healthy else ("disabled", "broken"))
 
 
 def test_revert_before_any_library_and_apply_again(simple) -> None:
@@ -77,7 +77,7 @@ def test_revert_before_any_library_and_apply_again(simple) -> None:
         qf.apply()
         tell(left=left, before=before, after=lib.core.f())
     """)
-    assert outcome.told == {"left": 1, "before": "broken", "after": "mended"}
+    assert outcome.told == {"left": 1, "before": "broken", "after": "patched"}
 
 
 @pytest.mark.parametrize("settings", ["", "strict"])
@@ -97,7 +97,7 @@ def test_a_fault_of_ours_breaks_no_import(simple, settings) -> None:
     """
     )
     assert outcome["said"] == ("raised" if settings else "broken")
-    assert settings or outcome.err.count("cannot work, nothing is mended") == 1
+    assert settings or outcome.err.count("cannot work, nothing is patched") == 1
 
 
 def test_threads_that_ask_for_libraries_at_once(simple) -> None:
@@ -117,4 +117,4 @@ def test_threads_that_ask_for_libraries_at_once(simple) -> None:
         import lib.core, lib2.core
         tell(values=[lib.core.f(), lib2.core.f()])
     """)
-    assert outcome["values"] == ["mended", "mended"]
+    assert outcome["values"] == ["patched", "patched"]

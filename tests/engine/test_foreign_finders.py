@@ -1,4 +1,4 @@
-"""Other tools in the import system: whatever they do, the import works, and the target is mended."""
+"""Other tools in the import system: whatever they do, the import works, and the target is patched."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_finders_of_others(simple, name, order) -> None:
              loader=type(lib.core.__loader__).__name__, spec=type(lib.core.__spec__.loader).__name__)
     """)
     )
-    assert outcome["before"] == ["mended", "applied"]
-    assert outcome["again"] == ["mended", "applied"]
+    assert outcome["before"] == ["patched", "applied"]
+    assert outcome["again"] == ["patched", "applied"]
     assert outcome["after"] == "broken"
     assert outcome["source"]
     assert "Reporting" not in outcome["loader"] + outcome["spec"]
@@ -118,7 +118,7 @@ def test_a_finder_that_hides_the_target_from_us(simple) -> None:
         tell(unseen=unseen, swept=lib.core.f(), states=states("fix-f", "fix-2"))
     """)
     assert outcome["unseen"][0] == "broken"
-    assert outcome["swept"] == "mended", "the next target sweeps"
+    assert outcome["swept"] == "patched", "the next target sweeps"
     assert outcome["states"] == ["applied", "applied"]
 
 
@@ -131,7 +131,7 @@ def test_a_hidden_target_is_found_by_status(simple) -> None:
         import lib.core
         tell(before=lib.core.f(), state=diffusers_quantfix.status(load=False)["fix-f"].state, after=lib.core.f())
     """)
-    assert outcome.told == {"before": "broken", "state": "applied", "after": "mended"}
+    assert outcome.told == {"before": "broken", "state": "applied", "after": "patched"}
 
 
 def test_a_finder_that_breaks_breaks_its_own_import_only(simple) -> None:
@@ -155,7 +155,7 @@ def test_a_finder_that_breaks_breaks_its_own_import_only(simple) -> None:
     assert outcome.told == {
         "said": "theirs",
         "state": "waiting",
-        "f": "mended",
+        "f": "patched",
         "reason": "lib is installed but cannot be imported: ZeroDivisionError: theirs",
     }
 
@@ -190,9 +190,9 @@ def test_lazy_loader(simple) -> None:
              loader=type(late.__spec__.loader).__name__)
     """)
     assert outcome["looked"] == [True, True, True, ["waiting", "waiting"]]
-    assert outcome["used"] == ["mended", "module"]
+    assert outcome["used"] == ["patched", "module"]
     assert outcome["swept"], "still asleep"
-    assert outcome["early"] == "mended"
+    assert outcome["early"] == "patched"
     assert outcome["states"] == ["applied", "applied"]
     assert outcome["loader"] == "SourceFileLoader"
 
@@ -207,7 +207,7 @@ def test_zip(world) -> None:
     world.fix(
         "fix-lib",
         target="lib",
-        body="def broken(lib): return 'healed' not in vars(lib)\ndef mend(lib, ledger): lib.healed = 1\n",
+        body="def broken(lib): return 'fixed_in' not in vars(lib)\ndef patch(lib, ledger): lib.fixed_in = 1\n",
     )
     outcome = world.run("""
         import sys
@@ -219,7 +219,7 @@ def test_zip(world) -> None:
         tell(before=before, again=lib.core.f(), state=states("fix-f"), loader=type(lib.__loader__).__name__,
              data=importlib.resources.files("lib").joinpath("data.txt").read_text(), source=inspect.getsource(lib.core))
     """)
-    assert (outcome["before"], outcome["again"], outcome["state"]) == ("mended", "mended", "applied")
+    assert (outcome["before"], outcome["again"], outcome["state"]) == ("patched", "patched", "applied")
     assert (outcome["loader"], outcome["data"], outcome["source"].strip()) == (
         "zipimporter",
         "data",
@@ -230,7 +230,7 @@ def test_zip(world) -> None:
 def test_namespace_package_and_builtin_and_extension(world) -> None:
     (world.site / "space").mkdir()
     world.distribution("space", "1.0")
-    body = "def broken(m): return True\ndef mend(m, ledger): raise LookupError('seen ' + m.__name__)"
+    body = "def broken(m): return True\ndef patch(m, ledger): raise LookupError('seen ' + m.__name__)"
     for target in ("space", "_struct", "sys"):
         world.fix(f"fix-{target.strip('_')}", target=target, claims={"space": "<2"}, body=body)
     outcome = world.run("""
@@ -263,4 +263,4 @@ def test_a_module_that_replaces_itself(world) -> None:
         qf.revert()
         tell(first=first, after=stand.f(), left=sorted(vars(stand)))
     """)
-    assert outcome.told == {"first": ["mended", "applied"], "after": "broken", "left": ["__name__"]}
+    assert outcome.told == {"first": ["patched", "applied"], "after": "broken", "left": ["__name__"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import CORE, MEND, PROBE
+from .harness import CORE, PATCH, PROBE
 
 TOOL = """
 import functools
@@ -34,20 +34,20 @@ def instead(original):
     return f
 """
 
-AROUND = PROBE + MEND
+AROUND = PROBE + PATCH
 WRAP = (
     PROBE
     + """
-def mend(module, ledger):
-    ledger.wrap(module, "f", lambda wrapped, instance, args, kwargs: "mended" if wrapped() == "broken" else "?")
+def patch(module, ledger):
+    ledger.wrap_wrapt(module, "f", lambda wrapped, instance, args, kwargs: "patched" if wrapped() == "broken" else "?")
 """
 )
 REPLACE = (
     PROBE
     + """
-def mend(module, ledger):
+def patch(module, ledger):
     def f(x=0):
-        return "mended"
+        return "patched"
     ledger.replace(module, "f", f)
 """
 )
@@ -68,11 +68,11 @@ def test_we_go_over_a_wrapper_that_came_before_us(tools, way, verb) -> None:
         import lib.core, tool
         theirs = lib.core.f = tool.{way}(lib.core.f)
         import diffusers_quantfix as qf
-        mended = lib.core.f(), states("fix-f"), getattr(theirs, "calls", 1) > 0
+        patched = lib.core.f(), states("fix-f"), getattr(theirs, "calls", 1) > 0
         qf.revert()
-        tell(mended=mended, theirs=lib.core.f is theirs)
+        tell(patched=patched, theirs=lib.core.f is theirs)
     """)
-    assert outcome["mended"] == ["mended", "applied", True]
+    assert outcome["patched"] == ["patched", "applied", True]
     assert outcome["theirs"]
 
 
@@ -109,7 +109,7 @@ def test_a_decorator_that_the_library_uses_is_not_foreign(world, decorated) -> N
     world.library(core=decorated, compat="from tool import closure as decorate")
     world.fix(body=REPLACE)
     outcome = world.run("import lib.core, diffusers_quantfix; tell(state=states('fix-f'), f=lib.core.f())")
-    assert outcome.told == {"state": "applied", "f": "mended"}
+    assert outcome.told == {"state": "applied", "f": "patched"}
 
 
 def test_methods_decorated_by_another_library_are_not_foreign(world) -> None:
@@ -128,18 +128,18 @@ def test_methods_decorated_by_another_library_are_not_foreign(world) -> None:
     body = """
         def broken(core):
             return core.Data().method() == "broken"
-        def mend(core, ledger):
+        def patch(core, ledger):
             for name in ("method", "__init__", "__repr__", "__eq__"):
-                ledger.replace(core.Data, name, lambda self, *args: "mended" if args == () else None)
+                ledger.replace(core.Data, name, lambda self, *args: "patched" if args == () else None)
             ledger.replace(core.Data, "__init__", lambda self: None)
-            ledger.replace(core.Data, "prop", property(lambda self: "mended"))
+            ledger.replace(core.Data, "prop", property(lambda self: "patched"))
     """
     world.library(core=core)
     world.fix(body=body)
     outcome = world.run(
         "import lib.core, diffusers_quantfix as qf; tell(reason=reason('fix-f'), p=lib.core.Data().prop)"
     )
-    assert outcome.told == {"reason": "mended in lib 1.0", "p": "mended"}
+    assert outcome.told == {"reason": "patched in lib 1.0", "p": "patched"}
 
 
 @pytest.mark.parametrize("way", ["closure", "secret", "partial", "proxy"])
@@ -157,9 +157,9 @@ def test_a_wrapper_over_us_keeps_us_until_it_is_gone(tools, way, verb) -> None:
         qf.revert()
         tell(before=before, during=during, after=[states("fix-f"), lib.core.f is lib.core.KEPT[0]])
     """)
-    assert outcome["before"] == ["applied", "mended"], "a wrapper that calls us is no harm"
+    assert outcome["before"] == ["applied", "patched"], "a wrapper that calls us is no harm"
     state, value, theirs, sentence = outcome["during"]
-    assert (state, value, theirs) == ("overwritten", "mended", True)
+    assert (state, value, theirs) == ("overwritten", "patched", True)
     assert "cannot be taken back: lib.core.f now holds" in sentence
     assert outcome["after"] == ["disabled", True]
 
@@ -189,11 +189,11 @@ def test_a_bound_fetch_of_our_method_counts_as_calling_us(world) -> None:
     """
     body = """
         def broken(core): return core.C.made() == "broken"
-        def mend(core, ledger):
-            def make(original): return lambda *args: "mended" if original(*args) else 0
-            ledger.around(core.C, "made", make)
-            ledger.wrap(core.C, "free", lambda wrapped, instance, args, kwargs: "mended")
-            ledger.around(core.C, "prop", lambda original: property(make(original.fget)))
+        def patch(core, ledger):
+            def make(original): return lambda *args: "patched" if original(*args) else 0
+            ledger.wrap_plain(core.C, "made", make)
+            ledger.wrap_wrapt(core.C, "free", lambda wrapped, instance, args, kwargs: "patched")
+            ledger.wrap_plain(core.C, "prop", lambda original: property(make(original.fget)))
     """
     world.library(core=core)
     world.fix(body=body)
@@ -207,7 +207,7 @@ def test_a_bound_fetch_of_our_method_counts_as_calling_us(world) -> None:
         tool(C.made, C.free, vars(C)["prop"])
         tell(values=[C.made(), C.free(), C().prop], state=states("fix-f"), after=qf.revert()["fix-f"].state)
     """)
-    assert outcome.told == {"values": ["mended"] * 3, "state": "applied", "after": "overwritten"}
+    assert outcome.told == {"values": ["patched"] * 3, "state": "applied", "after": "overwritten"}
 
 
 def test_mock_patch_over_us(simple) -> None:
@@ -220,7 +220,7 @@ def test_mock_patch_over_us(simple) -> None:
     """)
     assert outcome.told == {
         "inside": ["overwritten", "overwritten"],
-        "left": "mended",
+        "left": "patched",
         "after": "disabled",
         "f": "broken",
     }

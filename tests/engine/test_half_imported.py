@@ -21,7 +21,7 @@ def test_a_package_that_imports_us_in_the_middle_of_its_own_import(world) -> Non
         answer = qf.status(load=False)["fix-package"]
         tell(core=core, state=answer.state, f=lib.f())
     """)
-    assert outcome.told == {"core": "mended", "state": "applied", "f": "mended"}
+    assert outcome.told == {"core": "patched", "state": "applied", "f": "patched"}
 
 
 def test_asked_in_the_middle_it_says_waiting(world) -> None:
@@ -40,7 +40,7 @@ def test_asked_in_the_middle_it_says_waiting(world) -> None:
         "waiting",
         "lib is still being imported; apply() or the next target asks again",
     ]
-    assert (outcome["applied"], outcome["f"]) == ("applied", "mended")
+    assert (outcome["applied"], outcome["f"]) == ("applied", "patched")
 
 
 @pytest.mark.parametrize("first", ["lib.core", "lib.other"])
@@ -55,14 +55,14 @@ def test_circular_imports(world, first) -> None:
     world.fix(
         "fix-package",
         target="lib",
-        body="def broken(lib): return lib.core.f() != 'mended'\n"
-        "def mend(lib, ledger): raise RuntimeError('asked too early')\n",
+        body="def broken(lib): return lib.core.f() != 'patched'\n"
+        "def patch(lib, ledger): raise RuntimeError('asked too early')\n",
     )
     outcome = world.run(f"""
         import diffusers_quantfix, {first}
         tell(both=[lib.core.f(), lib.other.f()], states=states("fix-core", "fix-other", "fix-package"))
     """)
-    assert outcome.told == {"both": ["mended", "mended"], "states": ["applied", "applied", "healthy"]}
+    assert outcome.told == {"both": ["patched", "patched"], "states": ["applied", "applied", "healthy"]}
 
 
 def test_a_target_whose_execution_fails_and_then_succeeds(simple) -> None:
@@ -81,7 +81,7 @@ def test_a_target_whose_execution_fails_and_then_succeeds(simple) -> None:
         import lib.core
         tell(said=said, failed=failed, f=lib.core.f(), state=states("fix-f"))
     """)
-    assert outcome.told == {"said": "disk", "failed": [False, "waiting"], "f": "mended", "state": "applied"}
+    assert outcome.told == {"said": "disk", "failed": [False, "waiting"], "f": "patched", "state": "applied"}
 
 
 def test_a_reload_that_raises(simple) -> None:
@@ -107,9 +107,9 @@ def test_a_reload_that_raises(simple) -> None:
     value, state, sentence = outcome["half"]
     assert (value, state) == ("broken", "overwritten")
     assert sentence == "lib.core.f now holds code of lib.core; apply() tries to install it again"
-    assert outcome["applied"] == ["applied", "mended"]
+    assert outcome["applied"] == ["applied", "patched"]
     assert outcome["reverted"] == ["disabled", True]
-    assert outcome["last"] == ["mended", "applied"]
+    assert outcome["last"] == ["patched", "applied"]
 
 
 def test_revert_after_a_failed_reload_leaves_the_new_code(simple) -> None:
@@ -126,7 +126,7 @@ def test_revert_after_a_failed_reload_leaves_the_new_code(simple) -> None:
     assert outcome.told == {"state": "disabled", "new": True}
 
 
-def test_a_reload_of_a_mended_release_retires_the_fix(simple) -> None:
+def test_a_reload_of_a_patched_release_retires_the_fix(simple) -> None:
     core = simple.site / "lib" / "core.py"
     outcome = simple.run(f"""
         import importlib, diffusers_quantfix as qf, lib.core
@@ -151,7 +151,7 @@ def test_a_target_deleted_and_imported_anew(simple) -> None:
         qf.revert()
         tell(gone=gone, values=values, originals=[old.f is old.KEPT[0], new.f is new.KEPT[0]])
     """)
-    assert outcome["values"] == [True, "mended", "mended", "applied"]
+    assert outcome["values"] == [True, "patched", "patched", "applied"]
     assert outcome["originals"] == [True, True]
     assert outcome["gone"] == "applied"
 
@@ -178,4 +178,4 @@ def test_a_hand_made_module_without_a_spec(simple) -> None:
         sys.modules["lib.core"] = made
         tell(state=qf.status()["fix-f"].state, f=made.f())
     """)
-    assert outcome.told == {"state": "applied", "f": "mended"}
+    assert outcome.told == {"state": "applied", "f": "patched"}

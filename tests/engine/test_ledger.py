@@ -10,8 +10,9 @@ import types
 
 import pytest
 
-from diffusers_quantfix.engine.fix import ForeignPatch, TargetMissing
-from diffusers_quantfix.engine.ledger import Draft, Ledger
+from diffusers_quantfix.engine.draft import Draft
+from diffusers_quantfix.engine.errors import ForeignPatch, TargetMissing
+from diffusers_quantfix.engine.ledger import Ledger
 
 CORE = """
 import functools
@@ -92,12 +93,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("verb", ["around", "wrap"])
+@pytest.mark.parametrize("verb", ["wrap_plain", "wrap_wrapt"])
 @pytest.mark.parametrize("name", CALLS)
 def test_methods_of_every_kind(core, ledger, verb, name) -> None:
     call = CALLS[name]
     before, slots = call(core), dict(vars(core.Class))
-    write(ledger, verb, core.Class, name, tagged if verb == "around" else wrapper)
+    write(ledger, verb, core.Class, name, tagged if verb == "wrap_plain" else wrapper)
     assert call(core) == ("ours", before)
     assert call(types.SimpleNamespace(Class=type("Sub", (core.Class,), {})))[0] == "ours"
     if name in ("inherited", "made", "free"):
@@ -113,7 +114,11 @@ def test_methods_of_every_kind(core, ledger, verb, name) -> None:
 def test_properties(core, ledger, name) -> None:
     slots = dict(vars(core.Class))
     write(
-        ledger, "around", core.Class, name, lambda old: property(tagged(old.fget), old.fset, doc=old.__doc__)
+        ledger,
+        "wrap_plain",
+        core.Class,
+        name,
+        lambda old: property(tagged(old.fget), old.fset, doc=old.__doc__),
     )
     assert getattr(core.Class(), name) == ("ours", name)
     ledger.undo("fix")
@@ -178,7 +183,7 @@ def test_an_instance_that_stands_for_a_module(core, ledger) -> None:
 
 def test_around_keeps_what_readers_and_tools_see(core, ledger) -> None:
     original = core.f
-    write(ledger, "around", core, "f", tagged)
+    write(ledger, "wrap_plain", core, "f", tagged)
     assert core.f is not original
     assert inspect.signature(core.f) == inspect.signature(original)
     assert inspect.unwrap(core.f) is original
@@ -188,10 +193,10 @@ def test_around_keeps_what_readers_and_tools_see(core, ledger) -> None:
     # exec left the module without a file; pickle finds the function by name all the same.
     core.f.__module__ = "fakelib.core"
     assert pickle.loads(pickle.dumps(core.f)) is core.f
-    write(ledger, "around", core.Class, "own_free", tagged, fix_id="static")
+    write(ledger, "wrap_plain", core.Class, "own_free", tagged, fix_id="static")
     assert core.Class.own_free.__qualname__ == "Class.own_free"
     assert type(vars(core.Class)["own_free"]) is staticmethod
-    write(ledger, "wrap", core.Class, "own_made", wrapper, fix_id="wrapped")
+    write(ledger, "wrap_wrapt", core.Class, "own_made", wrapper, fix_id="wrapped")
     assert inspect.signature(core.Class.own_made) == inspect.signature(lambda x=0: x)
     assert core.Class.own_made.__name__ == "own_made"
 
@@ -210,7 +215,7 @@ def test_wrapt_passes_instance_and_arguments(core, ledger) -> None:
         (core.Class, "own_made"),
         (core.Class, "own_free"),
     ):
-        draft.wrap(owner, name, spy)
+        draft.wrap_wrapt(owner, name, spy)
     ledger.commit(draft)
     one = core.Class()
     assert core.f(1, y=2) == ("f", 1, 2)
@@ -223,20 +228,20 @@ def test_wrapt_passes_instance_and_arguments(core, ledger) -> None:
 def test_targets_that_are_not_there(core, ledger) -> None:
     draft = ledger.draft("fix")
     draft.replace(core, "f", print)
-    for verb, argument in (("replace", 1), ("around", tagged), ("wrap", wrapper)):
+    for verb, argument in (("replace", 1), ("wrap_plain", tagged), ("wrap_wrapt", wrapper)):
         for owner in (core, core.Class, core.f):
             with pytest.raises(TargetMissing, match="has no gone"):
                 getattr(draft, verb)(owner, "gone", argument)
     with pytest.raises(TypeError, match=r"fakelib.core.Class.own_prop is a property"):
-        draft.wrap(core.Class, "own_prop", wrapper)
+        draft.wrap_wrapt(core.Class, "own_prop", wrapper)
     assert core.f(1) == ("f", 1, "y")
 
 
 def test_two_writes_to_one_slot_stack(core, ledger) -> None:
     original = core.f
     draft = ledger.draft("fix")
-    draft.around(core, "f", tagged)
-    draft.around(core, "f", tagged)
+    draft.wrap_plain(core, "f", tagged)
+    draft.wrap_plain(core, "f", tagged)
     ledger.commit(draft)
     assert core.f(1) == ("ours", ("ours", ("f", 1, "y")))
     assert ledger.undo("fix") == []
@@ -245,8 +250,8 @@ def test_two_writes_to_one_slot_stack(core, ledger) -> None:
 
 def test_two_fixes_on_one_slot_go_in_reverse(core, ledger) -> None:
     original = core.f
-    write(ledger, "around", core, "f", tagged, fix_id="below")
-    write(ledger, "around", core, "f", tagged, fix_id="above")
+    write(ledger, "wrap_plain", core, "f", tagged, fix_id="below")
+    write(ledger, "wrap_plain", core, "f", tagged, fix_id="above")
     assert ledger.overlap("below", "above")
     assert ledger.lost("below") == []
     (refusal,) = ledger.undo("below")
@@ -270,8 +275,8 @@ def test_a_failed_draft_leaves_nothing(core, ledger) -> None:
     original = core.f
     try:
         draft = ledger.draft("fix")
-        draft.around(core, "f", tagged)
-        draft.around(core.Class, "inherited", tagged)
+        draft.wrap_plain(core, "f", tagged)
+        draft.wrap_plain(core.Class, "inherited", tagged)
         draft.replace(stubborn, "inherited", "refused")
         with pytest.raises(OSError, match="half written"):
             ledger.commit(draft)
@@ -286,7 +291,7 @@ def test_a_failed_draft_leaves_nothing(core, ledger) -> None:
 
 def test_immutable_classes_refuse(core, ledger) -> None:
     draft = ledger.draft("fix")
-    draft.around(core, "f", tagged)
+    draft.wrap_plain(core, "f", tagged)
     draft.replace(dict, "get", None)
     with pytest.raises(TypeError, match="immutable type"):
         ledger.commit(draft)
@@ -297,9 +302,9 @@ def test_installed_again_it_works_on_the_original(core, ledger) -> None:
     original, method = core.f, vars(core.Class)["method"]
     for _ in range(3):
         draft = ledger.draft("fix")
-        draft.around(core, "f", tagged)
-        draft.around(core.Class, "method", tagged)
-        draft.around(core.Class, "inherited", tagged)
+        draft.wrap_plain(core, "f", tagged)
+        draft.wrap_plain(core.Class, "method", tagged)
+        draft.wrap_plain(core.Class, "inherited", tagged)
         ledger.commit(draft)
         assert core.f(1) == ("ours", ("f", 1, "y")), "not around our own work"
         core.Class.method = method  # one of the slots is lost
@@ -312,7 +317,7 @@ def test_installed_again_it_works_on_the_original(core, ledger) -> None:
 
 @pytest.mark.parametrize("name", ["f", "method"])
 def test_on_demand(core, ledger, name) -> None:
-    """Nothing until it is asked for, then as ``around``; once asked for, at once ever after."""
+    """Nothing until it is asked for, then as ``wrap_plain``; once asked for, at once ever after."""
     owner = core if name == "f" else core.Class
     original, limit = vars(owner)[name], core.LIMIT
 
@@ -348,7 +353,7 @@ def test_on_demand_repairs_copies_and_other_fixes_stay(core, ledger, monkeypatch
     ledger.commit(draft)
     write(
         ledger,
-        "around",
+        "wrap_plain",
         core,
         "f",
         lambda original: lambda *args: ["theirs", original(*args)],

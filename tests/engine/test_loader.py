@@ -28,7 +28,7 @@ def test_the_module_has_its_own_loader_before_it_is_executed(world) -> None:
              pickled=type(pickle.loads(pickle.dumps(core.__spec__)).loader).__name__,
              cached=core.__spec__.cached.endswith(".pyc"), file=core.__file__.endswith("core.py"))
     """)
-    assert outcome["f"] == "mended"
+    assert outcome["f"] == "patched"
     assert outcome["seen"] == ["SourceFileLoader"] * 2
     assert outcome["loaders"] == ["SourceFileLoader"] * 5
     assert outcome["pickled"] == "SourceFileLoader"
@@ -67,4 +67,4 @@ def test_runpy_and_main(simple) -> None:
         import lib.core
         tell(f=lib.core.f())
     """)
-    assert outcome.told == {"main": "broken", "f": "mended"}
+    assert outcome.told == {"main": "broken", "f": "patched"}

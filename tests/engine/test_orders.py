@@ -34,17 +34,17 @@ FIX = """
     def broken(core):
         return core.f() == "broken"
 
-    def mend(core, ledger):
+    def patch(core, ledger):
         def make(original):
-            return lambda *args: "mended" if original(*args) == "broken" else "mended twice"
-        ledger.around(core, "f", make)
-        ledger.replace(core, "whole", lambda: "mended")
-        ledger.around(core.Class, "inherited", make)
-        ledger.wrap(core.Class, "static", lambda wrapped, instance, args, kwargs: make(wrapped)())
-        ledger.around(core.Class, "prop", lambda original: property(make(original.fget)))
+            return lambda *args: "patched" if original(*args) == "broken" else "patched twice"
+        ledger.wrap_plain(core, "f", make)
+        ledger.replace(core, "whole", lambda: "patched")
+        ledger.wrap_plain(core.Class, "inherited", make)
+        ledger.wrap_wrapt(core.Class, "static", lambda wrapped, instance, args, kwargs: make(wrapped)())
+        ledger.wrap_plain(core.Class, "prop", lambda original: property(make(original.fget)))
 """
 
-# What is mended, told from outside; `copy` is a module with `from lib.core import f`.  A copy from before a reload
+# What is patched, told from outside; `copy` is a module with `from lib.core import f`.  A copy from before a reload
 # is not the function that stands in the module now: only work done on it while it was can be there and go.
 SCRIPT = """
 import importlib, importlib.metadata, logging, os, packaging.specifiers, pickle, sys, wrapt
@@ -59,14 +59,14 @@ def walk(order):
     core = user = None
     ours = gone = False
     core_age = copy_age = 0
-    copy_mended = False
+    copy_patched = False
     for step, action in enumerate(order):
         if action == "target":
             core = importlib.import_module("lib.core")
         elif action == "copy":
             user = importlib.import_module("lib.user")
             core = sys.modules["lib.core"]
-            copy_age, copy_mended = core_age, ours and not gone
+            copy_age, copy_patched = core_age, ours and not gone
         elif action == "us":
             ours = True
             import diffusers_quantfix
@@ -83,17 +83,17 @@ def walk(order):
             importlib.reload(diffusers_quantfix)
         if core is None:
             continue
-        mended = ours and not gone
+        patched = ours and not gone
         if gone:
-            copy_mended = False
-        elif mended and copy_age == core_age:
-            copy_mended = True
+            copy_patched = False
+        elif patched and copy_age == core_age:
+            copy_patched = True
         where = f"{{order[:step + 1]}}: "
-        if look(core) != ["mended" if mended else "broken"] * 5:
+        if look(core) != ["patched" if patched else "broken"] * 5:
             return where + str(look(core))
-        if user is not None and user.f() != ("mended" if copy_mended else "broken"):
+        if user is not None and user.f() != ("patched" if copy_patched else "broken"):
             return where + "the copy is " + user.f()
-        if not mended:
+        if not patched:
             stands = [core.f, core.whole, vars(core.Class)["static"], vars(core.Class)["prop"]]
             if any(one is not kept for one, kept in zip(stands, core.KEPT)) or "inherited" in vars(core.Class):
                 return where + "not the original objects"

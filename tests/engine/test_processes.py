@@ -28,10 +28,10 @@ def test_multiprocessing(simple, method) -> None:
     """)
     inherits = method == "fork"
     assert outcome["answers"] == [
-        [inherits, "mended" if inherits else "broken", int(inherits)],
-        [inherits, "mended", 1],
+        [inherits, "patched" if inherits else "broken", int(inherits)],
+        [inherits, "patched", 1],
     ]
-    assert outcome["f"] == "mended"
+    assert outcome["f"] == "patched"
 
 
 def test_a_subprocess_inherits_the_settings_and_nothing_else(simple) -> None:
@@ -53,11 +53,11 @@ def test_a_fork_while_another_thread_is_busy(world) -> None:
     body = """
         import os, sys
         def broken(m): return m.f() == "broken"
-        def mend(m, ledger):
+        def patch(m, ledger):
             if os.getpid() == sys.parent:
                 sys.entered.set()
                 sys.leave.wait(10)
-            ledger.around(m, "f", lambda original: lambda: "mended")
+            ledger.wrap_plain(m, "f", lambda original: lambda: "patched")
     """
     world.fix("slow", target="lib.slow", body=body)
     outcome = world.run("""
@@ -87,7 +87,7 @@ def test_a_fork_while_another_thread_is_busy(world) -> None:
         thread.join()
         tell(child=child, parent=sys.modules["lib.slow"].f())
     """)
-    assert outcome.told == {"child": "applied mended", "parent": "mended"}
+    assert outcome.told == {"child": "applied patched", "parent": "patched"}
 
 
 FORGET = """
@@ -119,15 +119,15 @@ def test_deleted_from_sys_modules_and_imported_again(simple, whole, target) -> N
             import lib.core
         import lib.second
         core = lib.core
-        mended = [core.f(), lib.second.f()]
+        patched = [core.f(), lib.second.f()]
         states = [answer.state for answer in two.status()]
         finders = sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path)
         two.revert()
-        tell(mended=mended, states=states, finders=finders, other=one is not two, back=core.f is core.KEPT[0])
+        tell(patched=patched, states=states, finders=finders, other=one is not two, back=core.f is core.KEPT[0])
     """
     outcome = simple.run(FORGET + textwrap.dedent(script))
     assert outcome.told == {
-        "mended": ["mended", "mended"],
+        "patched": ["patched", "patched"],
         "states": ["applied", "applied"],
         "finders": 1,
         "other": True,
@@ -146,7 +146,7 @@ def test_reloads_of_our_modules(simple) -> None:
         qf.revert()
         tell(values=values, back=lib.core.f is lib.core.KEPT[0])
     """)
-    assert outcome.told == {"values": ["mended", "applied", 1], "back": True}
+    assert outcome.told == {"values": ["patched", "applied", 1], "back": True}
 
 
 def test_a_target_imported_at_the_end_of_the_interpreter(simple) -> None:
@@ -165,5 +165,5 @@ def test_a_target_imported_at_the_end_of_the_interpreter(simple) -> None:
         atexit.register(last)
         late = Late()
     """)
-    assert outcome["at_exit"] == "mended"
+    assert outcome["at_exit"] == "patched"
     assert "diffusers_quantfix" not in outcome.err

@@ -179,7 +179,7 @@ def test_debug_tells_every_decision_on_standard_error(simple) -> None:
     script = "import diffusers_quantfix, lib.core"
     loud, quiet = simple.run(script, "debug"), simple.run(script)
     assert "diffusers_quantfix: fix-f applied to lib.core.f (lib 1.0)" in loud.err
-    assert loud.err.count("mending lib") == 1
+    assert loud.err.count("patching lib") == 1
     assert not loud.out and not quiet.out and not quiet.err
 
 

@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import CORE, MEND, PROBE
+from .harness import CORE, PATCH, PROBE
 
 # How a fix can go wrong: its file -> what the board must say.
 FAULTS = {
     "probe raises": (
-        "def broken(m): raise ValueError('odd\\nrelease')" + MEND,
+        "def broken(m): raise ValueError('odd\\nrelease')" + PATCH,
         "its probe failed: ValueError: odd release",
     ),
-    "probe exits": ("def broken(m): raise SystemExit(3)" + MEND, "its probe failed: SystemExit: 3"),
-    "mend raises": (
-        PROBE + "def mend(m, ledger): 1 / 0",
+    "probe exits": ("def broken(m): raise SystemExit(3)" + PATCH, "its probe failed: SystemExit: 3"),
+    "patch raises": (
+        PROBE + "def patch(m, ledger): 1 / 0",
         "could not be installed: ZeroDivisionError: division by zero",
     ),
-    "mend does nothing": (
-        PROBE + "def mend(m, ledger): pass",
-        "the defect is still there after the mend; taken back",
+    "patch does nothing": (
+        PROBE + "def patch(m, ledger): pass",
+        "the defect is still there after the patch; taken back",
     ),
-    "mend does not help": (
-        PROBE + "def mend(m, ledger): ledger.replace(m, 'f', lambda: 'broken')",
-        "the defect is still there after the mend; taken back",
+    "patch does not help": (
+        PROBE + "def patch(m, ledger): ledger.replace(m, 'f', lambda: 'broken')",
+        "the defect is still there after the patch; taken back",
     ),
-    "probe raises after the mend": (
-        PROBE + "def mend(m, ledger): ledger.replace(m, 'f', None)",
-        "its probe failed after the mend: TypeError: 'NoneType' object is not callable; taken back",
+    "probe raises after the patch": (
+        PROBE + "def patch(m, ledger): ledger.replace(m, 'f', None)",
+        "its probe failed after the patch: TypeError: 'NoneType' object is not callable; taken back",
     ),
     "second write fails": (
         PROBE
-        + "def mend(m, ledger):\n"
-        + "    ledger.replace(m, 'f', lambda: 'mended')\n"
-        + "    ledger.replace(m.Stubborn, 'method', lambda self: 'mended')",
+        + "def patch(m, ledger):\n"
+        + "    ledger.replace(m, 'f', lambda: 'patched')\n"
+        + "    ledger.replace(m.Stubborn, 'method', lambda self: 'patched')",
         "could not be installed: AttributeError: stubborn",
     ),
     "wrapt on a property": (
-        PROBE + "def mend(m, ledger): ledger.wrap(m.Stubborn, 'prop', print)",
+        PROBE + "def patch(m, ledger): ledger.wrap_wrapt(m.Stubborn, 'prop', print)",
         "could not be installed: TypeError: lib.core.Stubborn.prop is a property, which wrapt cannot wrap",
     ),
-    "no probe": ("def mend(m, ledger): pass", "its own file could not be read: AttributeError"),
+    "no probe": ("def patch(m, ledger): pass", "its own file could not be read: AttributeError"),
     "no sense": ("def broken(", "its own file could not be read: SyntaxError"),
     "odd import": ("import no_such_module", "its own file could not be read: ModuleNotFoundError"),
 }
@@ -103,7 +103,7 @@ def test_every_fault_has_its_sentence_and_touches_nothing(faulty) -> None:
         or "InvalidSpecifier" in outcome["reasons"]["bad-claim"]
     )
     assert outcome["untouched"]
-    assert outcome["second"] == "mended"
+    assert outcome["second"] == "patched"
     assert outcome["ok"] is False
     assert outcome["once"], "a fault is logged once"
     assert len(outcome["logged"]) == len(ids) - 1
@@ -115,11 +115,11 @@ def test_a_fix_for_the_same_target_is_asked_after_the_bad_ones(faulty) -> None:
     outcome = faulty.run(
         "import lib.core, diffusers_quantfix; tell(state=states('good-core'), f=lib.core.f())"
     )
-    assert outcome.told == {"state": "applied", "f": "mended"}
+    assert outcome.told == {"state": "applied", "f": "patched"}
 
 
 QUIET = {  # claims, files, body -> state, sentence
-    "applied": ({"lib": "<2"}, CORE, PROBE, "mended in lib 1.0"),
+    "applied": ({"lib": "<2"}, CORE, PROBE, "patched in lib 1.0"),
     "healthy": (
         {"lib": "<2"},
         CORE.replace("broken", "fine"),
@@ -130,7 +130,7 @@ QUIET = {  # claims, files, body -> state, sentence
         {"lib": "<1"},
         CORE.replace("broken", "fine"),
         PROBE,
-        "lib 1.0 is outside <1; mended upstream in lib 0.9",
+        "lib 1.0 is outside <1; fixed upstream in lib 0.9",
     ),
     "candidate": ({"lib": ">1"}, CORE, PROBE, "the defect seems to be there although lib 1.0 is outside >1"),
     "missing": (
@@ -149,8 +149,8 @@ def test_states_of_an_imported_target(world, state, order) -> None:
     world.library(core=core)
     world.fix(
         claims=claims,
-        healed="lib 0.9",
-        body="from diffusers_quantfix.engine.probe import resolve\n" + probe + MEND,
+        fixed_in="lib 0.9",
+        body="from diffusers_quantfix.engine.probe import resolve\n" + probe + PATCH,
     )
     outcome = world.run(f"""
         import {order.replace("us", "diffusers_quantfix")}
@@ -168,11 +168,11 @@ def test_states_of_an_imported_target(world, state, order) -> None:
 
 def test_a_probe_that_fails_outside_its_range_is_no_fault(world) -> None:
     world.library(version="3.0")
-    world.fix("raises", body="def broken(m): raise ValueError" + MEND)
+    world.fix("raises", body="def broken(m): raise ValueError" + PATCH)
     world.fix(
         "gone",
-        body="from diffusers_quantfix.engine.fix import TargetMissing\ndef broken(m): raise TargetMissing"
-        + MEND,
+        body="from diffusers_quantfix.engine.errors import TargetMissing\ndef broken(m): raise TargetMissing"
+        + PATCH,
     )
     outcome = world.run("import diffusers_quantfix, lib.core; tell(states=states('raises', 'gone'))")
     assert outcome["states"] == ["out-of-range", "out-of-range"]
@@ -233,7 +233,7 @@ def test_a_library_that_cannot_be_imported(world, file, sentence) -> None:
     assert outcome["ok"] is False
 
 
-def test_a_target_that_fails_once_is_mended_when_it_comes(world) -> None:
+def test_a_target_that_fails_once_is_patched_when_it_comes(world) -> None:
     world.library(
         core="import sys\nif not sys.__dict__.get('ready'): raise RuntimeError('too early')\n" + CORE
     )
@@ -248,7 +248,7 @@ def test_a_target_that_fails_once_is_mended_when_it_comes(world) -> None:
         import lib.core
         tell(first=first, f=lib.core.f(), state=states("fix-f"))
     """)
-    assert outcome.told == {"first": ["too early", "waiting"], "f": "mended", "state": "applied"}
+    assert outcome.told == {"first": ["too early", "waiting"], "f": "patched", "state": "applied"}
 
 
 @pytest.mark.parametrize("version", ["banana", "", "1.0 final"])
@@ -298,4 +298,4 @@ def test_overwritten_by_a_stranger(simple, revert) -> None:
         assert "cannot be taken back: lib.core.f now holds code of stranger" in reason
         assert (outcome["after"], outcome["original"]) == ("disabled", True)
     else:
-        assert (outcome["after"], outcome["f"]) == ("applied", "mended")
+        assert (outcome["after"], outcome["f"]) == ("applied", "patched")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import MEND, PROBE
+from .harness import PATCH, PROBE
 
-RAISES = "def broken(m): raise ValueError('odd')\ndef mend(m, ledger): pass"
+RAISES = "def broken(m): raise ValueError('odd')\ndef patch(m, ledger): pass"
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def strict(simple):
     simple.fix("a-bad", body=RAISES)
     simple.index = dict(sorted(simple.index.items()))
     (simple.site / "lib" / "second.py").write_text("def f(): return 'broken'\n")
-    simple.fix("good-second", target="lib.second", body=PROBE + MEND)
+    simple.fix("good-second", target="lib.second", body=PROBE + PATCH)
     return simple
 
 
@@ -38,7 +38,7 @@ def test_the_import_of_the_target_raises_and_the_other_fixes_are_installed(stric
     )
     assert outcome["faults"] == ["a-bad: its probe failed: ValueError: odd"] * 2
     assert outcome["there"] is False
-    assert outcome["second"] == "mended"
+    assert outcome["second"] == "patched"
     assert outcome["states"] == ["failed", "applied", "applied"]
 
 
@@ -57,7 +57,7 @@ def test_importing_us_raises_when_the_target_is_there(strict) -> None:
     )
     assert outcome.told == {
         "said": ["StrictError", "a-bad: its probe failed: ValueError: odd"],
-        "f": "mended",
+        "f": "patched",
         "state": "failed",
     }
 
@@ -115,7 +115,7 @@ def test_strict_is_about_faults_only(world, state) -> None:
     core = "def f(): return 'fine'" if state != "missing" else "pass"
     body = "from diffusers_quantfix.engine.probe import resolve\ndef broken(m): return resolve(m, 'f')() == 'broken'\n"
     world.library(core=core)
-    world.fix(claims={"lib": "<1" if state == "out-of-range" else "<2"}, body=body + MEND)
+    world.fix(claims={"lib": "<1" if state == "out-of-range" else "<2"}, body=body + PATCH)
     settings = "strict,skip:fix-f" if state == "disabled" else "strict"
     outcome = world.run("import diffusers_quantfix, lib.core; tell(state=states('fix-f'))", settings)
     assert outcome["state"] == state

@@ -1,4 +1,4 @@
-"""Imports in several threads: everything is mended, nothing twice, nobody waits for ever.
+"""Imports in several threads: everything is patched, nothing twice, nobody waits for ever.
 
 A deadlock shows as the time limit of the script.
 """
@@ -17,11 +17,11 @@ COUNTING = """
 import sys, time
 def broken(module):
     return module.f() == "broken"
-def mend(module, ledger):
-    calls = sys.__dict__.setdefault("mends", [])
+def patch(module, ledger):
+    calls = sys.__dict__.setdefault("patches", [])
     calls.append(module.__name__)
     time.sleep(0.1)
-    ledger.around(module, "f", lambda original: lambda: "mended" if original() == "broken" else "twice")
+    ledger.wrap_plain(module, "f", lambda original: lambda: "patched" if original() == "broken" else "twice")
 """
 
 THREADS = """
@@ -32,7 +32,7 @@ def work(names):
     barrier.wait()
     for name in names:
         module = importlib.import_module(name)
-        if module.f() != "mended":
+        if module.f() != "patched":
             faults.append(name + " " + module.f())
 def together(*jobs):
     threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
@@ -50,10 +50,10 @@ def test_two_threads_two_targets(world) -> None:
         + """
 import diffusers_quantfix
 together(["lib.one"], ["lib.two"])
-tell(faults=faults, mends=sorted(sys.mends), states=states("fix-one", "fix-two"))
+tell(faults=faults, patches=sorted(sys.patches), states=states("fix-one", "fix-two"))
 """
     )
-    assert outcome.told == {"faults": [], "mends": ["lib.one", "lib.two"], "states": ["applied", "applied"]}
+    assert outcome.told == {"faults": [], "patches": ["lib.one", "lib.two"], "states": ["applied", "applied"]}
 
 
 def test_many_threads_one_target(world) -> None:
@@ -64,13 +64,13 @@ def test_many_threads_one_target(world) -> None:
         + """
 import diffusers_quantfix
 together(*[["lib.one"]] * 8)
-tell(faults=faults, mends=sys.mends)
+tell(faults=faults, patches=sys.patches)
 """
     )
-    assert outcome.told == {"faults": [], "mends": ["lib.one"]}
+    assert outcome.told == {"faults": [], "patches": ["lib.one"]}
 
 
-def test_mends_that_import_each_others_targets(world) -> None:
+def test_patches_that_import_each_others_targets(world) -> None:
     """Each thread holds the import lock of its target while its fix imports the other's."""
     for name, other in (("one", "two"), ("two", "one")):
         world.fix(
@@ -89,18 +89,18 @@ import lib.one, lib.two
 tell(both=[lib.one.f(), lib.two.f()], states=states("fix-one", "fix-two"))
 """
     )
-    assert outcome.told == {"both": ["mended", "mended"], "states": ["applied", "applied"]}
+    assert outcome.told == {"both": ["patched", "patched"], "states": ["applied", "applied"]}
 
 
-def test_a_mend_may_import_another_target(world) -> None:
+def test_a_patch_may_import_another_target(world) -> None:
     world.library(one=SLOW, two=SLOW)
     world.fix("fix-one", "lib.one", body=COUNTING.replace("time.sleep(0.1)", "import lib.two"))
     world.fix("fix-two", "lib.two", body=COUNTING)
     outcome = world.run("""
         import sys, diffusers_quantfix, lib.one, lib.two
-        tell(both=[lib.one.f(), lib.two.f()], mends=sys.mends)
+        tell(both=[lib.one.f(), lib.two.f()], patches=sys.patches)
     """)
-    assert outcome.told == {"both": ["mended", "mended"], "mends": ["lib.one", "lib.two"]}
+    assert outcome.told == {"both": ["patched", "patched"], "patches": ["lib.one", "lib.two"]}
 
 
 def test_a_fix_that_reloads_its_own_target_ends(world) -> None:
@@ -109,14 +109,14 @@ def test_a_fix_that_reloads_its_own_target_ends(world) -> None:
     world.fix("fix-one", "lib.one", body=body)
     outcome = world.run("""
         import sys, diffusers_quantfix, lib.one
-        tell(f=lib.one.f(), mends=len(sys.mends), state=states("fix-one"))
+        tell(f=lib.one.f(), patches=len(sys.patches), state=states("fix-one"))
     """)
-    assert (outcome["f"], outcome["state"]) == ("mended", "applied")
-    assert outcome["mends"] <= 3
+    assert (outcome["f"], outcome["state"]) == ("patched", "applied")
+    assert outcome["patches"] <= 3
 
 
 def test_a_target_that_arrives_while_another_thread_asks_its_fix(world) -> None:
-    """`apply` in one thread is in the probe when the other thread executes the target anew: both see it mended."""
+    """`apply` in one thread is in the probe when the other thread executes the target anew: both see it patched."""
     world.library(one=SLOW.replace("time.sleep(0.1)", ""))
     body = """
         import sys, threading, time
@@ -127,8 +127,8 @@ def test_a_target_that_arrives_while_another_thread_asks_its_fix(world) -> None:
                 sys.inside.set()
                 sys.reloaded.wait(10)
             return answer
-        def mend(module, ledger):
-            ledger.around(module, "f", lambda original: lambda: "mended")
+        def patch(module, ledger):
+            ledger.wrap_plain(module, "f", lambda original: lambda: "patched")
     """
     world.fix("fix-one", "lib.one", body=body)
     outcome = world.run("""
@@ -141,7 +141,7 @@ def test_a_target_that_arrives_while_another_thread_asks_its_fix(world) -> None:
         asker.join()
         tell(f=lib.one.f(), state=states("fix-one"))
     """)
-    assert outcome.told == {"f": "mended", "state": "applied"}
+    assert outcome.told == {"f": "patched", "state": "applied"}
 
 
 def test_importing_us_in_many_threads_while_targets_arrive(world) -> None:
@@ -156,10 +156,10 @@ def test_importing_us_in_many_threads_while_targets_arrive(world) -> None:
         [thread.join() for thread in threads]
         import diffusers_quantfix, lib.one, lib.two
         tell(states=[diffusers_quantfix.status()[name].state for name in ("fix-one", "fix-two")],
-             both=[lib.one.f(), lib.two.f()], mends=sorted(sys.mends),
+             both=[lib.one.f(), lib.two.f()], patches=sorted(sys.patches),
              finders=sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path))
     """)
     assert outcome["states"] == ["applied", "applied"]
-    assert outcome["both"] == ["mended", "mended"]
-    assert outcome["mends"] == ["lib.one", "lib.two"]
+    assert outcome["both"] == ["patched", "patched"]
+    assert outcome["patches"] == ["lib.one", "lib.two"]
     assert outcome["finders"] == 1

@@ -1,4 +1,4 @@
-"""The cases of the 8-bit cures say that all is right, on a device and without one."""
+"""The cases of the 8-bit patches say that all is right, on a device and without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cures of 8-bit models together: what a user does with a pipeline after it was moved."""
+"""The patches of 8-bit models together: what a user does with a pipeline after it was moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bnb-cpu-packing: the functions that repack a weight and undo it, and where the cure stands for them."""
+"""bnb-cpu-packing: the functions that repack a weight and undo it, and where the patch stands for them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
 
 
 class Ledger:
-    """Keeps what a cure makes."""
+    """Keeps what a patch makes."""
 
     def __init__(self):
         self.made = {}

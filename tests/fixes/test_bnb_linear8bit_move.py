@@ -281,7 +281,7 @@ def test_a_weight_shared_by_two_layers_stays_shared(gpu):
     eight_bit.assert_whole(model, here)
 
 
-def test_a_copy_left_behind_by_others_is_healed(gpu):
+def test_a_copy_left_behind_by_others_is_fixed(gpu):
     """A layer that was moved before the package was there: the next move brings it together."""
     here = gpu.devices[0]
     model = eight_bit.stack(here)

@@ -54,7 +54,7 @@ def test_a_text_encoder_is_offloaded(gpu, tmp_path, side):
     from accelerate import cpu_offload
 
     if side == "bare" and not unmet("bitsandbytes>=0.50"):
-        pytest.skip("healed here, and another defect stands in the way (bnb-quant-state-meta)")
+        pytest.skip("fixed here, and another defect stands in the way (bnb-quant-state-meta)")
     here = gpu.devices[0]
     whole = models.t5_encoder()
     try:

@@ -201,7 +201,7 @@ def applied() -> list[str]:
 
 @pytest.mark.parametrize("chosen", [(FIX_ID,), *itertools.permutations(TOGETHER)], ids="+".join)
 def test_alone_and_in_every_order(gpu, chosen):
-    """Applied in any order, or without the others, the cures of ``.to`` and of ``_apply`` say the same.
+    """Applied in any order, or without the others, the patches of ``.to`` and of ``_apply`` say the same.
 
     None of them takes itself for superfluous because another one is there.
     """

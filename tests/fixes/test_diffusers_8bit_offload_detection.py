@@ -16,7 +16,7 @@ SILENT = "was silent about float16 on the CPU"
 SHOWS = f"AssertionError: .*{SILENT}"
 
 before_0_34 = pytest.mark.skipif(
-    bool(unmet("diffusers<0.34")), reason="looks into the cure, which is not there"
+    bool(unmet("diffusers<0.34")), reason="looks into the patch, which is not there"
 )
 
 

@@ -124,7 +124,7 @@ def quantized(kind, folder, own):
     if kind == "4 bits":
         return four_bit.load(FluxTransformer2DModel, folder)
     if kind == "8 bits":
-        return eight_bit_models.transformer(own / "plain", "mended")
+        return eight_bit_models.transformer(own / "plain", "patched")
     own.mkdir(exist_ok=True)
     return gguf_models.transformer(own)
 

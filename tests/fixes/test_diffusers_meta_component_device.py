@@ -143,7 +143,7 @@ def test_the_device_of_a_4bit_model(gpu, tmp_path):
 
 
 def test_without_accelerate_nothing_is_offloaded(monkeypatch):
-    """No hook can exist, the probe finds nothing to mend, and the property answers as upstream's does."""
+    """No hook can exist, the probe finds nothing to patch, and the property answers as upstream's does."""
     import torch
     from diffusers.models import modeling_utils
 
@@ -169,7 +169,7 @@ def test_moving_an_offloaded_model_to_its_device_fails_at_once():
 
 
 def test_the_property_is_a_plain_one():
-    """torch.compile without a graph break, pickle, deepcopy, the documentation; and the cure can be taken back."""
+    """torch.compile without a graph break, pickle, deepcopy, the documentation; and the patch can be taken back."""
     import torch
     from diffusers import ModelMixin
 

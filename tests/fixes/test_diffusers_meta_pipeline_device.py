@@ -157,7 +157,7 @@ def test_the_warning_about_float16_on_the_cpu(gpu, caplog):
         logging.getLogger("diffusers").removeHandler(caplog.handler)
 
 
-def test_the_cure_can_be_taken_back():
+def test_the_patch_can_be_taken_back():
     import diffusers_quantfix
 
     pipe = models.flux_pipeline(text=True)

@@ -14,7 +14,7 @@ FIX_ID = "diffusers-param-device"
 SHOWS = r"NotImplementedError: Currently, .*`device_map`"
 
 before_0_33 = pytest.mark.skipif(
-    bool(unmet("diffusers<0.33")), reason="looks into the cure, which is not there"
+    bool(unmet("diffusers<0.33")), reason="looks into the patch, which is not there"
 )
 bits_4_and_8 = pytest.mark.parametrize("bits", [4, 8])
 
@@ -54,7 +54,7 @@ def test_without_a_request_it_is_the_current_device(gpu, checkpoint, bits, curre
 
     mine, other = pair(gpu)[:: 1 if current == 0 else -1]
     with untouched(gpu, other), torch.cuda.device(mine):
-        model = load(checkpoint, "mended", bits)
+        model = load(checkpoint, "patched", bits)
     assert_all_on(mine, model)
 
 
@@ -62,7 +62,7 @@ def test_without_a_request_it_is_the_current_device(gpu, checkpoint, bits, curre
 @bits_4_and_8
 def test_model_runs_where_it_was_asked_for(gpu, checkpoint, bits):
     outputs = [
-        models.call_flux(models.flux_pipeline(load(checkpoint, "mended", bits, device)), device).cpu()
+        models.call_flux(models.flux_pipeline(load(checkpoint, "patched", bits, device)), device).cpu()
         for device in pair(gpu)
     ]
     assert outputs[0].isfinite().all()
@@ -97,7 +97,7 @@ def test_what_cannot_be_honoured_is_refused_before_anything_is_allocated(
     gpu, checkpoint, request_, error, text
 ):
     with untouched(gpu, *gpu.devices), pytest.raises(error, match=text):
-        load(checkpoint, "mended", 4, request_)
+        load(checkpoint, "patched", 4, request_)
 
 
 @before_0_33
@@ -106,14 +106,14 @@ def test_request_for_the_cpu(gpu, checkpoint, bits):
     with untouched(gpu, *gpu.devices):
         if unmet("bitsandbytes>=0.46"):
             with pytest.raises(ValueError, match=r"has no CPU support: pass an accelerator such as 'cuda:0'"):
-                load(checkpoint, "mended", bits, "cpu")
+                load(checkpoint, "patched", bits, "cpu")
         else:
-            assert_all_on("cpu", load(checkpoint, "mended", bits, "cpu"))
+            assert_all_on("cpu", load(checkpoint, "patched", bits, "cpu"))
 
 
 @before_0_33
 def test_4bit_checkpoint_is_copied_to_the_cpu_by_every_bitsandbytes(gpu, checkpoint, tmp_path):
-    saved = models.saved(load(checkpoint, "mended", 4), tmp_path / "quantized")
+    saved = models.saved(load(checkpoint, "patched", 4), tmp_path / "quantized")
     with untouched(gpu, *gpu.devices):
         model = type(models.flux_transformer()).from_pretrained(saved, device_map="cpu")
     assert_all_on("cpu", model)
@@ -132,20 +132,20 @@ def test_without_cuda_it_is_loaded_where_the_machine_can(checkpoint, monkeypatch
         pytest.skip(sentence)
     monkeypatch.setattr(BnB4BitDiffusersQuantizer, "validate_environment", lambda self, *args, **kwargs: None)
     for request in (None, "cpu", {"": "cpu"}):
-        assert_all_on("cpu", load(checkpoint, "mended", 4, request))
+        assert_all_on("cpu", load(checkpoint, "patched", 4, request))
     with pytest.raises(
         ValueError, match=r"asks for cuda:1, and this machine has the CPU only: pass a device"
     ):
-        load(checkpoint, "mended", 4, 1)
+        load(checkpoint, "patched", 4, 1)
 
 
 @before_0_33
 def test_a_request_is_forgotten_after_its_load(gpu, checkpoint):
     """It lives in a local variable of one call: neither a success nor an error leaves anything behind."""
     first, second = pair(gpu)
-    assert_all_on(second, load(checkpoint, "mended", 4, second))
+    assert_all_on(second, load(checkpoint, "patched", 4, second))
     with pytest.raises(ValueError, match="pass a device that is there"):
-        load(checkpoint, "mended", 4, "cuda:7")
+        load(checkpoint, "patched", 4, "cuda:7")
     with pytest.raises(ValueError, match="low_cpu_mem_usage"):
         type(models.flux_transformer()).from_pretrained(
             checkpoint,
@@ -153,7 +153,7 @@ def test_a_request_is_forgotten_after_its_load(gpu, checkpoint):
             low_cpu_mem_usage=False,
             quantization_config=models.bnb_config("diffusers"),
         )
-    assert_all_on(first, load(checkpoint, "mended", 4))
+    assert_all_on(first, load(checkpoint, "patched", 4))
 
 
 @before_0_33
@@ -200,7 +200,7 @@ def test_revert_restores_the_code_and_the_lines_stay_those_of_upstream(gpu, chec
         upstream = function.__code__
         assert "_quantfix_device" not in upstream.co_varnames
         with pytest.raises(NotImplementedError, match="device_map"):
-            load(checkpoint, "mended", 4, "cuda:0")
+            load(checkpoint, "patched", 4, "cuda:0")
     finally:
         diffusers_quantfix.apply()
     assert function.__code__ == ours

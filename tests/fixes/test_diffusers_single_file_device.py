@@ -16,7 +16,7 @@ SHOWS = (
 )
 NEEDS = "diffusers>=0.32"  # from_single_file has no quantization_config before
 
-needs_0_32 = pytest.mark.skipif(bool(unmet(NEEDS)), reason="looks into the cure, which is not there")
+needs_0_32 = pytest.mark.skipif(bool(unmet(NEEDS)), reason="looks into the patch, which is not there")
 bits_4_and_8 = pytest.mark.parametrize("bits", [4, 8])
 
 

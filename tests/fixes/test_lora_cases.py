@@ -1,4 +1,4 @@
-"""The cases of the cures for LoRA and adapters say that all is right, on a device and without one."""
+"""The cases of the patches for LoRA and adapters say that all is right, on a device and without one."""
 
 from __future__ import annotations
 

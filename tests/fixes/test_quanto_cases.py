@@ -1,4 +1,4 @@
-"""The cases of verify for the cures of quanto say that all is right."""
+"""The cases of verify for the patches of quanto say that all is right."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_generate_from_an_offloaded_model(gpu, cache):
 
 
 def test_the_property_is_a_plain_one():
-    """torch.compile without a graph break, pickle, deepcopy, the documentation; and the cure can be taken back."""
+    """torch.compile without a graph break, pickle, deepcopy, the documentation; and the patch can be taken back."""
     import torch
     from transformers import PreTrainedModel
 

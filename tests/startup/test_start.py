@@ -65,7 +65,7 @@ def test_a_start_adds_nothing_until_a_library_is_asked_for(environment: Environm
     assert "diffusers_quantfix_startup" in bare
 
 
-def test_it_waits_for_every_library_that_is_mended():
+def test_it_waits_for_every_library_that_is_patched():
     """The start-up module has their names of its own, so that it is one module less to load."""
     path = ROOT / "diffusers_quantfix" / "startup" / "run.py"
     spec = importlib.util.spec_from_file_location("startup_of_the_wheel", path)

@@ -42,22 +42,22 @@ def test_pins_and_ranges(version, verdict):
     assert found.get(CODE) == verdict
 
 
-def test_a_defect_that_is_mended_by_the_same_file_is_listed_and_no_failure():
+def test_a_defect_that_is_patched_by_the_same_file_is_listed_and_no_failure():
     bare = check("-", stdin="bitsandbytes==0.45.2\n")
     assert bare.returncode == 1
     assert CODE in bare.stdout
     assert "bitsandbytes 0.45.3" in bare.stdout
-    mended = check("-", "--json", stdin="bitsandbytes==0.45.2\ndiffusers_quantfix==0.1.0\n")
-    found = json.loads(mended.stdout)
-    assert mended.returncode == 0
+    patched = check("-", "--json", stdin="bitsandbytes==0.45.2\ndiffusers_quantfix==0.1.0\n")
+    found = json.loads(patched.stdout)
+    assert patched.returncode == 0
     assert found["ok"]
-    assert next(f for f in found["findings"] if f["id"] == CODE)["mended"]
+    assert next(f for f in found["findings"] if f["id"] == CODE)["patched"]
     clean = check("-", stdin="numpy==2.0\n")
     assert (clean.returncode, clean.stdout.strip()) == (0, "no known defect in these versions")
 
 
 @pytest.mark.parametrize(
-    ("ours", "mended"),
+    ("ours", "patched"),
     [
         ("diffusers-quantfix==0.1.0", True),
         ("Diffusers_Quantfix", True),
@@ -68,10 +68,10 @@ def test_a_defect_that_is_mended_by_the_same_file_is_listed_and_no_failure():
         ("numpy", False),
     ],
 )
-def test_only_a_release_of_ours_that_has_the_fix_mends_it(ours, mended):
+def test_only_a_release_of_ours_that_has_the_fix_patches_it(ours, patched):
     done = check("-", stdin=f"bitsandbytes==0.45.2\n{ours}\n")
-    assert done.returncode == (0 if mended else 1)
-    assert ("which is pinned here" in done.stdout) == mended
+    assert done.returncode == (0 if patched else 1)
+    assert ("which is pinned here" in done.stdout) == patched
 
 
 UV_LOCK = """version = 1
@@ -140,16 +140,16 @@ def test_what_nobody_names_is_not_guessed():
 
 def test_the_smallest_upgrade_of_each_library():
     pins = {"bitsandbytes": "==0.45.2", "diffusers": "==0.33.1", "accelerate": "==1.6.0"}
-    found = {str(upgrade).partition(" heals ")[0]: upgrade for upgrade in upgrades(pins, findings(pins))}
-    assert found["bitsandbytes 0.45.3"].heals == [CODE]
-    assert set(found["bitsandbytes 0.48.1"].heals) >= {CODE, "bnb-int8-requantize"}, (
+    found = {str(upgrade).partition(" fixes ")[0]: upgrade for upgrade in upgrades(pins, findings(pins))}
+    assert found["bitsandbytes 0.45.3"].fixes == [CODE]
+    assert set(found["bitsandbytes 0.48.1"].fixes) >= {CODE, "bnb-int8-requantize"}, (
         "the smaller ones included; not 0.48.0, which breaks 8-bit checkpoints"
     )
     assert not any("0.48.0" in upgrade.releases.values() for upgrade in found.values())
-    assert "diffusers-8bit-offload-detection" in found["diffusers 0.34.0"].heals
+    assert "diffusers-8bit-offload-detection" in found["diffusers 0.34.0"].fixes
     assert not set(found["bitsandbytes 0.45.3"].brings) & {finding.fix.id for finding in findings(pins)}
     shown = check("-", stdin="bitsandbytes==0.45.2\n").stdout
-    assert "bitsandbytes 0.45.3 heals bnb-quant-state-code" in shown
+    assert "bitsandbytes 0.45.3 fixes bnb-quant-state-code" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -168,7 +168,7 @@ def test_releases_that_only_heal_together():
     assert [upgrade.releases for upgrade in both] == [{"diffusers": "0.37.0", "bitsandbytes": "0.48.1"}]
     one = upgrades({**pins, "diffusers": "==0.42.1"}, findings({**pins, "diffusers": "==0.42.1"}))
     assert (
-        "diffusers-8bit-model-gate" in next(u for u in one if u.releases == {"bitsandbytes": "0.48.1"}).heals
+        "diffusers-8bit-model-gate" in next(u for u in one if u.releases == {"bitsandbytes": "0.48.1"}).fixes
     )
 
 
@@ -182,12 +182,12 @@ def test_releases_that_do_not_fit_together_and_new_ones_are_notes():
 def test_the_table_says_what_the_declarations_say():
     for row in table():
         owner = next(iter(row["claims"]))
-        assert row["symptom"] and row["title"] and row["mended_since"]
+        assert row["symptom"] and row["title"] and row["patched_since"]
         pins = dict.fromkeys(row["claims"], "")
         assert row["id"] in {finding.fix.id for finding in findings(pins)}
-        if row["healed"]:
-            # The release that heals is the first one above the claim; several only heal together, inside it.
-            releases = [release.split() for release in row["healed"].split(" with ")]
+        if row["fixed_in"]:
+            # The release that fixes is the first one above the claim; several only fix together, inside it.
+            releases = [release.split() for release in row["fixed_in"].split(" with ")]
             for name, version in releases:
                 bound = [
                     part[1:]
@@ -202,10 +202,10 @@ def test_the_table_says_what_the_declarations_say():
 
 def test_this_environment():
     done = check("--env", "--json")
-    assert done.returncode == 0, "what runs is installed here, and mends all that it lists"
+    assert done.returncode == 0, "what runs is installed here, and patches all that it lists"
     found = json.loads(done.stdout)
     assert "packaging" in found["pins"]
-    assert all(finding["verdict"] == AFFECTED and finding["mended"] for finding in found["findings"])
+    assert all(finding["verdict"] == AFFECTED and finding["patched"] for finding in found["findings"])
 
 
 def test_a_reader_who_has_enough_is_no_fault():

@@ -11,7 +11,7 @@ from importlib import metadata
 
 import pytest
 
-from diffusers_quantfix.advisories.findings import combinations, machine
+from diffusers_quantfix.advisories import combinations, machine
 from diffusers_quantfix.commands import doctor
 from diffusers_quantfix.engine.board import Answer, Board
 from tests.upstream.cells import read
@@ -22,7 +22,7 @@ def board(*answers: tuple[str, str, str]) -> Board:
         Answer(id, f"title of {id}", "lib.mod", {"lib": ""}, (), state, reason)
         for id, state, reason in answers
     ]
-    return Board(made, {"torch": "2.0", "diffusers": None}, {}, ())
+    return Board("1.0", made, {"torch": "2.0", "diffusers": None}, {}, ())
 
 
 def test_a_library_that_cannot_be_imported_is_said_once():
@@ -36,12 +36,12 @@ def test_a_library_that_cannot_be_imported_is_said_once():
 def test_upgrades_name_what_they_retire(monkeypatch):
     monkeypatch.setattr(doctor, "environment_pins", lambda: {"bitsandbytes": "==0.45.2"})
     found = doctor.examine(
-        board(("bnb-quant-state-code", "applied", "mended"), ("bnb-linear8bit-move", "applied", "mended"))
+        board(("bnb-quant-state-code", "applied", "patched"), ("bnb-linear8bit-move", "applied", "patched"))
     )
     (upgrade,) = found["upgrades"]
     assert upgrade["releases"] == {"bitsandbytes": "0.45.3"}
-    assert upgrade["heals"] == ["bnb-quant-state-code"]
-    assert found["not_healed"] == ["bnb-linear8bit-move"]
+    assert upgrade["fixes"] == ["bnb-quant-state-code"]
+    assert found["not_fixed"] == ["bnb-linear8bit-move"]
     assert found["problems"] == []
 
 
@@ -154,7 +154,7 @@ def test_on_this_machine():
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"installed", "problems", "combinations", "advice", "mended", "upgrades", "not_healed"} <= set(
+    assert {"installed", "problems", "combinations", "advice", "patched", "upgrades", "not_fixed"} <= set(
         found
     )
     assert found["combinations"] == [], "the environment of the tests fits together"

@@ -31,7 +31,7 @@ def test_the_page_names_what_a_person_asks_for():
 def test_the_page_for_machines():
     page = json.loads(explain("bnb-quant-state-code", "--json").stdout)
     assert page["id"] == "bnb-quant-state-code"
-    assert {"symptom", "healed", "text", "state", "reason", "upstream"} <= set(page)
+    assert {"symptom", "fixed_in", "text", "state", "reason", "upstream"} <= set(page)
 
 
 def test_an_unknown_id_suggests_the_nearest():

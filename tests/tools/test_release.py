@@ -117,7 +117,7 @@ def test_offloaded_pipelines(gpu, before, tmp_path, bits, mode):
     except Exception as error:
         if bits is None:
             raise
-        # Other fixes cure that; here it is one more state in which a pipeline has to be released.
+        # Other fixes patch that; here it is one more state in which a pipeline has to be released.
         print(f"{mode} with {bits} bits: {error}")
     hooks = [
         vars(module).get("_hf_hook") or vars(module).get("_diffusers_hook")

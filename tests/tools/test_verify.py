@@ -14,7 +14,7 @@ from diffusers_quantfix.fixes import INDEX
 from diffusers_quantfix.verify import report, run, side, verify
 from diffusers_quantfix.verify.child import case_module
 
-ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "mended in somelib 1.0"}
+ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
 
 
 def event(kind: str, text: str = "text") -> dict[str, str]:
@@ -24,10 +24,10 @@ def event(kind: str, text: str = "text") -> dict[str, str]:
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "ok"),
     [
-        ("defect", "right", report.MENDED, True),
-        ("defect", "defect", report.NOT_MENDED, False),
+        ("defect", "right", report.PATCHED, True),
+        ("defect", "defect", report.NOT_PATCHED, False),
         ("right", "right", report.NOT_SHOWN, False),
-        ("right", "defect", report.NOT_MENDED, False),
+        ("right", "defect", report.NOT_PATCHED, False),
         ("cannot show", "cannot show", report.CANNOT_SHOW, True),
     ],
 )
@@ -40,8 +40,8 @@ def test_a_fix_that_applies_is_judged_by_both_runs(before, after, verdict, ok):
     ("state", "verdict", "ok"),
     [
         ("out-of-range", report.NOT_NEEDED, True),
-        ("failed", report.NOT_MENDED, False),
-        ("waiting", report.NOT_MENDED, False),
+        ("failed", report.NOT_PATCHED, False),
+        ("waiting", report.NOT_PATCHED, False),
     ],
 )
 def test_a_fix_that_was_not_run_is_judged_by_its_state(state, verdict, ok):
@@ -158,7 +158,7 @@ def test_every_fix_has_a_case(fix_id):
     assert callable(importlib.import_module(case_module(fix_id)).case)
 
 
-def test_every_defect_that_applies_here_is_mended():
+def test_every_defect_that_applies_here_is_patched():
     """The main job, as a user runs it; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -170,13 +170,13 @@ def test_every_defect_that_applies_here_is_mended():
         check=False,
     )
     found = json.loads(done.stdout)
-    wrong = [line for line in found["fixes"] if line["verdict"] in (report.NOT_MENDED, report.NOT_SHOWN)]
+    wrong = [line for line in found["fixes"] if line["verdict"] in (report.NOT_PATCHED, report.NOT_SHOWN)]
     assert not wrong, wrong
     assert done.returncode == 0
-    assert any(line["verdict"] == report.MENDED for line in found["fixes"])
+    assert any(line["verdict"] == report.PATCHED for line in found["fixes"])
     # Under 90 s with two cores of its own; the time of the processors does not depend on who else is at work.
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert used.ru_utime + used.ru_stime - spent < 120
     for line in found["fixes"]:
-        if line["verdict"] == report.MENDED:
+        if line["verdict"] == report.PATCHED:
             assert line["before"] and line["after"] and line["before"] != line["after"]

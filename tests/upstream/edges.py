@@ -26,7 +26,7 @@ def edges(specifier: str, releases: list[str]) -> tuple[str, str]:
 
 
 def uncovered(
-    claims: Mapping[str, str], healed: str, releases: Mapping[str, list[str]], cells: Iterable[Cell]
+    claims: Mapping[str, str], fixed_in: str, releases: Mapping[str, list[str]], cells: Iterable[Cell]
 ) -> list[str]:
     """What the cells lack to prove the upper edge of every range of a claim, as sentences; empty when nothing.
 
@@ -50,12 +50,12 @@ def uncovered(
             ):
                 rest = f" with {', '.join(f'{o} {s}' for o, s in others.items())}" if others else ""
                 missing.append(f"no cell has {name} {release}, the {role} release,{rest}".rstrip(","))
-    if healed and " with " not in healed:  # several only heal together, inside the claim
-        name, _, release = healed.partition(" ")
+    if fixed_in and " with " not in fixed_in:  # several only fix together, inside the claim
+        name, _, release = fixed_in.partition(" ")
         first = edges(claims[name], releases[name])[1] if name in claims and name in releases else ""
         if release != first:
             missing.append(
-                f"it is said to be healed in {healed}, but by its claim that is {name} {first or 'never'}"
+                f"it is said to be fixed in {fixed_in}, but by its claim that is {name} {first or 'never'}"
             )
     return missing
 

@@ -5,7 +5,7 @@ The bare side's process forks for it after its last test, when all libraries are
     DIFFUSERS_QUANTFIX=off python -m tests.upstream.inspect_fixes REPORT [--try-candidates]
 
 For each fix: does the claim fit, does the target module exist, what does the probe say, and where it says broken: does
-``mend`` find every slot, does what it writes accept every call that upstream's own accepts, does the probe say
+``patch`` find every slot, does what it writes accept every call that upstream's own accepts, does the probe say
 healthy then, and is everything back after the undo?
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from diffusers_quantfix.engine.fix import TargetMissing
+from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.engine.ledger import Entry, Ledger
 from diffusers_quantfix.engine.versions import judge
 from diffusers_quantfix.fixes import INDEX
@@ -31,16 +31,16 @@ def inspect_fix(fix: Any, target: str, try_candidates: bool = False) -> dict[str
     """What one fix meets here.
 
     Args:
-        fix: the module of the fix: ``FIX``, ``broken``, ``mend``.
+        fix: the module of the fix: ``FIX``, ``broken``, ``patch``.
         target: the full name of its target module.
-        try_candidates: mend also where the probe says broken outside of the claim.
+        try_candidates: patch also where the probe says broken outside of the claim.
 
     Returns:
         ``claims``; ``claim`` ("fits", "out-of-range", "missing", "unreadable"), ``why``, ``probe`` ("broken",
-        "healthy", "missing", "absent", "failed"), ``mend`` ("" when not tried, "ok", or what went wrong), ``slots``.
+        "healthy", "missing", "absent", "failed"), ``patch`` ("" when not tried, "ok", or what went wrong), ``slots``.
     """
     verdict = judge(fix.FIX.claims)
-    said = {"claim": verdict.kind, "why": verdict.reason, "probe": "", "detail": "", "mend": "", "slots": []}
+    said = {"claim": verdict.kind, "why": verdict.reason, "probe": "", "detail": "", "patch": "", "slots": []}
     said["claims"] = fix.FIX.claims
     if verdict.kind == "missing":
         return said
@@ -57,31 +57,31 @@ def inspect_fix(fix: Any, target: str, try_candidates: bool = False) -> dict[str
     except Exception as error:
         return said | {"probe": "failed", "detail": f"the probe raised {_say(error)}"}
     if said["probe"] == "broken" and (verdict.fits or try_candidates):
-        said["mend"], said["slots"] = _try_mend(fix, module)
+        said["patch"], said["slots"] = _try_patch(fix, module)
     return said
 
 
-def _try_mend(fix: Any, module: Any) -> tuple[str, list[str]]:
+def _try_patch(fix: Any, module: Any) -> tuple[str, list[str]]:
     ledger = Ledger({module.__name__.partition(".")[0]})  # repairs copies of functions in other modules, too
     draft = ledger.draft(fix.FIX.id)
     try:
-        fix.mend(module, draft)
+        fix.patch(module, draft)
     except TargetMissing as gone:
         return f"the target moved: {gone}", []
     except Exception as error:
-        return f"mend raised {_say(error)}", []
+        return f"patch raised {_say(error)}", []
     slots = list(dict.fromkeys(entry.where for entry in draft.entries))
     if not slots:
-        return "mend wrote nothing", slots
+        return "patch wrote nothing", slots
     misfits = [sentence for entry in draft.entries if (sentence := misfit(entry))]
     if misfits:
         return "; ".join(misfits), slots
     try:
         ledger.commit(draft)
         if fix.broken(module):
-            return "the probe still says broken after the mend", slots
+            return "the probe still says broken after the patch", slots
     except Exception as error:
-        return f"after the mend: {_say(error)}", slots
+        return f"after the patch: {_say(error)}", slots
     finally:
         ledger.undo(fix.FIX.id)
     return ("ok" if fix.broken(module) else "the probe says healthy after everything was put back"), slots
@@ -170,7 +170,7 @@ def main(report: str, *flags: str) -> None:
             found[fix_id] = inspect_fix(fix, target, "--try-candidates" in flags)
         except Exception as error:
             found[fix_id] = {"claim": "unreadable", "why": "", "probe": "failed", "detail": _say(error),
-                             "mend": "", "slots": []}  # fmt: skip
+                             "patch": "", "slots": []}  # fmt: skip
     Path(report).write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 

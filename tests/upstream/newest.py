@@ -49,17 +49,17 @@ def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:
         if probe == "healthy":
             if box(found):
                 return RETIRED, f"healthy with {found['why']} together; see what it is beside older releases"
-            return RETIRED, f"close its claim below {found['why']} and name that release in healed"
-        if probe == "broken" and found["mend"] == "ok" and state != FAILED:
+            return RETIRED, f"close its claim below {found['why']} and name that release in fixed"
+        if probe == "broken" and found["patch"] == "ok" and state != FAILED:
             return APPLIES, "nothing to do" if shown else "nothing to do, but no test could show it here"
-        if probe == "broken" and found["mend"] == "ok":
-            return DRIFTED, "the mend takes, but a test of it fails; see the failures"
-        return DRIFTED, found["mend"] if probe == "broken" else found["detail"]
+        if probe == "broken" and found["patch"] == "ok":
+            return DRIFTED, "the patch takes, but a test of it fails; see the failures"
+        return DRIFTED, found["patch"] if probe == "broken" else found["detail"]
     if claim == "out-of-range" and probe == "broken":
-        mend = "the mend takes" if found["mend"] == "ok" else f"the mend does not take: {found['mend']}"
+        patch = "the patch takes" if found["patch"] == "ok" else f"the patch does not take: {found['patch']}"
         return (
             UNCLAIMED,
-            f"{found['why']}, but the probe says broken; {mend}; widen its claim if the tests agree",
+            f"{found['why']}, but the probe says broken; {patch}; widen its claim if the tests agree",
         )
     if claim == "unreadable" or probe == "failed":
         return DRIFTED, found["detail"] or found["why"]
@@ -67,10 +67,10 @@ def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:
 
 
 def assess(
-    ids: list[str], bare: Run, mended: Run, found: dict[str, dict[str, Any]], untested_ok: bool = False
+    ids: list[str], bare: Run, patched: Run, found: dict[str, dict[str, Any]], untested_ok: bool = False
 ) -> Verdict:
     """Judge a set that nobody has pinned: retirement and an open claim are news there, not failures."""
-    verdict = judge(ids, bare, mended, found, untested_ok)
+    verdict = judge(ids, bare, patched, found, untested_ok)
     for fix_id in ids:
         if fix_id not in found:
             continue
@@ -81,14 +81,14 @@ def assess(
         )
         failed = any(
             test["outcome"] == "failed" and fix_id in test.get("fixes", ())
-            for run in (bare, mended)
+            for run in (bare, patched)
             for test in run.tests.values()
         )
         said["news"], said["todo"] = news(found[fix_id], FAILED if failed else "", shown)
         if said["news"] in (RETIRED, UNCLAIMED):
             # What its tests then say on the bare side follows from it; the fix itself is judged above.
             verdict.failures = [line for line in verdict.failures if not line.startswith(f"{fix_id}: ")]
-            of_it = {name for run in (bare, mended) for name, test in run.tests.items()
+            of_it = {name for run in (bare, patched) for name, test in run.tests.items()
                      if fix_id in test.get("fixes", ())}  # fmt: skip
             if said["news"] == UNCLAIMED:
                 verdict.failures = [

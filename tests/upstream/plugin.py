@@ -24,7 +24,7 @@ STACK = ("diffusers", "transformers", "accelerate", "peft", "optimum", "sentence
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cell-report", help="write a JSON line per test to this file")
     parser.addoption("--cell-inspect", default="", help="inspect the fixes at the end, into this file")
-    parser.addoption("--try-candidates", action="store_true", help="inspect: mend also outside of a claim")
+    parser.addoption("--try-candidates", action="store_true", help="inspect: patch also outside of a claim")
     parser.addoption("--cell-alone", default="", help="the one distribution that this environment has")
 
 
@@ -96,7 +96,7 @@ class Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         board = {}
-        if self._side == "mended":
+        if self._side == "patched":
             import diffusers_quantfix
 
             board = diffusers_quantfix.status().to_dict()
@@ -109,7 +109,7 @@ class Reporter:
 
 
 def _inspect_in_a_child(arguments: list[str]) -> None:
-    """Inspect in a fork: it mends for a try, and has all libraries imported, which costs most of the time.
+    """Inspect in a fork: it patches for a try, and has all libraries imported, which costs most of the time.
 
     Without its report the driver inspects in a process of its own, so nothing that goes wrong here is lost.
     """

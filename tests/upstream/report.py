@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter
 from typing import Any, TextIO
 
-from .verdict import APPLIED, FAILED, HEALTHY, MENDED, NOT_APPLICABLE
+from diffusers_quantfix.text import WIDTH, wrapped
 
-WIDTH = 80
+from .verdict import APPLIED, FAILED, HEALTHY, NOT_APPLICABLE, PATCHED
 
 
 class Progress:
@@ -73,13 +72,13 @@ def summary(results: list[dict[str, Any]], faults: list[str] | None = None) -> s
         results: of the cells.
         faults: what is wrong with no single cell.
     """
-    lines = ["", f"{'cell':<20} {'mended':>6} {'applied':>7} {'healthy':>7} {'n/a':>4} {'failed':>6}"
+    lines = ["", f"{'cell':<20} {'patched':>6} {'applied':>7} {'healthy':>7} {'n/a':>4} {'failed':>6}"
                  f" {'tests':>6} {'skips':>6} {'time':>7}", "-" * (WIDTH - 1)]  # fmt: skip
     for result in results:
         states = Counter(said["state"] for said in result["fixes"].values())
         counts = result["counts"]
         lines.append(
-            f"{result['cell']:<20} {states[MENDED]:>6} {states[APPLIED]:>7} {states[HEALTHY]:>7}"
+            f"{result['cell']:<20} {states[PATCHED]:>6} {states[APPLIED]:>7} {states[HEALTHY]:>7}"
             f" {states[NOT_APPLICABLE]:>4} {states[FAILED]:>6}"
             f" {counts.get('passed', 0) + counts.get('failed', 0):>6} {counts.get('skipped', 0):>6}"
             f" {result['seconds'].get('all', 0):>5.0f} s{'' if not result['failures'] else ' !'}"
@@ -88,21 +87,21 @@ def summary(results: list[dict[str, Any]], faults: list[str] | None = None) -> s
     if reasons:
         lines += ["", f"{sum(reasons.values())} tests could not run, for {len(reasons)} reasons:"]
         for reason, count in reasons.most_common():
-            lines += _wrapped(f"{count:>5} x {reason}", " " * 8)
+            lines += wrapped(f"{count:>5} x {reason}", "", " " * 8)
     for result in results:
         if result["failures"]:
             lines += ["", f"{result['cell']}  (logs in {result['logs']})"]
             for failure in result["failures"]:
-                lines += _wrapped(f"  - {failure}", "    ")
+                lines += wrapped(f"  - {failure}", "", "    ")
     if faults:
         lines += ["", "over all cells"]
         for fault in faults:
-            lines += _wrapped(f"  - {fault}", "    ")
+            lines += wrapped(f"  - {fault}", "", "    ")
     unseen = never_shown(results)
     if unseen:
         lines += ["", "applied, but in no cell of this run could a test show the defect:"]
         for fix_id, why in unseen.items():
-            lines += _wrapped(f"  - {fix_id}: {why}", "    ")
+            lines += wrapped(f"  - {fix_id}: {why}", "", "    ")
     total = Counter()
     for result in results:
         total.update(result["counts"])
@@ -122,9 +121,4 @@ def never_shown(results: list[dict[str, Any]]) -> dict[str, str]:
         for fix_id, said in result["fixes"].items():
             states.setdefault(fix_id, {}).setdefault(said["state"], said["why"])
     return {fix_id: seen[APPLIED] for fix_id, seen in sorted(states.items())
-            if APPLIED in seen and MENDED not in seen}  # fmt: skip
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split(" ")), WIDTH, subsequent_indent=indent, break_long_words=False,
-                         break_on_hyphens=False)  # fmt: skip
+            if APPLIED in seen and PATCHED not in seen}  # fmt: skip

@@ -51,14 +51,14 @@ def declarations() -> dict[str, dict[str, Any]]:
     said = {}
     for fix_id, (file, _) in sorted(INDEX.items()):
         fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX
-        said[fix_id] = {"claims": fix.claims, "healed": fix.healed, "module": fix.module, "title": fix.title,
+        said[fix_id] = {"claims": fix.claims, "fixed_in": fix.fixed_in, "module": fix.module, "title": fix.title,
                         "symptom": fix.symptom, "upstream": list(fix.upstream)}  # fmt: skip
     return said
 
 
 def declared_key() -> str:
     """A hash of the ids, claims and targets: what the compatibility table is about."""
-    return digest({fix_id: [said["claims"], said["healed"], said["module"]]
+    return digest({fix_id: [said["claims"], said["fixed_in"], said["module"]]
                    for fix_id, said in declarations().items()})  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def run_cell(
         folder: where environments, logs and results are kept.
         phase: called with the name of each phase as it begins.
         assess: the judge, `verdict.judge` for a pinned cell.
-        try_candidates: mend also where the probe says broken outside of a claim.
+        try_candidates: patch also where the probe says broken outside of a claim.
         quick: only the tests that prove a defect.  Those that are marked thorough run on no cell, but with the
             README's test command on the newest set.
     """
@@ -142,7 +142,7 @@ def run_cell(
     flags = ["--try-candidates"] if try_candidates else []
     paths = test_paths(ids, cell.alone)
     runs: dict[str, Run] = {}
-    for side in ("bare", "mended"):
+    for side in ("bare", "patched"):
         phase(side)
         more = ["-m", "defect and not thorough" if quick else "not thorough"]
         more += ["--cell-inspect", str(report), *flags] if side == "bare" else []
@@ -156,7 +156,7 @@ def run_cell(
             command, environment, "inspect", logs, result["seconds"], {"DIFFUSERS_QUANTFIX": "off"}
         )
     found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    verdict = assess(ids, runs["bare"], runs["mended"], found, untested_ok=bool(cell.alone))
+    verdict = assess(ids, runs["bare"], runs["patched"], found, untested_ok=bool(cell.alone))
     result.update(
         failures=([f"inspect: {died}"] if died else []) + verdict.failures,
         fixes=verdict.fixes, skips=verdict.skips, counts=verdict.counts, installed=_freeze(environment),

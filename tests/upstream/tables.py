@@ -16,12 +16,12 @@ from typing import Any
 from .cells import Cell, Table, read
 from .environments import cache_folder
 from .run_cell import ROOT, declarations, declared_key, result_file
-from .verdict import APPLIED, FAILED, HEALTHY, MENDED, NOT_APPLICABLE
+from .verdict import APPLIED, FAILED, HEALTHY, NOT_APPLICABLE, PATCHED
 
 README = ROOT / "README.md"
 PAGE = ROOT / "diffusers_quantfix" / "COMPATIBILITY.md"
 BEGIN, END = "<!-- fixes:begin -->", "<!-- fixes:end -->"
-SIGNS = {MENDED: "**M**", APPLIED: "A", HEALTHY: "h", NOT_APPLICABLE: "-", FAILED: "FAILED"}
+SIGNS = {PATCHED: "**M**", APPLIED: "A", HEALTHY: "h", NOT_APPLICABLE: "-", FAILED: "FAILED"}
 AGAIN = "python -m tests.upstream --cells all --jobs 2 && python -m tests.upstream.tables --write"
 
 
@@ -31,11 +31,17 @@ class Stale(Exception):
 
 def fixes_table(said: dict[str, dict[str, Any]]) -> str:
     """The README's table: one row per declared fix."""
-    lines = ["| fix | what you see | upstream | affected | healed in |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| fix | what you see | upstream | affected | fixed in |", "| --- | --- | --- | --- | --- |"]
     for fix_id, fix in sorted(said.items()):
         links = ", ".join(f"[{_short(link)}]({link})" for link in fix["upstream"]) or "not reported yet"
         affected = "; ".join(f"{name} {spec or 'any'}" for name, spec in fix["claims"].items())
-        row = [f"`{fix_id}`", fix["symptom"], links, affected.replace(",", ", "), fix["healed"] or "not yet"]
+        row = [
+            f"`{fix_id}`",
+            fix["symptom"],
+            links,
+            affected.replace(",", ", "),
+            fix["fixed_in"] or "not yet",
+        ]
         lines.append("| " + " | ".join(_cell_text(text) for text in row) + " |")
     return "\n".join(lines)
 
@@ -91,8 +97,8 @@ def page(results: dict[str, dict[str, Any]], declared: str, table: Table, ids: l
         "",
         f"Tests ran {when}, Python {table.python}, torch {torch} (CPU, with a stand-in for CUDA devices).",
         "",
-        "- **M** mended: without the package the defect shows, with it it does not",
-        "- A applied: the defect is there and is mended, but this machine could not show it",
+        "- **M** patched: without the package the defect shows, with it it does not",
+        "- A applied: the defect is there and is patched, but this machine could not show it",
         "- h healthy: the same tests pass without the package; the fix stays away",
         "- \\- not applicable: the library or its class is not in this set, or no test can run there",
         "- ? this set was not run with these fixes",

@@ -7,7 +7,7 @@ import pytest
 from diffusers_quantfix.advisories.findings import AFFECTED, findings, table, upgrades
 from tests.upstream import tables
 from tests.upstream.cells import Cell, read
-from tests.upstream.verdict import APPLIED, HEALTHY, MENDED
+from tests.upstream.verdict import APPLIED, HEALTHY, PATCHED
 
 # Pins that only the code can tell from affected ones: the probe says healthy inside the claim.
 ONLY_THE_PROBE_KNOWS: set[tuple[str, str]] = set()
@@ -44,23 +44,23 @@ def test_what_was_seen_is_what_is_said(cell: Cell):
     for fix_id, sign in SEEN[cell.name].items():
         if fix_id not in KNOWN:
             continue
-        if sign in (tables.SIGNS[MENDED], tables.SIGNS[APPLIED]):
+        if sign in (tables.SIGNS[PATCHED], tables.SIGNS[APPLIED]):
             assert said.get(fix_id) == AFFECTED, f"{fix_id} showed in {cell.name} and is not listed"
         elif sign == tables.SIGNS[HEALTHY] and (fix_id, cell.name) not in ONLY_THE_PROBE_KNOWS:
             assert fix_id not in said, f"{fix_id} did not show in {cell.name} and is listed"
 
 
-def test_no_defect_was_seen_where_upstream_is_said_to_have_healed_it():
+def test_no_defect_was_seen_where_upstream_is_said_to_have_fixed_it():
     cells = {cell.name: cell for cell in read().cells}
     for name, signs in SEEN.items():
         pins = pins_of(cells[name])
         for upgrade in upgrades(pins, findings(pins)):
             later = {**pins, **{name: f"=={version}" for name, version in upgrade.releases.items()}}
-            assert not {finding.fix.id for finding in findings(later)} & set(upgrade.heals)
-        shown = {fix_id for fix_id, sign in signs.items() if sign == tables.SIGNS[MENDED]}
+            assert not {finding.fix.id for finding in findings(later)} & set(upgrade.fixes)
+        shown = {fix_id for fix_id, sign in signs.items() if sign == tables.SIGNS[PATCHED]}
         for row in table():
-            if row["healed"] and row["id"] in shown:
-                releases = (release.split() for release in row["healed"].split(" with "))
+            if row["fixed_in"] and row["id"] in shown:
+                releases = (release.split() for release in row["fixed_in"].split(" with "))
                 fixed = findings({**pins, **{library: f"=={version}" for library, version in releases}})
                 assert row["id"] not in {finding.fix.id for finding in fixed}
 

@@ -129,7 +129,7 @@ def test_an_edge_without_a_cell_is_named():
         "no cell has bitsandbytes 0.45.3, the first healthy release,"[:-1]
     ]
     assert "the last affected" in uncovered(claims, "", known, both[1:])[0]
-    assert "healed" in uncovered(claims, "bitsandbytes 0.45.2", known, both)[0]
+    assert "said to be fixed" in uncovered(claims, "bitsandbytes 0.45.2", known, both)[0]
     # The other half of a claim must fit where an edge is shown.
     elsewhere = [bare_cell("0.45.2", "0.33.0"), bare_cell("0.45.3"), bare_cell("0.45.1")]
     assert (
@@ -146,7 +146,7 @@ def test_fits():
 @pytest.mark.parametrize(("fix_id", "said"), declarations().items(), ids=list(declarations()))
 def test_the_cells_hold_both_edges_of_every_claim(fix_id, said):
     found = read()
-    assert not uncovered(said["claims"], said["healed"], found.releases, found.every)
+    assert not uncovered(said["claims"], said["fixed_in"], found.releases, found.every)
 
 
 def test_the_set_of_one_ci_run():

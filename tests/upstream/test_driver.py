@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix.engine.fix import Fix, TargetMissing
+from diffusers_quantfix.engine.errors import TargetMissing
+from diffusers_quantfix.engine.fix import Fix
 from tests.upstream import __main__ as driver
 from tests.upstream import environments, newest, run_cell
 from tests.upstream.cells import Cell, read
@@ -22,7 +23,7 @@ from tests.upstream.report import WIDTH, Progress, summary
 CELL = Cell("D04", "3.11", {"bitsandbytes": "0.45.2", "wrapt": "2.5.2"})
 
 
-def result(cell=CELL.name, failures=(), state="mended", **more):
+def result(cell=CELL.name, failures=(), state="patched", **more):
     return {
         "cell": cell, "pins": CELL.pins, "failures": list(failures), "seconds": {"all": 12.0}, "skips": [],
         "counts": {"passed": 3, "failed": len(failures), "skipped": 0}, "logs": "logs",
@@ -228,14 +229,14 @@ def fake_fix(new, probe=None):
         FIX=Fix(id="a-fix", title="", module="fakelib", claims={"pytest": ""}, upstream=(), symptom="")
     )
     fix.broken = probe or (lambda module: module.move(None, None) == "stale")
-    fix.mend = lambda module, ledger: ledger.replace(module, "move", new)
+    fix.patch = lambda module, ledger: ledger.replace(module, "move", new)
     return fix
 
 
 def test_a_fix_that_meets_what_it_expects_leaves_everything_as_it_was(target):
     before = target.move
     said = inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")
-    assert (said["claim"], said["probe"], said["mend"], said["slots"]) == (
+    assert (said["claim"], said["probe"], said["patch"], said["slots"]) == (
         "fits",
         "broken",
         "ok",
@@ -250,27 +251,29 @@ def test_a_fix_that_meets_what_it_expects_leaves_everything_as_it_was(target):
         (lambda state, device: "moved", "it takes no argument non_blocking"),
         (lambda state, where, non_blocking=False: "moved", "argument 2 is where, not device"),
         (lambda state, device, non_blocking=False, *, copy: "moved", "it insists on copy"),
-        (lambda state, device, non_blocking=False: "stale", "the probe still says broken after the mend"),
+        (lambda state, device, non_blocking=False: "stale", "the probe still says broken after the patch"),
         (lambda *args, **kwargs: "moved", ""),
         (lambda first, device, non_blocking=False, copy=False: "moved", ""),
     ],
 )
 def test_what_is_written_must_take_every_call(target, new, says):
-    mend = inspect_fix(fake_fix(new), "fakelib")["mend"]
-    assert says in mend if says else mend == "ok"
+    patch = inspect_fix(fake_fix(new), "fakelib")["patch"]
+    assert says in patch if says else patch == "ok"
 
 
 def test_a_decorator_of_upstream_does_not_hide_its_signature(target):
     code = "import functools\noriginal = move\n@functools.wraps(original)\ndef move(*args): return original(*args)"
     exec(code, target.__dict__)
-    assert inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")["mend"] == "ok"
-    assert "it takes no argument" in inspect_fix(fake_fix(lambda state, device: "moved"), "fakelib")["mend"]
+    assert (
+        inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")["patch"] == "ok"
+    )
+    assert "it takes no argument" in inspect_fix(fake_fix(lambda state, device: "moved"), "fakelib")["patch"]
 
 
 def test_a_target_that_moved(target):
     fix = fake_fix(None)
-    fix.mend = lambda module, ledger: ledger.replace(module, "gone", 1)
-    assert "the target moved: fakelib has no gone" in inspect_fix(fix, "fakelib")["mend"]
+    fix.patch = lambda module, ledger: ledger.replace(module, "gone", 1)
+    assert "the target moved: fakelib has no gone" in inspect_fix(fix, "fakelib")["patch"]
 
     def probe(module):
         raise TargetMissing("fakelib has no move")
@@ -282,9 +285,9 @@ def test_a_target_that_moved(target):
 def test_outside_of_its_claim_nothing_is_tried_unless_asked(target):
     fix = fake_fix(lambda state, device, non_blocking=False: "moved")
     fix.FIX.claims = {"pytest": "<1"}
-    assert inspect_fix(fix, "fakelib")["mend"] == ""
+    assert inspect_fix(fix, "fakelib")["patch"] == ""
     said = inspect_fix(fix, "fakelib", try_candidates=True)
-    assert (said["claim"], said["mend"]) == ("out-of-range", "ok")
+    assert (said["claim"], said["patch"]) == ("out-of-range", "ok")
 
 
 # ---------------------------------------------------------------- what is printed

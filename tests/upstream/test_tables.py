@@ -8,7 +8,7 @@ from tests.upstream import tables
 from tests.upstream.cells import read
 from tests.upstream.run_cell import declarations, declared_key
 
-SAID = {"a-fix": {"claims": {"bitsandbytes": ">=0.43.0,<0.45.3"}, "healed": "bitsandbytes 0.45.3", "module": "m",
+SAID = {"a-fix": {"claims": {"bitsandbytes": ">=0.43.0,<0.45.3"}, "fixed_in": "bitsandbytes 0.45.3", "module": "m",
                   "title": "t", "symptom": "RuntimeError: a | b", "upstream":
                   ["https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527"]}}  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_a_stale_page_is_told():
     results = {
         cell.name: {
             "pins": cell.pins, "date": "2026-11-21", "declared": "d", "failures": [],
-            "fixes": {"a-fix": {"state": "mended"}},
+            "fixes": {"a-fix": {"state": "patched"}},
         }
         for cell in table.every
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_set_that_was_not_run_says_so():
         "date": "2026-11-21",
         "declared": "d",
         "failures": [],
-        "fixes": {"a-fix": {"state": "mended"}},
+        "fixes": {"a-fix": {"state": "patched"}},
     }
     results = {cell.name: ran for cell in table.cells if cell.ci}
     text = tables.page(results, "d", table, ["a-fix"])

@@ -9,7 +9,7 @@ import pytest
 from tests.upstream import newest
 from tests.upstream.cells import Cell
 from tests.upstream.edges import loose
-from tests.upstream.verdict import APPLIED, FAILED, HEALTHY, MENDED, NOT_APPLICABLE, Run, judge
+from tests.upstream.verdict import APPLIED, FAILED, HEALTHY, NOT_APPLICABLE, PATCHED, Run, judge
 
 FIX = "bnb-quant-state-code"
 TEST = "tests/fixes/test_it.py::test_it"
@@ -26,8 +26,8 @@ def ran(gate="", outcome="passed", reason="", state=""):
     return Run({TEST: test}, {FIX: {"state": state, "reason": "said the board"}} if state else {})
 
 
-def found(claim="fits", probe="broken", mend="ok", detail=""):
-    return {FIX: {"claim": claim, "why": "bitsandbytes 0.45.2", "probe": probe, "mend": mend, "detail": detail,
+def found(claim="fits", probe="broken", patch="ok", detail=""):
+    return {FIX: {"claim": claim, "why": "bitsandbytes 0.45.2", "probe": probe, "patch": patch, "detail": detail,
                   "slots": []}}  # fmt: skip
 
 
@@ -35,9 +35,9 @@ def state_of(verdict):
     return verdict.fixes[FIX]["state"]
 
 
-def test_red_without_us_and_green_with_us_is_mended():
+def test_red_without_us_and_green_with_us_is_patched():
     verdict = judge([FIX], ran("broken: 0.45.2"), ran(state="applied"), found())
-    assert (state_of(verdict), verdict.failures) == (MENDED, [])
+    assert (state_of(verdict), verdict.failures) == (PATCHED, [])
     assert verdict.counts == {"passed": 2, "failed": 0, "skipped": 0}
 
 
@@ -72,8 +72,8 @@ def test_a_box_may_hold_a_healthy_cell_but_every_side_must_be_touched():
             for (d, b), state in zip(pins, states, strict=True)
         ]
 
-    assert loose(claims, FIX, releases, results(MENDED, MENDED, HEALTHY)) == []
-    assert loose(claims, FIX, releases, results(MENDED, HEALTHY, HEALTHY)) == [
+    assert loose(claims, FIX, releases, results(PATCHED, PATCHED, HEALTHY)) == []
+    assert loose(claims, FIX, releases, results(PATCHED, HEALTHY, HEALTHY)) == [
         "its claim on diffusers is too wide: with 0.42.1 the defect shows in no cell",
         "its claim on bitsandbytes is too wide: with 0.45.2 the defect shows in no cell",
     ]
@@ -99,7 +99,7 @@ def test_a_target_that_moved_is_drift_with_release_and_name():
     gone = found("fits", "missing", "", "bitsandbytes.functional has no QuantState")
     (line,) = judge([FIX], ran("missing: x"), ran(state="missing"), gone).failures
     assert "drift" in line and "bitsandbytes 0.45.2" in line and "has no QuantState" in line
-    narrower = found(mend="QuantState.to(self, device) is replaced by (self): it takes no argument device")
+    narrower = found(patch="QuantState.to(self, device) is replaced by (self): it takes no argument device")
     assert "drift" in judge([FIX], ran("broken: x"), ran(state="applied"), narrower).failures[0]
 
 
@@ -164,12 +164,12 @@ def test_a_usage_error_of_pytest_is_a_failure(tmp_path):
     assert "exit status 4" in Run.read(path, "").died
 
 
-def news(bare, mended, inspected):
-    verdict = newest.assess([FIX], bare, mended, inspected)
+def news(bare, patched, inspected):
+    verdict = newest.assess([FIX], bare, patched, inspected)
     return verdict.fixes[FIX]["news"], verdict.failures
 
 
-def test_on_a_new_release_a_healed_defect_is_news_and_no_failure():
+def test_on_a_new_release_a_fixed_defect_is_news_and_no_failure():
     assert news(ran("healthy: x"), ran(state="healthy"), found("fits", "healthy", "")) == (newest.RETIRED, [])
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MENDED = "mended"  # the defect shows without us, and not with us
-APPLIED = "applied"  # claim and probe say broken and the mend takes, but no test could show it here
+PATCHED = "patched"  # the defect shows without us, and not with us
+APPLIED = "applied"  # claim and probe say broken and the patch takes, but no test could show it here
 HEALTHY = "healthy"  # the tests ran, and the defect is not there without us
 NOT_APPLICABLE = "n/a"  # the library, its class or its module is not there, or no test can run
 FAILED = "failed"
@@ -27,7 +27,7 @@ class Run:
 
     Attributes:
         tests: node id -> its line of the report (``outcome``, ``reason``, ``gates``, ``fixes``, ``seconds``).
-        board: the states of the fixes at the end of the mended side, by id.
+        board: the states of the fixes at the end of the patched side, by id.
         died: why the process did not end properly; empty when it did.
         processor_seconds: what it cost, whatever else this machine was doing.
     """
@@ -80,21 +80,21 @@ class Verdict:
 
 
 def judge(
-    ids: list[str], bare: Run, mended: Run, found: dict[str, dict[str, Any]], untested_ok: bool = False
+    ids: list[str], bare: Run, patched: Run, found: dict[str, dict[str, Any]], untested_ok: bool = False
 ) -> Verdict:
     """Judge a pinned cell.
 
     Args:
         ids: the fixes to judge.
         bare: the side without us.
-        mended: the side with us.
+        patched: the side with us.
         found: what `inspect_fixes` reported.
         untested_ok: a fix without a test is no failure (a cell that runs a part of the tests).
     """
-    failures = [f"{side}: {run.died}" for side, run in (("bare", bare), ("mended", mended)) if run.died]
+    failures = [f"{side}: {run.died}" for side, run in (("bare", bare), ("patched", patched)) if run.died]
     skips = []
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    for side, run in (("bare", bare), ("mended", mended)):
+    for side, run in (("bare", bare), ("patched", patched)):
         for test, said in run.tests.items():
             counts[said["outcome"]] += 1
             if said["outcome"] == "failed":
@@ -110,7 +110,7 @@ def judge(
             fixes[fix_id] = {"state": FAILED, "why": "was not inspected"}
             failures.append(f"{fix_id}: was not inspected")
             continue
-        state, why, faults = _one(fix_id, bare, mended, report, untested_ok)
+        state, why, faults = _one(fix_id, bare, patched, report, untested_ok)
         failures += [f"{fix_id}: {fault}" for fault in faults]
         fixes[fix_id] = {
             "state": FAILED if faults or state == FAILED else state,
@@ -128,7 +128,7 @@ def explained(reason: str) -> bool:
 
 
 def _one(
-    fix_id: str, bare: Run, mended: Run, found: dict[str, Any], untested_ok: bool
+    fix_id: str, bare: Run, patched: Run, found: dict[str, Any], untested_ok: bool
 ) -> tuple[str, str, list[str]]:
     """State, reason and faults of one fix, without the failures of its tests, which are counted already."""
     # a file that is skipped as a whole, since it needs what is not here, has no marks
@@ -143,12 +143,12 @@ def _one(
     )
     failed = any(
         said["outcome"] == "failed" and fix_id in said.get("fixes", ())
-        for run in (bare, mended)
+        for run in (bare, patched)
         for said in run.tests.values()
     )
     claimed, probe, why = found["claim"] == "fits", found["probe"], found["why"]
     faults = drift(found)
-    answer = mended.board.get(fix_id, {})
+    answer = patched.board.get(fix_id, {})
     if answer.get("state") in ("failed", "overwritten"):
         faults.append(f"with us its state is {answer['state']}: {answer['reason']}")
     elif answer and claimed and probe == "broken" and answer["state"] != "applied":
@@ -168,7 +168,7 @@ def _one(
     if failed or faults:
         return FAILED, "a test of it failed", faults
     if shown:
-        return MENDED, why, faults
+        return PATCHED, why, faults
     if claimed and probe == "broken":
         return APPLIED, reasons or "no test of it ran", faults
     if passed:
@@ -189,6 +189,6 @@ def drift(found: dict[str, Any]) -> list[str]:
         return [f"drift: in {found['why']} its target is not there: {found['detail']}"]
     if found["probe"] == "failed":
         return [f"drift: in {found['why']}: {found['detail']}"]
-    if found["probe"] == "broken" and found["mend"] != "ok":
-        return [f"drift: in {found['why']}: {found['mend']}"]
+    if found["probe"] == "broken" and found["patch"] != "ok":
+        return [f"drift: in {found['why']}: {found['patch']}"]
     return []

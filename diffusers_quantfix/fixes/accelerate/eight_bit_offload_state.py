@@ -8,7 +8,7 @@ Cause: bitsandbytes takes the weight of an 8-bit layer over into ``layer.state``
     ``init_hook`` does not look at the state at all, when a model is offloaded that has run before. ``detach_hook``
     gives the weight back without its scales (SCB) before accelerate 1.14.
 Upstream: accelerate PRs 3907 and 4044 care for SCB only; open.
-Cure: the three hook methods. Where a weight was put on meta, the state gives up the tensors that belong to it; where a
+Patch: the three hook methods. Where a weight was put on meta, the state gives up the tensors that belong to it; where a
     weight comes back for good, it gets its scales from the weights map, and a map that the hook makes itself has them.
 """
 
@@ -17,6 +17,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.versions import contains, installed_version
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-8bit-offload-state",
@@ -36,7 +42,7 @@ FIX = Fix(
 _OF_THE_WEIGHT = {"CB", "CxB", "SB", "SCB", "CBt", "CxBt", "SBt", "SCBt", "subB", "idx", "_tile_indices"}
 
 
-def broken(hooks) -> bool:
+def broken(hooks: ModuleType) -> bool:
     """Let the hook offload a layer of one weight, which has run; does its state keep CB?"""
     import torch
 
@@ -62,7 +68,7 @@ class State:
     CB = CxB = SCB = None
 
 
-def mend(hooks, ledger) -> None:
+def patch(hooks: ModuleType, draft: Draft) -> None:
     hook_class = resolve(hooks, "AlignDevicesHook")
 
     def make_init(original):
@@ -126,6 +132,6 @@ def mend(hooks, ledger) -> None:
                 for name in held.keys() & _OF_THE_WEIGHT:
                     held[name] = None
 
-    ledger.around(hook_class, "init_hook", make_init)
-    ledger.around(hook_class, "post_forward", make_post)
-    ledger.around(hook_class, "detach_hook", make_detach)
+    draft.wrap_plain(hook_class, "init_hook", make_init)
+    draft.wrap_plain(hook_class, "post_forward", make_post)
+    draft.wrap_plain(hook_class, "detach_hook", make_detach)

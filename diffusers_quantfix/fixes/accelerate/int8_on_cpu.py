@@ -6,7 +6,7 @@ Symptom: RuntimeError "Cannot access accelerator device when none is available."
 Cause: ``set_module_tensor_to_device`` says ``.to(0).to("cpu")`` for Int8Params if the device is the string "cpu":
     older bitsandbytes quantizes on a GPU only.
 Upstream: not reported.
-Cure: with a bitsandbytes that quantizes on the CPU the device is passed as ``torch.device("cpu")``, for which
+Patch: with a bitsandbytes that quantizes on the CPU the device is passed as ``torch.device("cpu")``, for which
     accelerate takes its ordinary way.
 """
 
@@ -14,6 +14,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-int8-on-cpu",
@@ -26,7 +32,7 @@ FIX = Fix(
 )
 
 
-def broken(modeling) -> bool:
+def broken(modeling: ModuleType) -> bool:
     """Put a stand-in for an 8-bit weight on the CPU, and see where it is sent."""
     import torch
 
@@ -58,7 +64,7 @@ def broken(modeling) -> bool:
     return False
 
 
-def mend(modeling, ledger) -> None:
+def patch(modeling: ModuleType, draft: Draft) -> None:
     import torch
 
     cpu = torch.device("cpu")
@@ -79,4 +85,4 @@ def mend(modeling, ledger) -> None:
             return False
         return type(parameter).__name__ == "Int8Params"
 
-    ledger.around(modeling, "set_module_tensor_to_device", make)
+    draft.wrap_plain(modeling, "set_module_tensor_to_device", make)

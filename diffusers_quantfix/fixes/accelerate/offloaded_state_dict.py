@@ -7,7 +7,7 @@ Cause: between two uses the parameters are on ``meta``; the weights are in the `
     ``state_dict()`` does not look.
 Upstream: accelerate's ``get_state_dict_offloaded_model`` is there for it, but diffusers calls it nowhere, and
     transformers only for models with a ``hf_device_map`` that names the CPU or the disk.
-Cure: a module that gets an offloading hook also gets a state-dict hook, which fills in what is on ``meta`` from the
+Patch: a module that gets an offloading hook also gets a state-dict hook, which fills in what is on ``meta`` from the
     weights map, without a copy; with the offloading hook it goes away. Weights on disk stay ``meta``: to read all of
     them at once would defeat their purpose, and transformers has a way of its own to save those.
 """
@@ -16,6 +16,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-offloaded-state-dict",
@@ -31,7 +37,7 @@ FIX = Fix(
 _OF_8BIT = ("SCB", "weight_format")
 
 
-def broken(hooks) -> bool:
+def broken(hooks: ModuleType) -> bool:
     """Offload a layer of one weight; is the weight in its state dict?"""
     import torch
 
@@ -41,7 +47,7 @@ def broken(hooks) -> bool:
     return layer.state_dict()["weight"].is_meta
 
 
-def mend(hooks, ledger) -> None:
+def patch(hooks: ModuleType, draft: Draft) -> None:
     def make_add(original):
         def add_hook_to_module(module, hook, append=False):
             module = original(module, hook, append)
@@ -62,8 +68,8 @@ def mend(hooks, ledger) -> None:
         return remove_hook_from_module
 
     resolve(hooks, "AlignDevicesHook")
-    ledger.around(hooks, "add_hook_to_module", make_add)
-    ledger.around(hooks, "remove_hook_from_module", make_remove)
+    draft.wrap_plain(hooks, "add_hook_to_module", make_add)
+    draft.wrap_plain(hooks, "remove_hook_from_module", make_remove)
 
 
 def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:

@@ -7,7 +7,7 @@ Cause: accelerate makes a new parameter by ``type(parameter)(tensor, requires_gr
     the weights map of a hook is a state dict, in which quanto has flattened the weight ``weight`` to its parts
     ``weight._data``, ``weight._scale``, ..., and the hook asks for ``weight``.
 Upstream: diffusers issue 10526.
-Cure: ``set_module_tensor_to_device`` makes the parameter of the moved tensor itself, as it does under the old names.
+Patch: ``set_module_tensor_to_device`` makes the parameter of the moved tensor itself, as it does under the old names.
     ``AlignDevicesHook`` gets a weights map that puts the parts together; they stay where they are, on disk too.
 """
 
@@ -17,6 +17,12 @@ from collections.abc import Mapping
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-quanto-offload",
@@ -32,7 +38,7 @@ FIX = Fix(
 _PLAIN_CLASSES = ("WeightQBytesTensor", "WeightQBitsTensor")
 
 
-def broken(hooks) -> bool:
+def broken(hooks: ModuleType) -> bool:
     """Send a parameter of a class that is built like quanto's to ``meta``; quanto itself need not be loaded."""
     import torch
     from accelerate.utils import modeling
@@ -54,7 +60,7 @@ def broken(hooks) -> bool:
     return False
 
 
-def mend(hooks, ledger) -> None:
+def patch(hooks: ModuleType, draft: Draft) -> None:
     import torch
     from accelerate.utils import modeling
 
@@ -93,8 +99,8 @@ def mend(hooks, ledger) -> None:
         return init_hook
 
     resolve(modeling, "set_module_tensor_to_device")
-    ledger.around(modeling, "set_module_tensor_to_device", make_set)
-    ledger.around(resolve(hooks, "AlignDevicesHook"), "init_hook", make_init)
+    draft.wrap_plain(modeling, "set_module_tensor_to_device", make_set)
+    draft.wrap_plain(resolve(hooks, "AlignDevicesHook"), "init_hook", make_init)
 
 
 class AssembledWeights(Mapping):

@@ -8,8 +8,8 @@ Symptom: after a forward pass on such a CPU ``dequantize_4bit`` of the weight gi
 Cause: ``Linear4bit.forward`` repacks bytes and quant state in place for a CPU kernel. Only ``.cuda()``, ``.xpu()`` and
     ``state_dict`` undo it, and the inverse forgets the absmax of a state that is not nested, and quantizes that of a
     nested one anew.
-Upstream: bitsandbytes issue 2078; PR 2083 mends ``.to()`` only. Both open.
-Cure: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
+Upstream: bitsandbytes issue 2078; PR 2083 patches ``.to()`` only. Both open.
+Patch: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
     a copy of the weight would double the memory); whatever wants the weight for anything but the kernel unpacks first:
     moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel cannot do
     take the ordinary way. The speed of the kernel stays. ``matmul_4bit``, where a repacked weight meets a
@@ -21,6 +21,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import params_4bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-cpu-packing",
@@ -42,7 +48,7 @@ _KEPT = params_4bit.UNPACKED
 _ON_TRIAL = "_quantfix_trial"
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Repack a small weight and undo it; is the absmax in its old order?  Other CPUs never repack."""
     return resolve(modules, "has_avx512bf16")() and forgets(
         resolve(modules, _PACK), resolve(modules, _UNPACK), modules
@@ -67,11 +73,11 @@ def forgets(pack, unpack, modules) -> bool:
     return not (torch.equal(back, packed) and torch.equal(state.absmax, torch.arange(64.0)))
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import sys
 
     functional = sys.modules["bitsandbytes.functional"]
-    watch = ledger.on_demand(sys.modules["bitsandbytes.autograd._functions"], "matmul_4bit", make_matmul)
+    watch = draft.on_demand(sys.modules["bitsandbytes.autograd._functions"], "matmul_4bit", make_matmul)
 
     def is_watched():
         return watch()
@@ -79,7 +85,7 @@ def mend(modules, ledger) -> None:
     # As torch.compiler.assume_constant_result does, which would import all of torch._dynamo: where the first weight
     # is repacked under torch.compile, this runs when it traces, and is no graph break.
     is_watched._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    wrap_functions(functional, ledger, is_watched)
+    wrap_functions(functional, draft, is_watched)
     linear4bit, params4bit = resolve(modules, "Linear4bit"), resolve(modules, "Params4bit")
 
     def first_unpack(original):
@@ -97,12 +103,12 @@ def mend(modules, ledger) -> None:
 
         return _load_from_state_dict
 
-    ledger.around(linear4bit, "_load_from_state_dict", make_load)
-    ledger.around(params4bit, "to", first_unpack)
-    ledger.around(params4bit, "__getstate__", first_unpack)
+    draft.wrap_plain(linear4bit, "_load_from_state_dict", make_load)
+    draft.wrap_plain(params4bit, "to", first_unpack)
+    draft.wrap_plain(params4bit, "__getstate__", first_unpack)
 
 
-def wrap_functions(functional, ledger, is_watched) -> None:
+def wrap_functions(functional, draft, is_watched) -> None:
     """The functions of ``bitsandbytes.functional`` that repack, undo it, and read what may be repacked.
 
     Args:
@@ -145,9 +151,9 @@ def wrap_functions(functional, ledger, is_watched) -> None:
 
         return dequantize_4bit
 
-    ledger.around(functional, _PACK, make_pack)
-    ledger.around(functional, _UNPACK, make_unpack)
-    ledger.around(functional, "dequantize_4bit", make_dequantize)
+    draft.wrap_plain(functional, _PACK, make_pack)
+    draft.wrap_plain(functional, _UNPACK, make_unpack)
+    draft.wrap_plain(functional, "dequantize_4bit", make_dequantize)
 
 
 def make_matmul(original):

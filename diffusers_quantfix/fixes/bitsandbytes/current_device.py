@@ -5,14 +5,20 @@ Symptom: after a 4-bit layer was quantized on, or ran on, ``cuda:1``, ``torch.cu
 Cause: four functions of ``bitsandbytes.functional`` switch to the device of their tensor and switch "back" to the same
     one, ``post_call(A.device)`` instead of ``post_call(prev_device)``. They and ``gemv_4bit`` do not switch back at all
     when they raise.
-Upstream: mended in 0.45.0, which switches with a context manager.
-Cure: the functions themselves; each puts the current device back, whatever happens.
+Upstream: patched in 0.45.0, which switches with a context manager.
+Patch: the functions themselves; each puts the current device back, whatever happens.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-current-device",
@@ -21,14 +27,14 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
     symptom="torch.cuda.current_device() has changed after a 4-bit layer ran on another GPU",
-    healed="bitsandbytes 0.45.0",
+    fixed_in="bitsandbytes 0.45.0",
     hot=True,
 )
 
 _NAMES = ("quantize_blockwise", "dequantize_blockwise", "quantize_4bit", "dequantize_4bit", "gemv_4bit")
 
 
-def broken(functional) -> bool:
+def broken(functional: ModuleType) -> bool:
     """Does one of the functions remember the device it came from, and never read what it remembered?
 
     A look at the code: without CUDA there is no current device that could be watched.
@@ -45,7 +51,7 @@ def broken(functional) -> bool:
     return False
 
 
-def mend(functional, ledger) -> None:
+def patch(functional: ModuleType, draft: Draft) -> None:
     from torch import cuda
 
     def make(original):
@@ -64,4 +70,4 @@ def mend(functional, ledger) -> None:
         return back_on_the_device
 
     for name in _NAMES:
-        ledger.around(functional, name, make)
+        draft.wrap_plain(functional, name, make)

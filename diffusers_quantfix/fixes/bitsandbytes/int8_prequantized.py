@@ -4,8 +4,8 @@ Symptom: noise or NaN, without any error, from an 8-bit model that was loaded fr
     and on the CPU.
 Cause: ``Int8Params.to`` gives its result a CB only if the parameter had one. One that was made of the int8 data of a
     checkpoint has none yet, and the layer takes its int8 matrix for one that is still to be quantized.
-Upstream: bitsandbytes issue 1775, mended by PR 1776 in 0.48.1.
-Cure: the move of int8 data that ``bnb-int8-requantize`` has for older releases: CB is the moved data.
+Upstream: bitsandbytes issue 1775, patched by PR 1776 in 0.48.1.
+Patch: the move of int8 data that ``bnb-int8-requantize`` has for older releases: CB is the moved data.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import moved_whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-int8-prequantized",
@@ -24,12 +30,12 @@ FIX = Fix(
         "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1776",
     ),
     symptom="noise or NaN from a model that was loaded from an 8-bit checkpoint",
-    healed="bitsandbytes 0.48.1",
+    fixed_in="bitsandbytes 0.48.1",
     hot=True,
 )
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Move a parameter as loading makes it, and one that has a CB: does that alone get one?"""
     import torch
 
@@ -42,5 +48,5 @@ def broken(modules) -> bool:
     return weight.to("meta").CB.is_meta
 
 
-def mend(modules, ledger) -> None:
-    ledger.around(resolve(modules, "Int8Params"), "to", moved_whole)
+def patch(modules: ModuleType, draft: Draft) -> None:
+    draft.wrap_plain(resolve(modules, "Int8Params"), "to", moved_whole)

@@ -5,7 +5,7 @@ Symptom: RuntimeError "Loading a quantized checkpoint into non-quantized Linear8
 Cause: the first forward pass takes CB and SCB from the weight over into ``layer.state``. ``_load_from_state_dict``
     looks for SCB on the weight only.
 Upstream: none.
-Cure: for the time of the loading the weight has the scales of the state, the very tensor, into which upstream copies.
+Patch: for the time of the loading the weight has the scales of the state, the very tensor, into which upstream copies.
     Before 0.45.0, where a layer that has run keeps its weight in tiles of the GPU's, it is put back into rows first.
 """
 
@@ -14,6 +14,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import in_tiles, rows_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-int8-reload",
@@ -26,7 +32,7 @@ FIX = Fix(
 )
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Load SCB into a layer that has it in its state, as after a forward pass."""
     import torch
 
@@ -53,7 +59,7 @@ class State:
     has_fp16_weights = False
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     def make(original):
         def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
             args = state_dict, prefix, *args
@@ -81,4 +87,4 @@ def mend(modules, ledger) -> None:
         weight.CB, weight.SCB = weight.data, state.SCB
         state.CB = state.CxB = state.SB = state.SCB = state._tile_indices = None
 
-    ledger.around(resolve(modules, "Linear8bitLt"), "_load_from_state_dict", make)
+    draft.wrap_plain(resolve(modules, "Linear8bitLt"), "_load_from_state_dict", make)

@@ -5,8 +5,8 @@ Symptom: an 8-bit weight that went to the CPU and comes back to the GPU has lost
     three times the memory of the weight for a moment: a copy in 16 bits, and a new int8 matrix.
 Cause: up to 0.47.0 the parameter takes the CPU for the place where weights are not quantized yet, and its other branch
     hands over the references of CB and SCB unmoved.
-Upstream: mended in bitsandbytes 0.48.0.
-Cure: ``Int8Params.to``, the entry of every move of a parameter, and ``.cuda``, which is not a call of it before
+Upstream: patched in bitsandbytes 0.48.0.
+Patch: ``Int8Params.to``, the entry of every move of a parameter, and ``.cuda``, which is not a call of it before
     0.46.0: int8 data is moved as it is, with its SCB; CB is the moved data.
 """
 
@@ -16,6 +16,12 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import moved_whole
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="bnb-int8-requantize",
     title="moving an Int8Params to the GPU quantizes its int8 data again and loses the scales",
@@ -23,12 +29,12 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<0.48.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332",),
     symptom="wrong output of an 8-bit layer after .to('cpu') and .to('cuda'); SCB is 127 in every row",
-    healed="bitsandbytes 0.48.0",
+    fixed_in="bitsandbytes 0.48.0",
     hot=True,
 )
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Send a quantized parameter to ``meta``: does SCB stay behind?"""
     import torch
 
@@ -38,7 +44,7 @@ def broken(modules) -> bool:
     return not weight.to("meta").SCB.is_meta
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     int8 = torch.int8
@@ -52,5 +58,5 @@ def mend(modules, ledger) -> None:
 
         return cuda
 
-    ledger.around(int8_params, "to", moved_whole)
-    ledger.around(int8_params, "cuda", make_cuda)
+    draft.wrap_plain(int8_params, "to", moved_whole)
+    draft.wrap_plain(int8_params, "cuda", make_cuda)

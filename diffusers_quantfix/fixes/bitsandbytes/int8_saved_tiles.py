@@ -6,7 +6,7 @@ Cause: the first forward pass puts the weight into tiles, in the layout of the G
     the tiles, and in ``weight_format`` which ones. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers and
     transformers does not, and takes them for rows.
 Upstream: bitsandbytes 0.45.0, which has no tiles any more.
-Cure: the state dict has rows. They go to the CPU layer by layer: on the GPU, whose memory holds the tiles, all of them
+Patch: the state dict has rows. They go to the CPU layer by layer: on the GPU, whose memory holds the tiles, all of them
     would take as much once more.
 """
 
@@ -16,6 +16,12 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import in_tiles, rows_of
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="bnb-int8-saved-tiles",
     title="an 8-bit model that has run is saved in the layout of its GPU, and loads as noise",
@@ -23,7 +29,7 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
     symptom="noise from a model that was loaded from an 8-bit checkpoint, which was saved after a forward pass",
-    healed="bitsandbytes 0.45.0",
+    fixed_in="bitsandbytes 0.45.0",
     hot=True,
 )
 
@@ -31,7 +37,7 @@ FIX = Fix(
 _ROWS = ("row", 0)
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Save a layer with one tile, whose order is known: no kernel has to tell it."""
     import torch
 
@@ -57,7 +63,7 @@ class State:
     formatB = "col_turing"
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     def make(original):
@@ -71,4 +77,4 @@ def mend(modules, ledger) -> None:
 
         return _save_to_state_dict
 
-    ledger.around(resolve(modules, "Linear8bitLt"), "_save_to_state_dict", make)
+    draft.wrap_plain(resolve(modules, "Linear8bitLt"), "_save_to_state_dict", make)

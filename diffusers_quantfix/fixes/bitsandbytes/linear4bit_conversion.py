@@ -7,7 +7,7 @@ Symptom: RuntimeError "Creating a Parameter from an instance of type Params4bit 
 Cause: where ``nn.Module._apply`` cannot put the new bytes into the old parameter, it makes a Parameter of what it
     got.
 Upstream: none.
-Cure: ``_apply`` of the two layers with a 4-bit weight hands upstream the plain bytes, and the parameter that it makes
+Patch: ``_apply`` of the two layers with a 4-bit weight hands upstream the plain bytes, and the parameter that it makes
     of them becomes a Params4bit again, with all that the old one had. A move that upstream can do stays upstream's.
 """
 
@@ -16,6 +16,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-linear4bit-conversion",
@@ -29,7 +35,7 @@ FIX = Fix(
 )
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Empty a quantized layer through a parent onto ``meta``, a device that is always there."""
     import torch
 
@@ -45,7 +51,7 @@ def broken(modules) -> bool:
     return not isinstance(layer.weight, modules.Params4bit)
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     params4bit = resolve(modules, "Params4bit")
@@ -102,6 +108,6 @@ def mend(modules, ledger) -> None:
                 tensor = torch.empty_like(tensor, device=weight.device)  # as to_empty() does with the weight
             setattr(found.holder, found.attribute, tensor.to(weight.device))
 
-    ledger.around(resolve(modules, "Linear4bit"), "_apply", make)
+    draft.wrap_plain(resolve(modules, "Linear4bit"), "_apply", make)
     if hasattr(modules, "Embedding4bit"):  # from 0.44.0 on
-        ledger.around(modules.Embedding4bit, "_apply", make)
+        draft.wrap_plain(modules.Embedding4bit, "_apply", make)

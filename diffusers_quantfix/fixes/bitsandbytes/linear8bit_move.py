@@ -10,7 +10,7 @@ Cause: a parent moves its layers by ``child._apply(fn)``, and ``nn.Module._apply
     into the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` even quantizes
     the quantized weight once more when it goes back to the GPU, and loses its scales.
 Upstream: bitsandbytes issues 1332 and 1793, diffusers issues 11329 and 10653; open.
-Cure: ``_apply`` of the two layers with an 8-bit weight. Bias and buffers go upstream's way; ``fn`` is given the plain
+Patch: ``_apply`` of the two layers with an 8-bit weight. Bias and buffers go upstream's way; ``fn`` is given the plain
     int8 data, so that nothing is quantized twice; CB becomes the new ``weight.data``, never a copy of it; SCB and what
     else the state holds follows to its device, without a cast. All ways come through here, a move of the layer
     itself, of a parent, ``.cuda()``, ``.to_empty()``, while a forward pass does not.
@@ -21,6 +21,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-linear8bit-move",
@@ -43,7 +49,7 @@ _ALIASES = ("CB", "CxB")
 _COMPANIONS = (*_ALIASES, "SCB")
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Move a quantized layer through a parent to ``meta``, a device that is always there."""
     import torch
 
@@ -63,7 +69,7 @@ def broken(modules) -> bool:
     return not (weight.CB.is_meta and weight.SCB.is_meta)
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     int8_params = resolve(modules, "Int8Params")
@@ -127,6 +133,6 @@ def mend(modules, ledger) -> None:
         # A layer with has_fp16_weights keeps a 16-bit weight, and in CB what it quantized of it: another matrix.
         return found.attribute in _ALIASES and tensor.dtype == weight.dtype and tensor.shape == weight.shape
 
-    ledger.around(resolve(modules, "Linear8bitLt"), "_apply", make)
+    draft.wrap_plain(resolve(modules, "Linear8bitLt"), "_apply", make)
     if hasattr(modules, "Embedding8bit"):  # from 0.44.0 on
-        ledger.around(modules.Embedding8bit, "_apply", make)
+        draft.wrap_plain(modules.Embedding8bit, "_apply", make)

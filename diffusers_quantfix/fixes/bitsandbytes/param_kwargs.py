@@ -5,15 +5,21 @@ Symptom: TypeError "Params4bit.__new__() got an unexpected keyword argument '_is
 Cause: to put a quantized parameter elsewhere, accelerate, transformers, diffusers and PEFT call its class with all
     attributes of the old one, ``cls(data, **old.__dict__)``. transformers 5 marks parameters with an attribute of its
     own, which the constructors do not know.
-Upstream: mended in bitsandbytes 0.50.0 (PR 1900), whose constructors ignore what they do not know; accelerate 1.14.0
+Upstream: patched in bitsandbytes 0.50.0 (PR 1900), whose constructors ignore what they do not know; accelerate 1.14.0
     takes out the mark of transformers, and nothing else.
-Cure: the constructors do what those of 0.50.0 do.
+Patch: the constructors do what those of 0.50.0 do.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-param-kwargs",
@@ -25,14 +31,14 @@ FIX = Fix(
         "https://github.com/huggingface/accelerate/releases/tag/v1.14.0",
     ),
     symptom="TypeError: Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'",
-    healed="bitsandbytes 0.50.0",
+    fixed_in="bitsandbytes 0.50.0",
     hot=True,
 )
 
 _NAMES = ("Params4bit", "Int8Params")
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Does a constructor refuse a keyword that it does not know?"""
     import torch
 
@@ -44,7 +50,7 @@ def broken(modules) -> bool:
     return False
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     def make(original):
         code = function_of(original).__code__
         known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
@@ -57,4 +63,4 @@ def mend(modules, ledger) -> None:
         return __new__
 
     for name in _NAMES:
-        ledger.around(resolve(modules, name), "__new__", make)
+        draft.wrap_plain(resolve(modules, name), "__new__", make)

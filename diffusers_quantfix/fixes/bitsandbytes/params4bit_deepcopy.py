@@ -5,7 +5,7 @@ Symptom: after ``twin = copy.deepcopy(model); del model`` the memory of the orig
 Cause: ``Params4bit.__deepcopy__`` does not use the memo of the copy. So the new weight refers to the layer of the
     original, and to another copy of the quant state than the new layer does.
 Upstream: none.
-Cure: ``Params4bit.__deepcopy__`` copies with the memo. The layer that it refers to becomes the copied layer, or none
+Patch: ``Params4bit.__deepcopy__`` copies with the memo. The layer that it refers to becomes the copied layer, or none
     where the parameter is copied alone.
 """
 
@@ -13,6 +13,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-params4bit-deepcopy",
@@ -28,7 +34,7 @@ FIX = Fix(
 _NOT_COPIED = ("data", "requires_grad")
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Copy a small parameter; does the copy refer to the original's layer?"""
     import copy
 
@@ -40,7 +46,7 @@ def broken(modules) -> bool:
     return copy.deepcopy(weight).module is layer
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     from copy import deepcopy
 
     import torch
@@ -61,4 +67,4 @@ def mend(modules, ledger) -> None:
 
         return __deepcopy__
 
-    ledger.around(resolve(modules, "Params4bit"), "__deepcopy__", make)
+    draft.wrap_plain(resolve(modules, "Params4bit"), "__deepcopy__", make)

@@ -5,7 +5,7 @@ Symptom: after ``{name: p.cpu() for name, p in model.named_parameters()}`` the m
 Cause: ``Params4bit.to`` moves the tensors of its QuantState in place, and gives the very same QuantState to the new
     parameter.
 Upstream: none.
-Cure: ``Params4bit.to`` gives the new parameter a QuantState of its own. But ``nn.Module._apply`` relies on the shared
+Patch: ``Params4bit.to`` gives the new parameter a QuantState of its own. But ``nn.Module._apply`` relies on the shared
     one: it keeps the old parameter and takes only the bytes of the new one, by ``parameter.data = new``. So an
     assignment to ``.data`` of a 4-bit parameter from elsewhere takes over its quant state too, whatever module has the
     parameter, and the reference of the layer follows.
@@ -16,6 +16,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions, params_4bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-params4bit-shared-state",
@@ -28,7 +34,7 @@ FIX = Fix(
 )
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Move a parameter to where it is; is the quant state that it keeps asked to move?"""
     import torch
 
@@ -46,7 +52,7 @@ def broken(modules) -> bool:
     return state.asked
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     params4bit = resolve(modules, "Params4bit")
@@ -108,8 +114,8 @@ def mend(modules, ledger) -> None:
 
         return _apply
 
-    ledger.around(params4bit, "to", make_to)
-    ledger.around(params4bit, "__setattr__", make_setattr)
-    ledger.around(resolve(modules, "Linear4bit"), "_apply", make_apply)
+    draft.wrap_plain(params4bit, "to", make_to)
+    draft.wrap_plain(params4bit, "__setattr__", make_setattr)
+    draft.wrap_plain(resolve(modules, "Linear4bit"), "_apply", make_apply)
     if hasattr(modules, "Embedding4bit"):  # from 0.44.0 on
-        ledger.around(modules.Embedding4bit, "_apply", make_apply)
+        draft.wrap_plain(modules.Embedding4bit, "_apply", make_apply)

@@ -5,7 +5,7 @@ Symptom: a model that was pickled, saved with ``torch.save(model)`` or sent to a
 Cause: ``torch.nn.Parameter.__reduce_ex__`` rebuilds a ``Parameter``, whatever the class was, and hangs the attributes
     on it.
 Upstream: none.
-Cure: ``Params4bit`` and ``Int8Params`` say how they are rebuilt: by their own constructors, so that the file needs
+Patch: ``Params4bit`` and ``Int8Params`` say how they are rebuilt: by their own constructors, so that the file needs
     bitsandbytes and torch and nothing of this package. The bytes of a weight are in it once.
     ``torch.load(weights_only=True)`` wants to be told these classes, ``torch.serialization.add_safe_globals``, as it
     wants QuantState and the layers of every pickled model; state dicts have none of them and are not concerned.
@@ -16,6 +16,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import params_4bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-params-pickle",
@@ -31,7 +37,7 @@ FIX = Fix(
 _OF_8BIT = {"CB", "SCB", "has_fp16_weights"}
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Does a parameter say that it is rebuilt as something else?"""
     import torch
 
@@ -44,7 +50,7 @@ def broken(modules) -> bool:
     return False
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     from torch._tensor import _rebuild_from_type_v2
 
     def make_4bit(original):
@@ -70,5 +76,5 @@ def mend(modules, ledger) -> None:
 
         return __reduce_ex__
 
-    ledger.around(resolve(modules, "Params4bit"), "__reduce_ex__", make_4bit)
-    ledger.around(resolve(modules, "Int8Params"), "__reduce_ex__", make_8bit)
+    draft.wrap_plain(resolve(modules, "Params4bit"), "__reduce_ex__", make_4bit)
+    draft.wrap_plain(resolve(modules, "Int8Params"), "__reduce_ex__", make_8bit)

@@ -4,8 +4,8 @@ Symptom: RuntimeError "Input tensors need to be on the same GPU, but found the f
     (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model went to another GPU. Larger batches do
     not read ``code`` and pass.
 Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
-Upstream: bitsandbytes issue 1527, mended in 0.45.3.
-Cure: ``QuantState.to`` itself, which every move of a 4-bit weight goes through (``Params4bit.to``, a parent's ``.to``,
+Upstream: bitsandbytes issue 1527, patched in 0.45.3.
+Patch: ``QuantState.to`` itself, which every move of a 4-bit weight goes through (``Params4bit.to``, a parent's ``.to``,
     accelerate), moves ``code`` too.
 """
 
@@ -13,6 +13,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-quant-state-code",
@@ -22,12 +28,12 @@ FIX = Fix(
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527",),
     symptom="RuntimeError: Input tensors need to be on the same GPU, but found the following tensor and device "
     "combinations",
-    healed="bitsandbytes 0.45.3",
+    fixed_in="bitsandbytes 0.45.3",
     hot=True,
 )
 
 
-def broken(functional) -> bool:
+def broken(functional: ModuleType) -> bool:
     """Move a quant state of two small tensors to ``meta``, a device that is always there."""
     import torch
 
@@ -38,7 +44,7 @@ def broken(functional) -> bool:
     return state.absmax.is_meta and not state.code.is_meta
 
 
-def mend(functional, ledger) -> None:
+def patch(functional: ModuleType, draft: Draft) -> None:
     def make(original):
         def to(self, device):
             original(self, device)
@@ -47,4 +53,4 @@ def mend(functional, ledger) -> None:
 
         return to
 
-    ledger.around(resolve(functional, "QuantState"), "to", make)
+    draft.wrap_plain(resolve(functional, "QuantState"), "to", make)

@@ -8,7 +8,7 @@ Cause: accelerate keeps the packed weight in host memory and puts the parameter 
     new parameter share: from then on absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also
     forgets that it is quantized, so that coming back it is quantized a second time.
 Upstream: bitsandbytes issue 1525, closed as not planned; diffusers issue 10800.
-Cure: ``Params4bit.to`` is where every offload meets the quant state. To ``meta``, the moved parameter gets a host copy
+Patch: ``Params4bit.to`` is where every offload meets the quant state. To ``meta``, the moved parameter gets a host copy
     of it, and the source keeps its own, untouched. Coming back, the parameter gets a quant state of its own on the
     device, made of the host copy and dropped with the parameter: nothing is ever copied back to the host. All other
     moves stay upstream's, which change the shared quant state in place: ``nn.Module.to`` relies on it.
@@ -19,6 +19,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions, params_4bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-quant-state-meta",
@@ -35,7 +41,7 @@ FIX = Fix(
 )
 
 
-def broken(modules) -> bool:
+def broken(modules: ModuleType) -> bool:
     """Send a small quantized parameter to ``meta`` and back, the way accelerate does it."""
     resolve(modules, "Params4bit.to")
     parameter = _parameter(modules)
@@ -46,7 +52,7 @@ def broken(modules) -> bool:
     return back.quant_state.absmax.is_meta or not back.bnb_quantized
 
 
-def mend(modules, ledger) -> None:
+def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     parse = torch._C._nn._parse_to
@@ -79,7 +85,7 @@ def mend(modules, ledger) -> None:
             params_4bit.follow(self, state, new_state)
         return result
 
-    ledger.around(resolve(modules, "Params4bit"), "to", make)
+    draft.wrap_plain(resolve(modules, "Params4bit"), "to", make)
 
 
 def _parameter(modules):

@@ -7,7 +7,7 @@ Cause: the layer is built anew from the weights that were put aside when the LoR
     were then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has no
     hook. Under model offload a model that is on the GPU just then is taken for complete, and the layer is left behind.
 Upstream: not reported.
-Cure: the layer goes where the one was that it replaces, and is offloaded as that one was.
+Patch: the layer goes where the one was that it replaces, and is offloaded as that one was.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.suspended import hooks_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-control-lora-reset",
@@ -28,7 +34,7 @@ FIX = Fix(
 )
 
 
-def broken(lora_pipeline) -> bool:
+def broken(lora_pipeline: ModuleType) -> bool:
     """Reset a model on meta whose weight was put aside on the CPU: is the layer on meta again?"""
     import torch
 
@@ -48,7 +54,7 @@ def broken(lora_pipeline) -> bool:
     return not model.layer.weight.is_meta
 
 
-def mend(lora_pipeline, ledger) -> None:
+def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     def make(original):
         def unload_lora_weights(self, *args, **kwargs):
             name = self.transformer_name
@@ -70,7 +76,7 @@ def mend(lora_pipeline, ledger) -> None:
 
         return unload_lora_weights
 
-    ledger.around(resolve(lora_pipeline, "FluxLoraLoaderMixin"), "unload_lora_weights", make)
+    draft.wrap_plain(resolve(lora_pipeline, "FluxLoraLoaderMixin"), "unload_lora_weights", make)
 
 
 def _below_adapter(model, name):

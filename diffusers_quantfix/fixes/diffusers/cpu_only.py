@@ -6,7 +6,7 @@ Symptom: RuntimeError "No GPU found. A GPU is needed for quantization." from ``f
 Cause: bitsandbytes 0.46 and newer quantizes and runs on the CPU. ``validate_environment``, ``update_device_map`` and
     ``_dequantize`` of its quantizers in diffusers know accelerators only.
 Upstream: not reported for diffusers; transformers allows it.
-Cure: without an accelerator, or when all of the model is asked onto the CPU, these methods see a torch whose
+Patch: without an accelerator, or when all of the model is asked onto the CPU, these methods see a torch whose
     accelerator is the CPU, so that every other check stays upstream's own. fp4 is refused at the start with
     bitsandbytes 0.46, which has no kernel for it there. An older bitsandbytes cannot quantize on the CPU at all:
     upstream's refusal stands.
@@ -16,6 +16,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-cpu-only",
@@ -30,7 +36,7 @@ _QUANTIZERS = ("BnB4BitDiffusersQuantizer", "BnB8BitDiffusersQuantizer")
 _NO_GPU = "No GPU found"
 
 
-def broken(bnb_quantizer) -> bool:
+def broken(bnb_quantizer: ModuleType) -> bool:
     """Whether a message says that a GPU is needed, in a method that does not know better."""
     from ...loading.device import quantizes_on_cpu
 
@@ -42,7 +48,7 @@ def broken(bnb_quantizer) -> bool:
     return any(_NO_GPU in name for name in names_used(validate))
 
 
-def mend(bnb_quantizer, ledger) -> None:
+def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     from types import FunctionType, SimpleNamespace
 
     import torch
@@ -124,7 +130,7 @@ def mend(bnb_quantizer, ledger) -> None:
 
     for name in _QUANTIZERS:
         quantizer = resolve(bnb_quantizer, name)
-        ledger.around(quantizer, "validate_environment", make_validate)
+        draft.wrap_plain(quantizer, "validate_environment", make_validate)
         if "update_device_map" in vars(quantizer):  # since 0.33.0
-            ledger.around(quantizer, "update_device_map", make_update)
-        ledger.around(quantizer, "_dequantize", make_dequantize)
+            draft.wrap_plain(quantizer, "update_device_map", make_update)
+        draft.wrap_plain(quantizer, "_dequantize", make_dequantize)

@@ -9,7 +9,7 @@ Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_qua
     the model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay. Nothing tells the hooks of
     offloading, which hold or move the quantized weights, of the new ones.
 Upstream: not reported for diffusers; its twin is transformers issue 39295.
-Cure: everything that the quantizer wrote on the model goes when it goes. Models of quantizers that cannot dequantize
+Patch: everything that the quantizer wrote on the model goes when it goes. Models of quantizers that cannot dequantize
     are not touched: upstream raises before. An offloaded model is refused before anything is changed.
 """
 
@@ -18,6 +18,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.dequantize import IN_CONFIG, forget_quantization, refuse_offloaded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-dequantize-flags",
@@ -30,7 +36,7 @@ FIX = Fix(
 )
 
 
-def broken(base) -> bool:
+def broken(base: ModuleType) -> bool:
     """Dequantize a stand-in that has nothing but the flag."""
     from types import SimpleNamespace
 
@@ -40,7 +46,7 @@ def broken(base) -> bool:
     return "quantization_method" in vars(model)
 
 
-def mend(base, ledger) -> None:
+def patch(base: ModuleType, draft: Draft) -> None:
     def make(original):
         def dequantize(self, model):
             refuse_offloaded(model)
@@ -59,4 +65,4 @@ def mend(base, ledger) -> None:
                 {key: value for key, value in config.items() if key not in IN_CONFIG}
             )
 
-    ledger.around(resolve(base, "DiffusersQuantizer"), "dequantize", make)
+    draft.wrap_plain(resolve(base, "DiffusersQuantizer"), "dequantize", make)

@@ -4,7 +4,7 @@ Symptom: RuntimeError "Expected all tensors to be on the same device" from an 8-
 Cause: accelerate before 1.13.0 puts hooks on every 8-bit model, all over its tree, that send the inputs to the device
     where it was loaded. diffusers 0.37.0 allows to move the model, but the hooks stay what they are.
 Upstream: accelerate 1.13.0 puts no hooks on them.
-Cure: after a move by ``ModelMixin.to`` or ``.cuda`` the hooks that only bring the inputs bring them to the new device.
+Patch: after a move by ``ModelMixin.to`` or ``.cuda`` the hooks that only bring the inputs bring them to the new device.
 """
 
 from __future__ import annotations
@@ -13,6 +13,12 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="diffusers-8bit-hooks-follow",
     title="after a move, hooks send the inputs of an 8-bit model to its old device",
@@ -20,11 +26,11 @@ FIX = Fix(
     claims={"diffusers": ">=0.37.0,<=0.42.1", "accelerate": "<1.13.0", "bitsandbytes": ">=0.48.0"},
     upstream=("https://github.com/huggingface/diffusers/pull/12972",),
     symptom="RuntimeError: Expected all tensors to be on the same device, after moving an 8-bit model",
-    healed="accelerate 1.13.0",
+    fixed_in="accelerate 1.13.0",
 )
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """``ModelMixin.to`` knows no hooks. Does it move 8-bit models, and does accelerate put hooks on them?"""
     from accelerate import big_modeling
 
@@ -37,7 +43,7 @@ def broken(modeling_utils) -> bool:
     return "0.48.0" not in texts_of(resolve(big_modeling, "dispatch_model"))
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make_to(original):
         def to(self, *args, **kwargs):
             result = original(self, *args, **kwargs)
@@ -57,5 +63,5 @@ def mend(modeling_utils, ledger) -> None:
         return cuda
 
     model = resolve(modeling_utils, "ModelMixin")
-    ledger.around(model, "to", make_to)
-    ledger.around(model, "cuda", make_cuda)
+    draft.wrap_plain(model, "to", make_to)
+    draft.wrap_plain(model, "cuda", make_cuda)

@@ -6,7 +6,7 @@ Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36
     bitsandbytes is older than 0.48.0. accelerate 1.13.0 ends the loading of a model with ``model.to(device)`` where
     bitsandbytes can move it, while it put hooks on it before.
 Upstream: diffusers PR 12972 (0.37.0) allows the move.
-Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
+Patch: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
     cast, a model that is spread over devices, an offloaded one: upstream's answer.
 """
 
@@ -16,6 +16,12 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_model
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="diffusers-8bit-model-gate",
     title="8-bit models of diffusers refuse to move, and to load with accelerate 1.13",
@@ -23,11 +29,11 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
     upstream=("https://github.com/huggingface/diffusers/pull/12972",),
     symptom="ValueError: `.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is",
-    healed="diffusers 0.37.0 with bitsandbytes 0.48.0",
+    fixed_in="diffusers 0.37.0 with bitsandbytes 0.48.0",
 )
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Look for the message, and for the version on which it depends: building a model here would import too much."""
     to = resolve(modeling_utils, "ModelMixin.to")
     if written_in(to, eight_bit_model.__file__):
@@ -38,5 +44,5 @@ def broken(modeling_utils) -> bool:
     return "is not supported for `8-bit`" in said and modeling_utils.is_bitsandbytes_version("<", "0.48.0")
 
 
-def mend(modeling_utils, ledger) -> None:
-    eight_bit_model.open_gates(resolve(modeling_utils, "ModelMixin"), ledger)
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    eight_bit_model.open_gates(resolve(modeling_utils, "ModelMixin"), draft)

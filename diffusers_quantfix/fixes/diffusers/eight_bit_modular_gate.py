@@ -4,7 +4,7 @@ Symptom: after ``pipe.to("cpu")`` of a ``ModularPipeline`` the warning "has been
     moving it to cpu via `.to()` is not supported", and the component is still on the GPU.
 Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 opened ``DiffusionPipeline.to`` only.
 Upstream: diffusers PR 12972.
-Cure: ``to`` takes the 8-bit components along that can move whole (``bnb-linear8bit-move``).
+Patch: ``to`` takes the 8-bit components along that can move whole (``bnb-linear8bit-move``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_pipeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-modular-gate",
@@ -24,14 +30,14 @@ FIX = Fix(
 )
 
 
-def broken(modular_pipeline) -> bool:
+def broken(modular_pipeline: ModuleType) -> bool:
     """Look for the refusal."""
     to = resolve(modular_pipeline, "ModularPipeline.to")
     return eight_bit_pipeline.REFUSAL in texts_of(to) and not written_in(to, eight_bit_pipeline.__file__)
 
 
-def mend(modular_pipeline, ledger) -> None:
+def patch(modular_pipeline: ModuleType, draft: Draft) -> None:
     pipeline = resolve(modular_pipeline, "ModularPipeline")
-    ledger.around(
+    draft.wrap_plain(
         pipeline, "to", lambda original: eight_bit_pipeline.moving_to(original, modular_pipeline.logger)
     )

@@ -7,7 +7,7 @@ Symptom: after ``pipe.to("cpu")`` the 8-bit components are still on the GPU: up 
 Cause: ``DiffusionPipeline.to`` and ``enable_model_cpu_offload`` skip 8-bit components, always up to 0.36.0, and then
     where transformers, whose release says nothing about a model of diffusers, or bitsandbytes (< 0.48.0) is older.
 Upstream: diffusers issue 11329, PR 12972 (0.37.0).
-Cure: both methods take the 8-bit components along that can move whole (``bnb-linear8bit-move``), past the gates; what
+Patch: both methods take the 8-bit components along that can move whole (``bnb-linear8bit-move``), past the gates; what
     is spread over devices or offloaded is left to upstream, with its warning.
 """
 
@@ -16,6 +16,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit, eight_bit_pipeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-move-gate",
@@ -28,11 +34,11 @@ FIX = Fix(
     ),
     symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
     "Module is still on",
-    healed="diffusers 0.37.0 with transformers 5.0.0 with bitsandbytes 0.48.0",
+    fixed_in="diffusers 0.37.0 with transformers 5.0.0 with bitsandbytes 0.48.0",
 )
 
 
-def broken(pipeline_utils) -> bool:
+def broken(pipeline_utils: ModuleType) -> bool:
     """Look for the refusal, and for the versions on which it depends since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
     said = texts_of(to)
@@ -44,7 +50,7 @@ def broken(pipeline_utils) -> bool:
     return not (open_for and pipeline_utils.is_bitsandbytes_version(">=", "0.48.0"))
 
 
-def mend(pipeline_utils, ledger) -> None:
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def make_offload(original):
         def enable_model_cpu_offload(self, *args, **kwargs):
             result = original(self, *args, **kwargs)
@@ -75,7 +81,7 @@ def mend(pipeline_utils, ledger) -> None:
             before = hook or before
 
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    ledger.around(
+    draft.wrap_plain(
         pipeline, "to", lambda original: eight_bit_pipeline.moving_to(original, pipeline_utils.logger)
     )
-    ledger.around(pipeline, "enable_model_cpu_offload", make_offload)
+    draft.wrap_plain(pipeline, "enable_model_cpu_offload", make_offload)

@@ -7,7 +7,7 @@ Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_off
 spread over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is
 called for text encoders of transformers in every release, for models of diffusers since 0.33.0.
 Upstream: diffusers issue 11352, PR 11356 (0.34.0), which says "never offloaded" for every 8-bit model.
-Cure: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
+Patch: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
 upstream's own rule stays, whose error keeps ``.to("cuda")`` from tearing apart a model that is spread over GPUs.
 
 The function is local to ``to``: nobody can wrap it, and presenting the modules without their hooks while ``to`` runs
@@ -19,8 +19,15 @@ from __future__ import annotations
 
 from types import FunctionType, SimpleNamespace
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import function_of, nested_code, resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-offload-detection",
@@ -32,13 +39,13 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/11356",
     ),
     symptom="pipe.to('cpu') does not say: Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device",
-    healed="diffusers 0.34.0",
+    fixed_in="diffusers 0.34.0",
 )
 
 _NAME = "module_is_sequentially_offloaded"
 
 
-def broken(pipeline_utils) -> bool:
+def broken(pipeline_utils: ModuleType) -> bool:
     """Ask the nested function about an 8-bit model with a hook that only aligns inputs."""
     code = nested_code(function_of(resolve(pipeline_utils, "DiffusionPipeline.to")).__code__, _NAME)
     if code.co_freevars:
@@ -52,13 +59,13 @@ def broken(pipeline_utils) -> bool:
     return "_check_bnb_status" not in code.co_names
 
 
-def mend(pipeline_utils, ledger) -> None:
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     """Exchange the nested code object in ``DiffusionPipeline.to``."""
     to = function_of(resolve(pipeline_utils, "DiffusionPipeline.to"))
     upstream = nested_code(to.__code__, _NAME)
     ours = module_is_sequentially_offloaded.__code__
     ours = _exchanged(ours, nested_code(ours, "upstream_rule"), upstream)
-    ledger.replace(to, "__code__", _exchanged(to.__code__, upstream, ours))
+    draft.replace(to, "__code__", _exchanged(to.__code__, upstream, ours))
 
 
 def module_is_sequentially_offloaded(module) -> bool:

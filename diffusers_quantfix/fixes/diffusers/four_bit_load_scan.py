@@ -4,7 +4,7 @@ Symptom: the time that ``from_pretrained`` of a checkpoint in 4 bits takes grows
 Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` goes through the whole state dict for each parameter, to
     find the few keys that begin with its name, and twice through the list of unexpected keys for each of these.
 Upstream: not reported.
-Cure: it is given those keys only, and no list. They are found in a sorted list of the keys, which is made once per
+Patch: it is given those keys only, and no list. They are found in a sorted list of the keys, which is made once per
     shard; the list of unexpected keys, whose order means nothing (since 0.33 it is made of a set), is sorted as well.
 """
 
@@ -12,6 +12,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-4bit-load-scan",
@@ -26,7 +32,7 @@ FIX = Fix(
 _NAME, _STATE_DICT, _UNEXPECTED = 2, 4, 5
 
 
-def broken(bnb_quantizer) -> bool:
+def broken(bnb_quantizer: ModuleType) -> bool:
     """Whether the state dict is gone through at all; a stand-in would need a bitsandbytes that works here."""
     create = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.create_quantized_param")
     if create.__code__.co_filename == __file__:
@@ -34,7 +40,7 @@ def broken(bnb_quantizer) -> bool:
     return {"items", "startswith"} <= set(create.__code__.co_names)
 
 
-def mend(bnb_quantizer, ledger) -> None:
+def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     import threading
     from bisect import bisect_left
 
@@ -78,7 +84,7 @@ def mend(bnb_quantizer, ledger) -> None:
         start = bisect_left(ordered, prefix)
         return slice(start, bisect_left(ordered, prefix[:-1] + chr(ord(prefix[-1]) + 1), start))
 
-    ledger.around(resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer"), "create_quantized_param", make)
+    draft.wrap_plain(resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer"), "create_quantized_param", make)
 
 
 def changed(args, kwargs, position, name, value):

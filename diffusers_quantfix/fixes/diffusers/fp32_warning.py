@@ -4,13 +4,19 @@ Symptom: "There are modules in FluxTransformer2DModel that should be kept in flo
     can lead to inconsistent results", from every ``.to(dtype)`` of every model.
 Cause: ``ModelMixin.to`` makes a list of ``_keep_in_fp32_modules``, and then asks whether it is None.
 Upstream: diffusers PR 13872 brought the warning (0.39.0).
-Cure: the sentence is held back when the list is empty; a model that has such modules is warned about as before.
+Patch: the sentence is held back when the list is empty; a model that has such modules is warned about as before.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-fp32-warning",
@@ -24,7 +30,7 @@ FIX = Fix(
 _SAYS = "that should be kept in float32: "
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Look for the warning, and for the condition that is always true; a call would really warn."""
     to = resolve(modeling_utils, "ModelMixin.to")
     if _SAYS not in texts_of(to) or written_in(to, __file__):
@@ -45,7 +51,7 @@ def _source(code) -> str:
     return "".join(linecache.getlines(code.co_filename)[min(numbers) - 1 : max(numbers)])
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     import torch
 
     logger = modeling_utils.logger
@@ -68,4 +74,4 @@ def mend(modeling_utils, ledger) -> None:
     def keep(record):
         return f"{_SAYS}[]." not in record.getMessage()
 
-    ledger.around(resolve(modeling_utils, "ModelMixin"), "to", make)
+    draft.wrap_plain(resolve(modeling_utils, "ModelMixin"), "to", make)

@@ -5,7 +5,7 @@ Symptom: ``NewPipeline.from_pipe(pipe)`` turns every component of ``pipe`` to fl
     unsupported" half-way. With ``torch_dtype=...`` the components of ``pipe``, which the new pipeline shares, are cast.
 Cause: ``from_pipe`` ends in ``new_pipeline.to(dtype=dtype)``, where the dtype is float32 if the caller named none.
 Upstream: diffusers issue 12754, PR 12762 (open).
-Cure: without a named dtype nothing is cast. With one, and with a quantized component among them, a shared component
+Patch: without a named dtype nothing is cast. With one, and with a quantized component among them, a shared component
     that has another dtype is copied, and the copy is cast; what has that dtype already stays shared, quantized
     components too. Pipelines without quantized components share and cast with a named dtype as upstream does it.
 """
@@ -17,6 +17,12 @@ from contextvars import ContextVar
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...models import casting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-from-pipe-cast",
@@ -34,7 +40,7 @@ FIX = Fix(
 _held: ContextVar[list | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
 
 
-def broken(pipeline_utils) -> bool:
+def broken(pipeline_utils: ModuleType) -> bool:
     """Whether ``from_pipe`` is still without us: it casts in every release that we know."""
     from_pipe = resolve(pipeline_utils, "DiffusionPipeline.from_pipe").__func__
     if written_in(from_pipe, __file__):
@@ -44,7 +50,7 @@ def broken(pipeline_utils) -> bool:
     return "to" in from_pipe.__code__.co_names
 
 
-def mend(pipeline_utils, ledger) -> None:
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     import torch
 
     logger = pipeline_utils.logger
@@ -110,5 +116,5 @@ def mend(pipeline_utils, ledger) -> None:
         return own
 
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    ledger.around(pipeline, "to", make_to)
-    ledger.around(pipeline, "from_pipe", make_from_pipe)
+    draft.wrap_plain(pipeline, "to", make_to)
+    draft.wrap_plain(pipeline, "from_pipe", make_from_pipe)

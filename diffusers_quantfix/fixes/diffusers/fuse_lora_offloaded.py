@@ -5,7 +5,7 @@ Symptom: after ``pipe.fuse_lora()`` under sequential offload the LoRA has no eff
 Cause: peft merges into the weights that it finds, and between two uses these are meta tensors, on which everything
     succeeds and nothing happens.
 Upstream: not reported; peft has ``onload_layer`` for this, diffusers does not call it.
-Cure: while a pipeline fuses or unfuses, each adapter layer that is offloaded brings its weights to the device where it
+Patch: while a pipeline fuses or unfuses, each adapter layer that is offloaded brings its weights to the device where it
     is run, merges there, and gives the result to its offloading hooks. Under group offload, which may keep copies, the
     groups are made anew from the new weights. What is fused when the LoRA is disabled is taken out at once: peft would
     do so in the next forward pass, to the same weights that are none.
@@ -17,6 +17,13 @@ from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, u
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="diffusers-fuse-lora-offloaded",
     title="fusing a LoRA into an offloaded pipeline has no effect",
@@ -27,15 +34,16 @@ FIX = Fix(
 )
 
 
-def broken(lora_base) -> bool:
+def broken(lora_base: ModuleType) -> bool:
     """Unfuse a pipeline of one offloaded adapter layer; does the layer see its weight?"""
-    resolve(lora_base, "LoraBaseMixin.fuse_lora")
-    resolve(lora_base, "LoraBaseMixin.unfuse_lora")
+    mixin: Any = resolve(lora_base, "LoraBaseMixin")
+    resolve(mixin, "fuse_lora")
+    resolve(mixin, "unfuse_lora")
     model = offloaded_adapter_layer(lora_base.ModelMixin)
     if model is None:
         return False
 
-    class Pipeline(lora_base.LoraBaseMixin):
+    class Pipeline(mixin):
         _lora_loadable_modules = ("transformer",)
         num_fused_loras = 0
         transformer = model
@@ -44,7 +52,7 @@ def broken(lora_base) -> bool:
     return model.layer.met_meta
 
 
-def mend(lora_base, ledger) -> None:
+def patch(lora_base: ModuleType, draft: Draft) -> None:
     def make(original):
         def fuse_or_unfuse(self, *args, **kwargs):
             with merges_reach_weights(*models_of(self)):
@@ -62,7 +70,7 @@ def mend(lora_base, ledger) -> None:
     def models_of(pipeline):
         return [getattr(pipeline, name, None) for name in pipeline._lora_loadable_modules]
 
-    mixin = resolve(lora_base, "LoraBaseMixin")
-    ledger.around(mixin, "fuse_lora", make)
-    ledger.around(mixin, "unfuse_lora", make)
-    ledger.around(mixin, "disable_lora", make_disable)
+    mixin: Any = resolve(lora_base, "LoraBaseMixin")
+    draft.wrap_plain(mixin, "fuse_lora", make)
+    draft.wrap_plain(mixin, "unfuse_lora", make)
+    draft.wrap_plain(mixin, "disable_lora", make_disable)

@@ -3,7 +3,7 @@
 Symptom: after ``transformer.fuse_lora()`` under sequential offload the LoRA has no effect at all.
 Cause: as for a pipeline (``diffusers-fuse-lora-offloaded``): peft merges into meta tensors.
 Upstream: not reported.
-Cure: the same, for those who call the model themselves.
+Patch: the same, for those who call the model themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from __future__ import annotations
 from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-fuse-model-lora-offloaded",
@@ -22,7 +28,7 @@ FIX = Fix(
 )
 
 
-def broken(peft) -> bool:
+def broken(peft: ModuleType) -> bool:
     """Unfuse a model of one offloaded adapter layer; does the layer see its weight?"""
     import torch
 
@@ -37,7 +43,7 @@ def broken(peft) -> bool:
     return model.layer.met_meta
 
 
-def mend(peft, ledger) -> None:
+def patch(peft: ModuleType, draft: Draft) -> None:
     def make(original):
         def fuse_or_unfuse(self, *args, **kwargs):
             with merges_reach_weights(self):
@@ -53,7 +59,7 @@ def mend(peft, ledger) -> None:
         return disable
 
     mixin = resolve(peft, "PeftAdapterMixin")
-    ledger.around(mixin, "fuse_lora", make)
-    ledger.around(mixin, "unfuse_lora", make)
-    ledger.around(mixin, "disable_lora", make_disable)
-    ledger.around(mixin, "disable_adapters", make_disable)
+    draft.wrap_plain(mixin, "fuse_lora", make)
+    draft.wrap_plain(mixin, "unfuse_lora", make)
+    draft.wrap_plain(mixin, "disable_lora", make_disable)
+    draft.wrap_plain(mixin, "disable_adapters", make_disable)

@@ -6,7 +6,7 @@ Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(p
     ``GGUFParameter.__new__`` looks up the sizes of its own argument ``quant_type``, which is None then, although the
     data that it is given is a GGUFParameter with a type.
 Upstream: diffusers issue 14691, PR 14698 (open).
-Cure: without a type of its own, the new parameter takes that of its data. Data that has none (read back from the disk
+Patch: without a type of its own, the new parameter takes that of its data. Data that has none (read back from the disk
     by ``accelerate.disk_offload``) stays upstream's error: there is nothing to take the type from.
 """
 
@@ -14,6 +14,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-gguf-sequential",
@@ -29,7 +35,7 @@ FIX = Fix(
 )
 
 
-def broken(utils) -> bool:
+def broken(utils: ModuleType) -> bool:
     """Rebuild a parameter of one block the way accelerate does it."""
     import torch
 
@@ -43,7 +49,7 @@ def broken(utils) -> bool:
     return bool(rebuilt.quant_type != quant_type)
 
 
-def mend(utils, ledger) -> None:
+def patch(utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def __new__(cls, data, requires_grad=False, quant_type=None):
             if quant_type is None:
@@ -52,4 +58,4 @@ def mend(utils, ledger) -> None:
 
         return __new__
 
-    ledger.around(resolve(utils, "GGUFParameter"), "__new__", make)
+    draft.wrap_plain(resolve(utils, "GGUFParameter"), "__new__", make)

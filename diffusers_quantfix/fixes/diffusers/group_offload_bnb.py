@@ -7,7 +7,7 @@ Symptom: ``enable_group_offload`` of a 4-bit or 8-bit model ends in RuntimeError
 Cause: ``ModuleGroup`` moves the parameters by their ``.data``. Quant states, CB and SCB are no parameters. Without a
     stream it offloads by ``module.to()``, which takes them to the CPU, from where nothing brings them back.
 Upstream: no issue; diffusers PR 11576 recommends the combination.
-Cure: groups that hold such weights are moved by ``group_offload``, with their companions.
+Patch: groups that hold such weights are moved by ``group_offload``, with their companions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...offloading import groups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-group-offload-bnb",
@@ -31,7 +37,7 @@ FIX = Fix(
 _WORDS = ("quant_state", "bitsandbytes", "Params4bit", "MatmulLtState")
 
 
-def broken(group_offloading) -> bool:
+def broken(group_offloading: ModuleType) -> bool:
     """Ask who moves a group of such weights, and whether upstream's code knows their companions."""
     group = resolve(group_offloading, "ModuleGroup")
     for name in ("_init_cpu_param_dict", "onload_", "offload_"):
@@ -41,5 +47,5 @@ def broken(group_offloading) -> bool:
     return groups.is_left_to_diffusers(group, "bitsandbytes")
 
 
-def mend(group_offloading, ledger) -> None:
-    groups.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "bitsandbytes")
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    groups.take_over(draft, resolve(group_offloading, "ModuleGroup"), "bitsandbytes")

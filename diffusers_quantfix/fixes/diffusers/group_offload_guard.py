@@ -6,7 +6,7 @@ Cause: ``_raise_error_if_accelerate_model_or_sequential_hook_present`` refuses e
     ``accelerate.dispatch_model`` puts one with ``offload=False``, which brings the inputs to the model, on every 8-bit
     model (accelerate before 1.13, or bitsandbytes before 0.48), and on others when it is told to.
 Upstream: no issue; the twin of diffusers issue 11352.
-Cure: a bitsandbytes model whose hooks only bring inputs, all to one device, is no offloaded one. The hooks stay, and
+Patch: a bitsandbytes model whose hooks only bring inputs, all to one device, is no offloaded one. The hooks stay, and
     bring the inputs from then on to where the groups are used.
 """
 
@@ -16,6 +16,12 @@ from types import SimpleNamespace
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-group-offload-guard",
@@ -30,7 +36,7 @@ FIX = Fix(
 _GUARD = "_raise_error_if_accelerate_model_or_sequential_hook_present"
 
 
-def broken(group_offloading) -> bool:
+def broken(group_offloading: ModuleType) -> bool:
     """Show the guard a quantized model with a hook that only aligns inputs."""
     guard = resolve(group_offloading, _GUARD)
     from accelerate.hooks import AlignDevicesHook
@@ -49,7 +55,7 @@ def broken(group_offloading) -> bool:
     return False
 
 
-def mend(group_offloading, ledger) -> None:
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
     import inspect
 
     import torch
@@ -85,5 +91,5 @@ def mend(group_offloading, ledger) -> None:
 
         return apply_group_offloading
 
-    ledger.around(group_offloading, _GUARD, make_guard)
-    ledger.around(group_offloading, "apply_group_offloading", make_apply)
+    draft.wrap_plain(group_offloading, _GUARD, make_guard)
+    draft.wrap_plain(group_offloading, "apply_group_offloading", make_apply)

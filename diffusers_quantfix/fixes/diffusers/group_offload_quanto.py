@@ -7,7 +7,7 @@ Symptom: ``enable_group_offload`` of a model quantized by optimum-quanto ends in
 Cause: ``ModuleGroup`` gives a parameter other ``.data``. Of a tensor subclass that wraps ``_data``, ``_scale`` and
     ``_shift`` this exchanges the wrapper alone; its pinned copy is the dequantized weight.
 Upstream: diffusers issue 12610, PR 14038 (open).
-Cure: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, as they are: a weight
+Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, as they are: a weight
     that is packed for a kernel is not packed anew at each use. One that is packed for a kernel of the CPU (int4 in
     bfloat16) is unpacked, once. To disk they cannot go, which is said.
 """
@@ -17,6 +17,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...offloading import groups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-group-offload-quanto",
@@ -33,7 +39,7 @@ FIX = Fix(
 )
 
 
-def broken(group_offloading) -> bool:
+def broken(group_offloading: ModuleType) -> bool:
     """Ask who moves a group of such weights, and whether upstream's code knows them."""
     group = resolve(group_offloading, "ModuleGroup")
     said = set(vars(group_offloading))
@@ -44,5 +50,5 @@ def broken(group_offloading) -> bool:
     return groups.is_left_to_diffusers(group, "optimum")
 
 
-def mend(group_offloading, ledger) -> None:
-    groups.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "optimum")
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    groups.take_over(draft, resolve(group_offloading, "ModuleGroup"), "optimum")

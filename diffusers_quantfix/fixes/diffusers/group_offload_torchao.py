@@ -7,7 +7,7 @@ Cause: ``ModuleGroup._to_cpu`` of 0.38.0 and later returns the parameter itself 
     ``swap_tensors`` sends what should be its host copy to the GPU. Releases before 0.38.0 exchange the wrapper alone.
     After each use on a stream the wrapper says that it is on the GPU while its inner tensors are not.
 Upstream: diffusers issues 14433 and 13281, PRs 13276 (0.38.0) and 14457 (open).
-Cure: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, which also needs no
+Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, which also needs no
     support for pinning in the class of the weight. To disk they cannot go, as upstream says.
 """
 
@@ -16,6 +16,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...offloading import groups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-group-offload-torchao",
@@ -32,7 +38,7 @@ FIX = Fix(
 )
 
 
-def broken(group_offloading) -> bool:
+def broken(group_offloading: ModuleType) -> bool:
     """Ask who moves a group of such weights, and whether upstream's host copy is another tensor than the weight."""
     group = resolve(group_offloading, "ModuleGroup")
     if not groups.is_left_to_diffusers(group, "torchao"):
@@ -43,5 +49,5 @@ def broken(group_offloading) -> bool:
     return not copies & (names_used(group._to_cpu) | set(group._to_cpu.__code__.co_consts))
 
 
-def mend(group_offloading, ledger) -> None:
-    groups.take_over(ledger, resolve(group_offloading, "ModuleGroup"), "torchao")
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    groups.take_over(draft, resolve(group_offloading, "ModuleGroup"), "torchao")

@@ -5,7 +5,7 @@ Symptom: ValueError "Casting a quantized model to a new `dtype` is unsupported" 
 Cause: ``_load_ip_adapter_weights`` (and ``load_attn_procs`` for Custom Diffusion) ends with
     ``self.to(dtype=self.dtype, device=self.device)``, which is to take the new layers along, and is refused as a cast.
 Upstream: diffusers issue 11570, closed; the line has not changed.
-Cure: while an adapter is loaded into a quantized UNet, ``.to`` with the dtype that it has takes the new layers along,
+Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the dtype that it has takes the new layers along,
     and no other. A UNet that is sequentially offloaded, quantized or not, gives up its hooks for that time and gets the
     very same ones back.
 """
@@ -16,6 +16,12 @@ from ...adapters.new_layers import moves_new_layers_only
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
 from ...offloading.suspended import hooks_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-ip-adapter-quantized",
@@ -29,7 +35,7 @@ FIX = Fix(
 _METHODS = ("_load_ip_adapter_weights", "load_attn_procs")
 
 
-def broken(unet) -> bool:
+def broken(unet: ModuleType) -> bool:
     """Does it name a dtype and a device to ``.to``, and are we not around it?"""
     method = resolve(unet, "UNet2DConditionLoadersMixin._load_ip_adapter_weights")
     if written_in(method, __file__):
@@ -37,7 +43,7 @@ def broken(unet) -> bool:
     return ("dtype", "device") in function_of(method).__code__.co_consts
 
 
-def mend(unet, ledger) -> None:
+def patch(unet: ModuleType, draft: Draft) -> None:
     def make(original):
         def load(self, *args, **kwargs):
             with hooks_aside(self), moves_new_layers_only(self):
@@ -47,4 +53,4 @@ def mend(unet, ledger) -> None:
 
     mixin = resolve(unet, "UNet2DConditionLoadersMixin")
     for name in _METHODS:
-        ledger.around(mixin, name, make)
+        draft.wrap_plain(mixin, name, make)

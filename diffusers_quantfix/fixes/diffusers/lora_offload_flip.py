@@ -7,17 +7,24 @@ Cause: ``_func_optionally_disable_offloading`` takes every root hook of class ``
     several GPUs, or in older releases on every 8-bit model. And what it has taken off is not put back: the whole
     pipeline is offloaded anew, whichever components were, and how; after an error nothing is.
 Upstream: diffusers issues 10914, 7539, 11648, PRs 8750, 14271; open.
-Cure: while a LoRA is loaded into a pipeline, the models that can have one give up their offloading hooks and get the
+Patch: while a LoRA is loaded into a pipeline, the models that can have one give up their offloading hooks and get the
     very same ones back, new layers included; the others are not touched, and upstream's function has nothing to find.
     Called by itself it no longer sees the hooks that do not offload.
 """
 
 from __future__ import annotations
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.hooks import is_sequentially_offloaded
 from ...offloading.suspended import hidden_hooks, hooks_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-lora-offload-flip",
@@ -35,7 +42,7 @@ FIX = Fix(
 )
 
 
-def broken(lora_pipeline) -> bool:
+def broken(lora_pipeline: ModuleType) -> bool:
     """Ask upstream's function about a pipeline whose only component has a hook that aligns inputs."""
     import torch
     from accelerate.hooks import AlignDevicesHook
@@ -54,7 +61,7 @@ class Pipeline:
         self.hf_device_map = hf_device_map
 
 
-def mend(lora_pipeline, ledger) -> None:
+def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     def make_detection(original):
         def disable_offloading(*args, **kwargs):
             *first, pipeline = (*args, *kwargs.values())
@@ -87,9 +94,10 @@ def mend(lora_pipeline, ledger) -> None:
     }
     if not mixins:
         raise TargetMissing(f"{lora_pipeline.__name__} loads no LoRA")
-    ledger.around(*_detection(), make_detection)
+    owner, name = _detection()
+    draft.wrap_plain(owner, name, make_detection)
     for mixin in sorted(mixins, key=lambda mixin: mixin.__name__):
-        ledger.around(mixin, "load_lora_weights", make_load)
+        draft.wrap_plain(mixin, "load_lora_weights", make_load)
 
 
 def only_aligns(component) -> bool:

@@ -5,10 +5,10 @@ expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline 
 ``self.vae.device`` (GLIGEN), or from code that does so outside of a pipeline.
 Cause: ``ModelMixin.device`` is the device of the first parameter. Between two forward passes a hook of accelerate
 holds the weights and leaves meta tensors in their place, where nothing can be sent.
-Upstream: diffusers issue 10958; PR 11195 cured the one pipeline that was reported. Where diffusers offloads by itself
+Upstream: diffusers issue 10958; PR 11195 patched the one pipeline that was reported. Where diffusers offloads by itself
 (group offloading) this property already gives the device of the hook; so does ``BarkModel.device`` of transformers for
 accelerate's hooks, and ``get_module_execution_device`` of diffusers 0.41, which a few pipelines call instead.
-Cure: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
+Patch: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
 hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
 
 Why the property, and not the calls of pipelines: prompt weighting libraries and user code read
@@ -25,6 +25,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="diffusers-meta-component-device",
     title="the device of a sequentially offloaded diffusers model is meta",
@@ -39,7 +45,7 @@ FIX = Fix(
 )
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Does a model whose only weight is held by an offloading hook say that it is on meta?"""
     from ...offloading.hooks import offloaded_stand_in
 
@@ -47,7 +53,7 @@ def broken(modeling_utils) -> bool:
     return model is not None and model.device.type == "meta"
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     from ...offloading.hooks import device_past_meta
 
-    ledger.around(resolve(modeling_utils, "ModelMixin"), "device", device_past_meta)
+    draft.wrap_plain(resolve(modeling_utils, "ModelMixin"), "device", device_past_meta)

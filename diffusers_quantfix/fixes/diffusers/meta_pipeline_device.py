@@ -7,18 +7,25 @@ Cause: ``DiffusionPipeline.device`` is the device of one component, and under ``
 weights of every component are meta tensors between two forward passes.
 Upstream: diffusers issue 10958. Since 0.40 the property prefers a component that is neither on the CPU nor on meta, so
 that a pipeline with components in several places answers with the accelerator on which it computes.
-Cure: components that an offloading hook holds have no say, as they take inputs from any device; upstream's own rule is
+Patch: components that an offloading hook holds have no say, as they take inputs from any device; upstream's own rule is
 asked about the others. If all are held, the answer is the execution device of the first.
 
-This is more than ``diffusers-meta-component-device`` and its twin, which cure the components: with those alone, an
+This is more than ``diffusers-meta-component-device`` and its twin, which patch the components: with those alone, an
 offloaded text encoder that runs on cuda:1 could outvote the transformer that lies on cuda:0, where today meta does not
 count. Every condition on the device of a pipeline was read, in 12 releases from 0.31.0 to 0.42.1: none needs meta.
 """
 
 from __future__ import annotations
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-meta-pipeline-device",
@@ -30,13 +37,13 @@ FIX = Fix(
 )
 
 
-def broken(pipeline_utils) -> bool:
+def broken(pipeline_utils: ModuleType) -> bool:
     """Does a pipeline whose only component is held by an offloading hook, and says meta, say so too?"""
     import torch
 
     from ...offloading.hooks import offloaded_stand_in
 
-    class Component(torch.nn.Module):  # no ModelMixin: its device may be cured already
+    class Component(torch.nn.Module):  # no ModelMixin: its device may be patched already
         device = torch.device("meta")
 
     class Pipeline(resolve(pipeline_utils, "DiffusionPipeline")):
@@ -47,7 +54,7 @@ def broken(pipeline_utils) -> bool:
     return component is not None and Pipeline(component).device.type == "meta"
 
 
-def mend(pipeline_utils, ledger) -> None:
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     import torch
 
     from ...offloading.hooks import is_held_on_meta, offload_execution_device
@@ -72,4 +79,4 @@ def mend(pipeline_utils, ledger) -> None:
 
         return property(device, doc=upstream.__doc__)
 
-    ledger.around(resolve(pipeline_utils, "DiffusionPipeline"), "device", make)
+    draft.wrap_plain(resolve(pipeline_utils, "DiffusionPipeline"), "device", make)

@@ -6,7 +6,7 @@ Symptom: ``from_pretrained(..., quantization_config=..., device_map={"": "cuda:1
 Cause: ``ModelMixin.from_pretrained`` refuses the request and says ``param_device = torch.cuda.current_device()``
 (0.31.0: a bare int) for every quantized model.
 Upstream: diffusers issue 10798; 0.33.0 asks the quantizer for a device map and dispatches the model.
-Cure: a request for one device is honoured; without one the model goes to the current device of the accelerator that
+Patch: a request for one device is honoured; without one the model goes to the current device of the accelerator that
 is there, with its index. What cannot be honoured (a device that does not exist, a plan over several) is refused in
 one sentence before anything is allocated. `diffusers_quantfix.loading.device` decides.
 
@@ -20,8 +20,15 @@ from __future__ import annotations
 
 import sys
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import function_of, names_used, nested_code, resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-param-device",
@@ -30,19 +37,19 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<0.33", "accelerate": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/10798",),
     symptom="NotImplementedError: Currently, providing `device_map` is not supported for quantized models",
-    healed="diffusers 0.33.0",
+    fixed_in="diffusers 0.33.0",
 )
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Whether ``from_pretrained`` itself asks CUDA for the device (the quantizer does, since 0.33.0)."""
     return "current_device" in names_used(resolve(modeling_utils, "ModelMixin.from_pretrained"))
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     """Exchange the code of ``ModelMixin.from_pretrained``."""
     function = function_of(resolve(modeling_utils, "ModelMixin.from_pretrained"))
-    ledger.replace(function, "__code__", _with_chosen_device(function))
+    draft.replace(function, "__code__", _with_chosen_device(function))
 
 
 def _with_chosen_device(function):

@@ -6,7 +6,7 @@ Symptom: ``pipe.to(dtype)`` and ``pipe.to(device, dtype)`` with a GGUF, torchao 
     the encoder, or the encoder is silently half cast (torchao).
 Cause: ``DiffusionPipeline.to`` spares components of bitsandbytes only, and passes the dtype on to all others.
 Upstream: not reported.
-Cure: a quantized component is moved and not cast, whoever quantized it, and a warning says so, as upstream does for
+Patch: a quantized component is moved and not cast, whoever quantized it, and a warning says so, as upstream does for
     bitsandbytes. ``model.to(dtype)`` on a quantized model itself stays refused.
 """
 
@@ -15,6 +15,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models import casting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-quantized-cast",
@@ -26,14 +32,14 @@ FIX = Fix(
 )
 
 
-def broken(pipeline_utils) -> bool:
+def broken(pipeline_utils: ModuleType) -> bool:
     """Whether a quantized component is told to change its dtype."""
     return casting.passes_on_the_cast(resolve(pipeline_utils, "DiffusionPipeline"))
 
 
-def mend(pipeline_utils, ledger) -> None:
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     logger = pipeline_utils.logger
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    ledger.around(pipeline, "to", lambda original: casting.sparing(original, logger))
+    draft.wrap_plain(pipeline, "to", lambda original: casting.sparing(original, logger))
     for model in casting.model_classes():
-        ledger.around(model, "to", casting.sparing_models)
+        draft.wrap_plain(model, "to", casting.sparing_models)

@@ -4,7 +4,7 @@ Symptom: ``ModularPipeline.to(dtype)`` and ``.to(device, dtype)`` with a GGUF, t
     "Casting a quantized model to a new `dtype` is unsupported", with some components cast and moved, others not.
 Cause: it spares components of bitsandbytes only, and passes the dtype on to all others.
 Upstream: not reported.
-Cure: a quantized component is moved and not cast, and a warning says so. Twin: ``diffusers-quantized-cast``.
+Patch: a quantized component is moved and not cast, and a warning says so. Twin: ``diffusers-quantized-cast``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models import casting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-quantized-modular-cast",
@@ -23,15 +29,15 @@ FIX = Fix(
 )
 
 
-def broken(modular_pipeline) -> bool:
+def broken(modular_pipeline: ModuleType) -> bool:
     """Whether a quantized component is told to change its dtype."""
     return casting.passes_on_the_cast(resolve(modular_pipeline, "ModularPipeline"))
 
 
-def mend(modular_pipeline, ledger) -> None:
+def patch(modular_pipeline: ModuleType, draft: Draft) -> None:
     logger = modular_pipeline.logger
-    ledger.around(
+    draft.wrap_plain(
         resolve(modular_pipeline, "ModularPipeline"), "to", lambda original: casting.sparing(original, logger)
     )
     for model in casting.model_classes():
-        ledger.around(model, "to", casting.sparing_models)
+        draft.wrap_plain(model, "to", casting.sparing_models)

@@ -4,13 +4,19 @@ Symptom: ``model.dequantize()`` ends in NotImplementedError "QuantizationMethod.
     `dequantize`, please raise an issue on GitHub".
 Cause: ``QuantoQuantizer`` has no ``_dequantize`` of its own.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Cure: it has one: linear layers of torch with the dequantized weights take the place of quanto's.
+Patch: it has one: linear layers of torch with the dequantized weights take the place of quanto's.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-quanto-dequantize",
@@ -23,17 +29,17 @@ FIX = Fix(
 )
 
 
-def broken(quanto_quantizer) -> bool:
+def broken(quanto_quantizer: ModuleType) -> bool:
     """Is the method inherited from the base class, which only raises?"""
     cls = resolve(quanto_quantizer, "QuantoQuantizer")
     resolve(cls, "_dequantize")
     return "_dequantize" not in vars(cls)
 
 
-def mend(quanto_quantizer, ledger) -> None:
+def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
     def _dequantize(self, model):
         from ...models.quanto_layers import dequantized
 
         return dequantized(model)
 
-    ledger.replace(resolve(quanto_quantizer, "QuantoQuantizer"), "_dequantize", _dequantize)
+    draft.replace(resolve(quanto_quantizer, "QuantoQuantizer"), "_dequantize", _dequantize)

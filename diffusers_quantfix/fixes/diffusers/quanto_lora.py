@@ -4,13 +4,19 @@ Symptom: ``KeyError: 'single_transformer_blocks.0.attn.to_k.weight'`` in ``load_
 Cause: ``FluxLoraLoaderMixin._maybe_expand_lora_state_dict`` looks the weights up in ``transformer.state_dict()``, which
 for a layer of quanto holds ``weight._data`` and ``weight._scale`` and no ``weight``. It needs their shapes only.
 Upstream: diffusers issues 10512 (open) and 10550.
-Cure: the method is given a view of the transformer whose ``state_dict()`` has every parameter under its own name too.
+Patch: the method is given a view of the transformer whose ``state_dict()`` has every parameter under its own name too.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 _METHOD = "_maybe_expand_lora_state_dict"
 
@@ -27,7 +33,7 @@ FIX = Fix(
 )
 
 
-def broken(lora_pipeline) -> bool:
+def broken(lora_pipeline: ModuleType) -> bool:
     """Ask the method about a layer that keeps its weight under another name, as those of quanto do."""
     import torch
 
@@ -43,9 +49,9 @@ def broken(lora_pipeline) -> bool:
     return False
 
 
-def mend(lora_pipeline, ledger) -> None:
+def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     """Wrap the method; it runs once per LoRA."""
-    ledger.wrap(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD, _with_every_parameter)
+    draft.wrap_wrapt(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD, _with_every_parameter)
 
 
 def _with_every_parameter(wrapped, cls, args, kwargs):

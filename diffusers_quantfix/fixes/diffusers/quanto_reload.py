@@ -6,13 +6,19 @@ Symptom: after ``from_pretrained`` of such a checkpoint ``model.device`` is ``me
 Cause: the model is made of quantized weights on meta, and ``QuantoQuantizer.create_quantized_param`` puts the loaded
     tensors inside of them. The device of a tensor subclass is fixed when it is made.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Cure: after loading, such weights are made anew, from the tensors that they have.
+Patch: after loading, such weights are made anew, from the tensors that they have.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-quanto-reload",
@@ -27,12 +33,12 @@ FIX = Fix(
 _METHOD = "_process_model_after_weight_loading"
 
 
-def broken(quanto_quantizer) -> bool:
+def broken(quanto_quantizer: ModuleType) -> bool:
     """Does nothing happen to the weights after loading?"""
     return not resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}").__code__.co_names
 
 
-def mend(quanto_quantizer, ledger) -> None:
+def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
     def make(original):
         def _process_model_after_weight_loading(self, model, **kwargs):
             model = original(self, model, **kwargs)
@@ -43,4 +49,4 @@ def mend(quanto_quantizer, ledger) -> None:
 
         return _process_model_after_weight_loading
 
-    ledger.around(resolve(quanto_quantizer, "QuantoQuantizer"), _METHOD, make)
+    draft.wrap_plain(resolve(quanto_quantizer, "QuantoQuantizer"), _METHOD, make)

@@ -6,15 +6,22 @@ Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``p
 Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes, since hooks
     that only align the inputs of such a component look like offloading ones.
 Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
-Cure: ask whether a component really is offloaded, and give upstream's own error before anything moves.
+Patch: ask whether a component really is offloaded, and give upstream's own error before anything moves.
 """
 
 from __future__ import annotations
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
 from ...models import eight_bit
 from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-sequential-guard",
@@ -29,7 +36,7 @@ _SAYS = "you have activated sequential model offloading"
 _GUARDED = ("cuda", "xpu")  # as upstream
 
 
-def broken(pipeline_utils) -> bool:
+def broken(pipeline_utils: ModuleType) -> bool:
     """Send a pipeline with one component, 4-bit and offloaded, to a GPU, as far as the guard."""
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
     _sentence(pipeline)
@@ -62,7 +69,7 @@ def broken(pipeline_utils) -> bool:
     return False
 
 
-def mend(pipeline_utils, ledger) -> None:
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
     sentence = _sentence(pipeline)
 
@@ -85,7 +92,7 @@ def mend(pipeline_utils, ledger) -> None:
     def is_bnb(component):
         return any(pipeline_utils._check_bnb_status(component))
 
-    ledger.around(pipeline, "to", make)
+    draft.wrap_plain(pipeline, "to", make)
 
 
 def _sentence(pipeline):

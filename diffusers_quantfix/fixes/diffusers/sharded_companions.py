@@ -4,8 +4,8 @@ Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and pos
     components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
     that ``save_pretrained`` has written, with ``max_shard_size`` or above 10 GB.
 Cause: the files are split wherever the size is reached, and read one at a time. Up to 0.32 they were merged first.
-Upstream: PR 14435 mended the 8-bit part in 0.40.0; transformers issue 40327 is the twin.
-Cure: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
+Upstream: PR 14435 patched the 8-bit part in 0.40.0; transformers issue 40327 is the twin.
+Patch: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
     found in the headers of the files, before the first is read. Twin: ``transformers-sharded-companions``.
 """
 
@@ -14,6 +14,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...loading.shards import brought_together, look_ahead
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-sharded-companions",
@@ -32,7 +38,7 @@ _FILES = 2  # among the arguments: model, state dict, files
 _APART = "_quantfix_apart"
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Whether nothing merges the files, neither upstream nor we; a stand-in would have to write and read some."""
     load = resolve(modeling_utils, f"ModelMixin.{_LOAD}")
     if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
@@ -42,7 +48,7 @@ def broken(modeling_utils) -> bool:
     )
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     import sys
 
     def make(original):
@@ -54,10 +60,10 @@ def mend(modeling_utils, ledger) -> None:
 
         return load_model_dict_into_meta
 
-    ledger.wrap(resolve(modeling_utils, "ModelMixin"), _LOAD, _with_a_look_ahead)
+    draft.wrap_wrapt(resolve(modeling_utils, "ModelMixin"), _LOAD, _with_a_look_ahead)
     home = sys.modules["diffusers.models.model_loading_utils"]
     resolve(home, "load_model_dict_into_meta")
-    ledger.around(home, "load_model_dict_into_meta", make)
+    draft.wrap_plain(home, "load_model_dict_into_meta", make)
 
 
 def _with_a_look_ahead(wrapped, cls, args, kwargs):

@@ -6,7 +6,7 @@ Symptom: ``from_single_file(..., quantization_config=..., device_map="cuda:1")``
 Cause: ``FromOriginalModelMixin.from_single_file`` never uses ``device_map`` for the parameters. They go to
 ``torch.device(device) if device else "cpu"``, so that ``device=0`` means the CPU too.
 Upstream: diffusers issue 10798 asks for it; nothing is known for single files.
-Cure: a request for one device, by ``device_map`` or ``device``, becomes upstream's own ``device`` argument, with its
+Patch: a request for one device, by ``device_map`` or ``device``, becomes upstream's own ``device`` argument, with its
 index. Without a request a bitsandbytes model goes to the current accelerator, as with ``from_pretrained``, on diffusers
 before 0.33, and where the CPU is a dead end: in 8 bits with a bitsandbytes that has no CPU support. Models that are
 not quantized, and all others without a request (GGUF above all), are loaded as before.
@@ -16,6 +16,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-single-file-device",
@@ -27,7 +33,7 @@ FIX = Fix(
 )
 
 
-def broken(single_file_model) -> bool:
+def broken(single_file_model: ModuleType) -> bool:
     """Whether the device of the parameters is still chosen without a look at ``device_map``."""
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
     if "param_device" not in function_of(method).__code__.co_varnames:
@@ -39,9 +45,11 @@ def broken(single_file_model) -> bool:
     return True
 
 
-def mend(single_file_model, ledger) -> None:
+def patch(single_file_model: ModuleType, draft: Draft) -> None:
     """Wrap ``from_single_file``; it runs once per model."""
-    ledger.wrap(resolve(single_file_model, "FromOriginalModelMixin"), "from_single_file", _with_chosen_device)
+    draft.wrap_wrapt(
+        resolve(single_file_model, "FromOriginalModelMixin"), "from_single_file", _with_chosen_device
+    )
 
 
 def _with_chosen_device(wrapped, cls, args, kwargs):

@@ -6,15 +6,22 @@ Symptom: ValueError "You cannot cast a bitsandbytes model in a new `dtype`", or 
 Cause: ``_load_lora_into_text_encoder`` ends with ``text_encoder.to(device=text_encoder.device,
     dtype=text_encoder.dtype)``. That changes nothing but the new layers, but is refused as a cast.
 Upstream: diffusers issue 11570, closed; the line has not changed.
-Cure: while a LoRA is loaded into a quantized text encoder, ``.to`` with the dtype that it has takes the new layers
+Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the dtype that it has takes the new layers
     along, and no other.
 """
 
 from __future__ import annotations
 
 from ...adapters.new_layers import moves_new_layers_only
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-text-encoder-lora-quantized",
@@ -28,7 +35,7 @@ FIX = Fix(
 _METHOD = "load_lora_into_text_encoder"
 
 
-def broken(lora_pipeline) -> bool:
+def broken(lora_pipeline: ModuleType) -> bool:
     """Does it name a device and a dtype to ``.to``, and are we not around it?"""
     mixins = _mixins(lora_pipeline)
     if any(written_in(vars(mixin)[_METHOD].__func__, __file__) for mixin in mixins):
@@ -42,7 +49,7 @@ def broken(lora_pipeline) -> bool:
     return any(("device", "dtype") in function_of(loader).__code__.co_consts for loader in loaders)
 
 
-def mend(lora_pipeline, ledger) -> None:
+def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     def make(original):
         def load_lora_into_text_encoder(cls, state_dict, network_alphas, text_encoder, *args, **kwargs):
             with moves_new_layers_only(text_encoder):
@@ -51,7 +58,7 @@ def mend(lora_pipeline, ledger) -> None:
         return load_lora_into_text_encoder
 
     for mixin in _mixins(lora_pipeline):
-        ledger.around(mixin, _METHOD, make)
+        draft.wrap_plain(mixin, _METHOD, make)
 
 
 def _mixins(lora_pipeline):

@@ -7,7 +7,7 @@ Cause: the same as for a LoRA (``diffusers-lora-offload-flip``), written down a 
     pipeline is offloaded anew. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that
     are on meta.
 Upstream: diffusers issue 7539, PR 8750; open.
-Cure: meanwhile the text encoders give up their offloading hooks and get the very same ones back.
+Patch: meanwhile the text encoders give up their offloading hooks and get the very same ones back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...offloading.suspended import hidden_hooks, hooks_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-textual-inversion-offload-flip",
@@ -31,13 +37,13 @@ FIX = Fix(
 _METHODS = ("load_textual_inversion", "unload_textual_inversion")
 
 
-def broken(textual_inversion) -> bool:
+def broken(textual_inversion: ModuleType) -> bool:
     """Does it look at the class of the hooks, and are we not around it?"""
     load = resolve(textual_inversion, "TextualInversionLoaderMixin.load_textual_inversion")
     return "AlignDevicesHook" in names_used(load) and not written_in(load, __file__)
 
 
-def mend(textual_inversion, ledger) -> None:
+def patch(textual_inversion: ModuleType, draft: Draft) -> None:
     def make(original):
         def load_or_unload(self, *args, **kwargs):
             components = getattr(self, "components", None)
@@ -55,4 +61,4 @@ def mend(textual_inversion, ledger) -> None:
 
     mixin = resolve(textual_inversion, "TextualInversionLoaderMixin")
     for name in _METHODS:
-        ledger.around(mixin, name, make)
+        draft.wrap_plain(mixin, name, make)

@@ -6,7 +6,7 @@ Symptom: the first forward pass (or move, or load) of a model with int4 or int2 
     for unpacking, but compiles anew, and fails, at every call.
 Cause: ``Extension.lib`` compiles C++ or CUDA code on the user's machine, and lets every failure through.
 Upstream: optimum-quanto issues 353, 360 and 386, diffusers issue 10467; the project is dormant.
-Cure: ``Extension.lib`` makes one attempt per process. When it fails, one warning says why, and PyTorch does the work:
+Patch: ``Extension.lib`` makes one attempt per process. When it fails, one warning says why, and PyTorch does the work:
     the extension is only a faster way to unpack and to multiply. On Windows nothing is compiled unless
     ``DIFFUSERS_QUANTFIX=quanto:build`` asks for it, and then with the flags that Microsoft's compiler needs;
     ``quanto:no-build`` compiles nothing anywhere.
@@ -19,6 +19,12 @@ import threading
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import quanto_extension
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-extension-fallback",
@@ -44,12 +50,12 @@ _STAND_IN = "_quantfix_stand_in"
 _TELLING = ("error:", "error ", "not found", "no such file", "undefined", "cannot ", "denied", "is required")
 
 
-def broken(extension) -> bool:
+def broken(extension: ModuleType) -> bool:
     """Does the property itself call ``load``, with nothing around it?"""
     return "load" in resolve(extension, "Extension.lib").fget.__code__.co_names
 
 
-def mend(extension, ledger) -> None:
+def patch(extension: ModuleType, draft: Draft) -> None:
     lock = threading.Lock()
 
     def make(original):
@@ -89,7 +95,7 @@ def mend(extension, ledger) -> None:
 
         return property(lib, doc=original.__doc__)
 
-    ledger.around(resolve(extension, "Extension"), "lib", make)
+    draft.wrap_plain(resolve(extension, "Extension"), "lib", make)
 
 
 def first_line_of_the_cause(error: BaseException) -> str:

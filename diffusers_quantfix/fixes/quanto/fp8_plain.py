@@ -6,7 +6,7 @@ Symptom: FLUX with ``qfloat8`` weights gives pure noise on GPUs of compute capab
 Cause: ``WeightQBytesTensor.create`` repacks float8 weights for the Marlin kernel without being asked. The kernel's
     linear function never adds the bias (see ``quanto-marlin-bias``).
 Upstream: optimum-quanto issues 332 and 360, PR 409 (unmerged); diffusers issues 10467 and 11540.
-Cure: ``create`` gives the plain class, whose linear function casts, scales, multiplies and adds the bias with PyTorch
+Patch: ``create`` gives the plain class, whose linear function casts, scales, multiplies and adds the bias with PyTorch
     on every system, without any compiler. Data that Marlin has packed already stays as it is, also on its way
     from GPU to GPU. With
     ``DIFFUSERS_QUANTFIX=quanto:marlin`` upstream decides as before, where its kernel can be compiled.
@@ -17,6 +17,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import quanto_extension
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-fp8-plain",
@@ -38,13 +44,13 @@ FIX = Fix(
 )
 
 
-def broken(qbytes) -> bool:
+def broken(qbytes: ModuleType) -> bool:
     """Does ``create`` itself choose the Marlin class? What it chooses cannot be tried without a GPU."""
     create = resolve(qbytes, "WeightQBytesTensor.create")
     return "MarlinF8QBytesTensor" in getattr(create, "__func__", create).__code__.co_names
 
 
-def mend(qbytes, ledger) -> None:
+def patch(qbytes: ModuleType, draft: Draft) -> None:
     import torch
 
     from ...activation import settings
@@ -65,7 +71,7 @@ def mend(qbytes, ledger) -> None:
 
         return create
 
-    ledger.around(plain_class, "create", make)
+    draft.wrap_plain(plain_class, "create", make)
 
 
 def still_packed(*arguments):

@@ -5,13 +5,19 @@ Symptom: NotImplementedError "Could not run 'aten::_convert_weight_to_int4pack' 
 Cause: ``WeightQBitsTensor.create`` repacks such weights for torch's tinygemm kernel, whose function for the CPU has
     had another name since torch 2.5.
 Upstream: changed in optimum-quanto 0.2.7.
-Cure: on the CPU ``create`` gives the plain class, which dequantizes and multiplies, as for every other type.
+Patch: on the CPU ``create`` gives the plain class, which dequantizes and multiplies, as for every other type.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-int4-cpu",
@@ -21,12 +27,12 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/optimum-quanto/releases/tag/v0.2.7",),
     symptom="NotImplementedError: Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' "
     "backend",
-    healed="optimum-quanto 0.2.7",
+    fixed_in="optimum-quanto 0.2.7",
     hot=True,
 )
 
 
-def broken(qbits) -> bool:
+def broken(qbits: ModuleType) -> bool:
     """Make a small int4 weight on the CPU."""
     import torch
 
@@ -40,7 +46,7 @@ def broken(qbits) -> bool:
     return False
 
 
-def mend(qbits, ledger) -> None:
+def patch(qbits: ModuleType, draft: Draft) -> None:
     plain_class = resolve(qbits, "WeightQBitsTensor")
 
     def make(original):
@@ -51,4 +57,4 @@ def mend(qbits, ledger) -> None:
 
         return create
 
-    ledger.around(plain_class, "create", make)
+    draft.wrap_plain(plain_class, "create", make)

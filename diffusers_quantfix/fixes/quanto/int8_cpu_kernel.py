@@ -6,7 +6,7 @@ Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. Wit
     multiple of 16 long, and with more than three rows of activations a weight whose memory is aligned to 16 bytes,
     which a tensor within a safetensors file is not; with AVX2 a multiple of 8. quanto asks for a multiple of 4 only.
 Upstream: not reported. quanto: library/qbytes_mm.py; torch: aten/src/ATen/native/cpu/int8mm_kernel.cpp.
-Cure: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, by a copy where that is needed.
+Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, by a copy where that is needed.
     Zeros change no sum.
 """
 
@@ -14,6 +14,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-int8-cpu-kernel",
@@ -28,7 +34,7 @@ FIX = Fix(
 _ROW = 16  # bytes, and so many int8 weights
 
 
-def broken(qbytes_mm) -> bool:
+def broken(qbytes_mm: ModuleType) -> bool:
     """Does quanto call the kernel without a look at rows and memory, on a CPU where that goes wrong?"""
     import torch
 
@@ -39,7 +45,7 @@ def broken(qbytes_mm) -> bool:
     )
 
 
-def mend(qbytes_mm, ledger) -> None:
+def patch(qbytes_mm: ModuleType, draft: Draft) -> None:
     from torch.nn.functional import pad
 
     def make(original):
@@ -54,4 +60,4 @@ def mend(qbytes_mm, ledger) -> None:
 
         return qbytes_int8pack_mm
 
-    ledger.around(qbytes_mm, "qbytes_int8pack_mm", make)
+    draft.wrap_plain(qbytes_mm, "qbytes_int8pack_mm", make)

@@ -5,7 +5,7 @@ Symptom: pure noise from FLUX with ``qfloat8`` weights on GPUs of compute capabi
 Cause: ``MarlinF8QBytesLinearFunction.forward`` has a parameter ``bias`` and never uses it, and does not bring the
     input to the half precision that the kernel takes.
 Upstream: optimum-quanto issue 332, PR 409 (unmerged); diffusers issue 11540.
-Cure: the input is cast to the type of the scales, as the plain path does it, and the bias is added. By default no
+Patch: the input is cast to the type of the scales, as the plain path does it, and the bias is added. By default no
     weight comes here any more (``quanto-fp8-plain``): this is for Marlin by choice and for data packed before.
 """
 
@@ -13,6 +13,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-marlin-bias",
@@ -28,7 +34,7 @@ FIX = Fix(
 )
 
 
-def broken(qbits) -> bool:
+def broken(qbits: ModuleType) -> bool:
     """Does the code of ``forward`` ever read its parameter ``bias``?"""
     import dis
 
@@ -39,7 +45,7 @@ def broken(qbits) -> bool:
     return not any("bias" in (name if isinstance(name, tuple) else (name,)) for name in read)
 
 
-def mend(qbits, ledger) -> None:
+def patch(qbits: ModuleType, draft: Draft) -> None:
     def make(original):
         def forward(ctx, input, other, bias=None):
             output = original(ctx, input.to(other._scale.dtype), other)
@@ -47,4 +53,4 @@ def mend(qbits, ledger) -> None:
 
         return forward
 
-    ledger.around(resolve(qbits, "MarlinF8QBytesLinearFunction"), "forward", make)
+    draft.wrap_plain(resolve(qbits, "MarlinF8QBytesLinearFunction"), "forward", make)

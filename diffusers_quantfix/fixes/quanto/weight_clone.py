@@ -5,14 +5,21 @@ Symptom: ``copy.deepcopy(model)`` ends in RuntimeError "The default implementati
 Cause: the tensor classes of quanto do not know ``clone``: a quantized weight becomes a dequantized one, a packed
     tensor an unpacked one.
 Upstream: not reported.
-Cure: ``__torch_dispatch__`` of these classes clones the tensors inside. A clone in another memory format is still
+Patch: ``__torch_dispatch__`` of these classes clones the tensors inside. A clone in another memory format is still
     dequantized, as before.
 """
 
 from __future__ import annotations
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-weight-clone",
@@ -26,7 +33,7 @@ FIX = Fix(
 )
 
 
-def broken(weights) -> bool:
+def broken(weights: ModuleType) -> bool:
     """Clone a weight of two numbers."""
     import torch
     from optimum.quanto.tensor.qtype import qint8
@@ -36,7 +43,7 @@ def broken(weights) -> bool:
     return type(cls(qint8, 0, data.size(), data.stride(), data, torch.ones(2, 1), None).clone()) is not cls
 
 
-def mend(weights, ledger) -> None:
+def patch(weights: ModuleType, draft: Draft) -> None:
     import torch
 
     aten = torch.ops.aten
@@ -59,7 +66,7 @@ def mend(weights, ledger) -> None:
         return copy
 
     for cls in classes(weights):
-        ledger.around(cls, "__torch_dispatch__", make)
+        draft.wrap_plain(cls, "__torch_dispatch__", make)
 
 
 def classes(weights):

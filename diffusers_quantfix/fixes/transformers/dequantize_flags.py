@@ -4,8 +4,8 @@ Symptom: after ``model.dequantize()`` a cast raises "You cannot cast a bitsandby
     pipeline leaves the model as it is; up to 4.46.3 what is saved then cannot be loaded either.
 Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the flags of bitsandbytes on the model, up to
     4.46.3 also ``config.quantization_config``.
-Upstream: transformers issue 39295; mended in 4.54.0.
-Cure: everything that the quantizer wrote on the model goes when it goes. Twin: ``diffusers-dequantize-flags``.
+Upstream: transformers issue 39295; patched in 4.54.0.
+Patch: everything that the quantizer wrote on the model goes when it goes. Twin: ``diffusers-dequantize-flags``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.dequantize import IN_CONFIG, forget_quantization
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
 FIX = Fix(
     id="transformers-dequantize-flags",
     title="a dequantized text encoder still says that it is quantized",
@@ -21,11 +27,11 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<4.54"},
     upstream=("https://github.com/huggingface/transformers/issues/39295",),
     symptom="after model.dequantize(): You cannot cast a bitsandbytes model in a new `dtype`",
-    healed="transformers 4.54.0",
+    fixed_in="transformers 4.54.0",
 )
 
 
-def broken(base) -> bool:
+def broken(base: ModuleType) -> bool:
     """Dequantize a stand-in that has nothing but what upstream deletes, and the flag."""
     from types import SimpleNamespace
 
@@ -43,7 +49,7 @@ def broken(base) -> bool:
     return "quantization_method" in vars(model)
 
 
-def mend(base, ledger) -> None:
+def patch(base: ModuleType, draft: Draft) -> None:
     def make(original):
         def dequantize(self, model):
             model = original(self, model)
@@ -54,4 +60,4 @@ def mend(base, ledger) -> None:
 
         return dequantize
 
-    ledger.around(resolve(base, "HfQuantizer"), "dequantize", make)
+    draft.wrap_plain(resolve(base, "HfQuantizer"), "dequantize", make)

@@ -6,7 +6,7 @@ Symptom: ValueError "Calling `cuda()` is not supported for `8-bit` quantized mod
 Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 opened ``.to`` only, for bitsandbytes >=
     0.48.0.
 Upstream: transformers PR 43258 (5.0.0) for ``.to``; ``.cuda`` is open.
-Cure: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
+Patch: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
     cast, a model that is spread over devices, an offloaded one: upstream's answer.
 """
 
@@ -15,6 +15,12 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_model
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="transformers-8bit-cuda",
@@ -28,7 +34,7 @@ FIX = Fix(
 _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8-bit`")
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Look for the message: building a model here would import too much."""
     cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
     if written_in(cuda, eight_bit_model.__file__):
@@ -36,5 +42,5 @@ def broken(modeling_utils) -> bool:
     return any(refusal in texts_of(cuda) for refusal in _REFUSALS)
 
 
-def mend(modeling_utils, ledger) -> None:
-    eight_bit_model.open_gates(resolve(modeling_utils, "PreTrainedModel"), ledger)
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    eight_bit_model.open_gates(resolve(modeling_utils, "PreTrainedModel"), draft)

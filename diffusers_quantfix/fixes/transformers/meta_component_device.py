@@ -6,9 +6,9 @@ expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline 
 prompt weighting libraries, and from a model's own ``generate`` or ``forward``.
 Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between two forward passes a hook of
 accelerate holds the weights and leaves meta tensors in their place, where nothing can be sent.
-Upstream: diffusers issue 10958; PR 11195 cured the one pipeline that was reported. ``BarkModel.device`` looks for the
+Upstream: diffusers issue 10958; PR 11195 patched the one pipeline that was reported. ``BarkModel.device`` looks for the
 hook's device just like this; ``generate`` works around meta in two places (PR 44848 of transformers).
-Cure: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
+Patch: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
 hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
 
 Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. Every condition on
@@ -22,6 +22,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="transformers-meta-component-device",
@@ -37,7 +43,7 @@ FIX = Fix(
 )
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Does a model whose only weight is held by an offloading hook say that it is on meta?"""
     from ...offloading.hooks import offloaded_stand_in
 
@@ -45,7 +51,7 @@ def broken(modeling_utils) -> bool:
     return model is not None and model.device.type == "meta"
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     from ...offloading.hooks import device_past_meta, is_held_on_meta
 
     model_class = resolve(modeling_utils, "PreTrainedModel")
@@ -62,6 +68,6 @@ def mend(modeling_utils, ledger) -> None:
 
     # The class that has the property: ModuleUtilsMixin, a base of PreTrainedModel.
     owner = next((cls for cls in model_class.__mro__ if "device" in vars(cls)), model_class)
-    ledger.around(owner, "device", device_past_meta)
+    draft.wrap_plain(owner, "device", device_past_meta)
     if "get_compiled_call" in vars(model_class):  # since 4.47
-        ledger.around(model_class, "get_compiled_call", make_compiled_call)
+        draft.wrap_plain(model_class, "get_compiled_call", make_compiled_call)

@@ -4,13 +4,19 @@ Symptom: ``model.dequantize()`` ends in NotImplementedError "quanto has no imple
     raise an issue on GitHub".
 Cause: ``QuantoHfQuantizer`` has no ``_dequantize`` of its own.
 Upstream: not reported.
-Cure: it has one: linear layers of torch with the dequantized weights take the place of quanto's.
+Patch: it has one: linear layers of torch with the dequantized weights take the place of quanto's.
 """
 
 from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="transformers-quanto-dequantize",
@@ -22,17 +28,17 @@ FIX = Fix(
 )
 
 
-def broken(quantizer_quanto) -> bool:
+def broken(quantizer_quanto: ModuleType) -> bool:
     """Is the method inherited from the base class, which only raises?"""
     cls = resolve(quantizer_quanto, "QuantoHfQuantizer")
     resolve(cls, "_dequantize")
     return "_dequantize" not in vars(cls)
 
 
-def mend(quantizer_quanto, ledger) -> None:
+def patch(quantizer_quanto: ModuleType, draft: Draft) -> None:
     def _dequantize(self, model, dtype=None):  # 4.x has no dtype
         from ...models.quanto_layers import dequantized
 
         return dequantized(model, dtype)
 
-    ledger.replace(resolve(quantizer_quanto, "QuantoHfQuantizer"), "_dequantize", _dequantize)
+    draft.replace(resolve(quantizer_quanto, "QuantoHfQuantizer"), "_dequantize", _dequantize)

@@ -7,7 +7,7 @@ Cause: the files are split wherever the size is reached, and read one at a time;
     of a weight among what came from its file.
 Upstream: issue 40327; from 4.57.1 on the quantizers keep what came until the rest comes. 4.57.0, which was yanked,
     does so too: the claim covers it, the probe finds it healthy.
-Cure: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
+Patch: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
     found in the headers of the files, before the first is read, and goes with their paths to ``load_state_dict``:
     all releases read each file there, before any key is renamed, also in threads of their own.
     Twin: ``diffusers-sharded-companions``.
@@ -17,9 +17,16 @@ from __future__ import annotations
 
 import inspect
 
-from ...engine.fix import Fix, TargetMissing
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...loading.shards import Apart, brought_together, look_ahead
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
 
 FIX = Fix(
     id="transformers-sharded-companions",
@@ -28,7 +35,7 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<4.57.1", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/transformers/issues/40327",),
     symptom="Supplied state dict for ... does not contain `bitsandbytes__*`; Missing quantization component `SCB`",
-    healed="transformers 4.57.1",
+    fixed_in="transformers 4.57.1",
 )
 
 _LOAD = "_load_pretrained_model"
@@ -53,7 +60,7 @@ class _Path(str):
     apart: Apart
 
 
-def broken(modeling_utils) -> bool:
+def broken(modeling_utils: ModuleType) -> bool:
     """Look for what the quantizers say: to ask one, a stand-in would have to import bitsandbytes."""
     load = resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
     if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
@@ -67,11 +74,11 @@ def _says(modeling_utils, module: str, method: str, refusal: str) -> bool:
     home = f"{modeling_utils.__name__.rpartition('.')[0]}.quantizers.{module}"
     try:
         return any(refusal in text for text in names_used(resolve(sys.modules.get(home), method)))
-    except TargetMissing:  # a healed release looks for nothing
+    except TargetMissing:  # a fixed release looks for nothing
         return False
 
 
-def mend(modeling_utils, ledger) -> None:
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def load_state_dict(checkpoint_file, *args, **kwargs):
             state_dict = original(checkpoint_file, *args, **kwargs)
@@ -82,8 +89,8 @@ def mend(modeling_utils, ledger) -> None:
 
         return load_state_dict
 
-    ledger.wrap(resolve(modeling_utils, "PreTrainedModel"), _LOAD, _with_a_look_ahead)
-    ledger.around(modeling_utils, "load_state_dict", make)
+    draft.wrap_wrapt(resolve(modeling_utils, "PreTrainedModel"), _LOAD, _with_a_look_ahead)
+    draft.wrap_plain(modeling_utils, "load_state_dict", make)
 
 
 def _with_a_look_ahead(wrapped, cls, args, kwargs):

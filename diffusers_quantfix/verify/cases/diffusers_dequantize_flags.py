@@ -24,7 +24,7 @@ def case(work: str) -> str | None:
 
 
 def _quantized(work):
-    """A model that this machine can dequantize without any other cure, and the name of its format."""
+    """A model that this machine can dequantize without any other patch, and the name of its format."""
     import diffusers
     import torch
 

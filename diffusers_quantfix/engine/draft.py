@@ -1,0 +1,128 @@
+"""What one fix wants to write into a library.
+
+``patch`` of a fix receives a `Draft`.  Nothing is written while it runs; when it has returned, the ledger writes the
+whole draft or nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+
+from .entry import Entry
+from .foreign import refuse_foreign
+from .probe import name_of, slot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+
+class Draft:
+    """What one fix wants to write.  Every verb resolves its target at once and writes nothing.
+
+    Args:
+        fix_id: the fix that writes.
+        standing: what it has written before.  When it is installed again, it works on what it found the first
+            time, not on its own work.
+        demanded: the slots that `on_demand` left alone once and that had to be written later: (owner, name).
+        demand: writes such a slot, ``demand(owner, name, make)``; without it `on_demand` writes at once.
+    """
+
+    def __init__(
+        self,
+        fix_id: str,
+        standing: Iterable[Entry] = (),
+        demanded: Iterable[tuple[Any, str]] = (),
+        demand: Callable[[Any, str, Callable[[Any], Any]], bool] | None = None,
+    ) -> None:
+        self.fix_id = fix_id
+        self._standing = [entry for entry in standing if entry.holds()]
+        self._demanded = list(demanded)
+        self._demand = demand
+        self.entries: list[Entry] = []
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Put ``new`` (function, property, classmethod, code object, value) in the place of what stands there.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
+            ForeignPatch: another tool has put its own function there, which ``new`` would silently drop.
+        """
+        owned, old = self._slot(owner, name)
+        if owned:
+            refuse_foreign(owner, name, old)
+        self._add(owner, name, owned, old, new)
+
+    def wrap_plain(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put ``make(original)``, a plain function that calls ``original``, in its place.
+
+        The way for hot code: no wrapper object, so torch.compile, pickle and deepcopy see an ordinary function.
+        ``make`` receives the function, also that of a staticmethod or classmethod, which becomes one again; a
+        property is given as it is, and ``make`` returns a property.  Name, documentation, attributes and
+        signature stay those of the original.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
+        """
+        owned, old = self._slot(owner, name)
+        bound = isinstance(old, (staticmethod, classmethod))
+        original = old.__func__ if bound else old
+        new = make(original)
+        if isinstance(new, FunctionType):
+            if isinstance(original, FunctionType):
+                functools.update_wrapper(new, original)
+            if bound:
+                new = type(old)(new)
+        self._add(owner, name, owned, old, new)
+
+    def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
+        """`wrap_plain`, but written when the function that is returned is called: hot code that few processes need.
+
+        That function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing while
+        the fix does not stand.  What was asked for once is written at once when the fix is installed again.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
+        """
+        self._slot(owner, name)
+        if self._demand is None or any(where is owner and what == name for where, what in self._demanded):
+            self.wrap_plain(owner, name, make)
+            return lambda: True
+        return functools.partial(self._demand, owner, name, make)
+
+    def wrap_wrapt(
+        self, owner: Any, name: str, wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        """Put a ``wrapt.FunctionWrapper`` around what stands there.  For the loading path only.
+
+        ``wrapper(wrapped, instance, args, kwargs)`` as wrapt calls it.
+
+        Raises:
+            TargetMissing: neither the owner nor a base class has the name.
+            TypeError: it is a property; wrapt would wrap its value.  Use `wrap_plain`.
+        """
+        import wrapt
+
+        owned, old = self._slot(owner, name)
+        if isinstance(old, property):
+            raise TypeError(f"{name_of(owner)}.{name} is a property, which wrapt cannot wrap")
+        # Positional arguments: wrapt 2.0 renamed one of them.
+        self._add(owner, name, owned, old, wrapt.FunctionWrapper(old, wrapper))
+
+    def _slot(self, owner: Any, name: str) -> tuple[bool, Any]:
+        for entry in self.entries:
+            if entry.is_at(owner, name):
+                return entry.owned, entry.new
+        for entry in self._standing:
+            if entry.is_at(owner, name):
+                return entry.owned, entry.old
+        return slot(owner, name)
+
+    def _add(self, owner: Any, name: str, owned: bool, old: Any, new: Any) -> None:
+        for entry in self.entries:
+            if entry.is_at(owner, name):
+                entry.new = new
+                return
+        self.entries.append(Entry(self.fix_id, owner, name, owned, old, new))

@@ -1,0 +1,96 @@
+"""One slot that was written: what stood there, what stands there now, and how it is restored."""
+
+from __future__ import annotations
+
+from .foreign import is_native, leads_to
+from .probe import home_of, name_of, slot
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_GONE = object()
+
+
+class Entry:
+    """One written slot.
+
+    Attributes:
+        owner, name: the slot.
+        owned: whether the owner itself had it; if not, it was inherited, and undo deletes ours.
+        old, new: what stood there, and what we put there.
+        alias: whether the slot is a copy of a module's function in another module (``from x import f``).
+        fresh: whether nothing but us holds ``new``, so that whoever holds it later has it from us.
+    """
+
+    __slots__ = ("alias", "fix_id", "fresh", "name", "new", "old", "owned", "owner")
+
+    def __init__(
+        self, fix_id: str, owner: Any, name: str, owned: bool, old: Any, new: Any, alias: bool = False
+    ) -> None:
+        self.fix_id = fix_id
+        self.owner = owner
+        self.name = name
+        self.owned = owned
+        self.old = old
+        self.new = new
+        self.alias = alias
+        self.fresh = False
+
+    @property
+    def where(self) -> str:
+        """The dotted name of the slot."""
+        return f"{name_of(self.owner)}.{self.name}"
+
+    def is_at(self, owner: Any, name: str) -> bool:
+        return self.owner is owner and self.name == name
+
+    def current(self) -> Any:
+        """What the slot holds now."""
+        try:
+            owned, value = slot(self.owner, self.name)
+        except LookupError:
+            return _GONE
+        return value if owned else _GONE
+
+    def holds(self) -> bool:
+        """Whether the slot still holds exactly what we wrote."""
+        return self.current() is self.new
+
+    def reaches(self) -> bool:
+        """Whether what we wrote is still called, directly or by a wrapper that someone put over it."""
+        return leads_to(self.current(), self.new)
+
+    def taken(self) -> bool:
+        """Whether someone else's code stands in the slot, over ours or instead of it.
+
+        The library's own code there means that its module was executed anew: then nothing of ours is left.
+        """
+        value = self.current()
+        if value is _GONE or value is self.new or value is self.old:
+            return False
+        if leads_to(value, self.new):
+            return True
+        return not self.alias and not is_native(self.owner, value)
+
+    def intruder(self) -> str:
+        """Who holds the slot instead of us, for a sentence."""
+        value = self.current()
+        if value is _GONE:
+            return f"{self.where} was deleted"
+        home = home_of(value)
+        return f"{self.where} now holds {'code of ' + home if home else repr(value)}"
+
+    def write(self) -> None:
+        setattr(self.owner, self.name, self.new)
+
+    def restore(self) -> None:
+        put(self.owner, self.name, self.owned, self.old)
+
+
+def put(owner: Any, name: str, owned: bool, value: Any) -> None:
+    """Put a value back, or delete the name that the owner did not have."""
+    if owned:
+        setattr(owner, name, value)
+    else:
+        delattr(owner, name)

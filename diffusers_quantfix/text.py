@@ -1,0 +1,46 @@
+"""How reports read: one width, one way to wrap a paragraph, one way to write a number of bytes."""
+
+from __future__ import annotations
+
+import textwrap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WIDTH = 80
+
+
+def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
+    """The lines of a paragraph; links, dotted names and names of options stay whole.
+
+    Args:
+        text: the paragraph.
+        first: what the first line begins with.
+        rest: what the other lines begin with; as the first line without it.
+    """
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def human(count: int) -> str:
+    """Bytes for people: ``1.2 GB`` (powers of 1000, as the makers of GPUs count)."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def sums(bytes_by_device: Mapping[str, int]) -> str:
+    """The bytes on each device, for a sentence: ``1.2 GB on cuda:0, 3.0 kB on cpu``; "no memory" where it is none."""
+    return (
+        ", ".join(f"{human(count)} on {device}" for device, count in bytes_by_device.items()) or "no memory"
+    )
