@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.advisories.findings import quanto
+from diffusers_quantfix.advisories import quanto
 from diffusers_quantfix.fixes import DISTRIBUTIONS, OPTIONS
 
 
