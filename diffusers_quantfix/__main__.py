@@ -12,8 +12,8 @@ import os
 import sys
 
 from . import __version__
-from .activation import settings
 from .engine.settings import did_you_mean
+from .user_settings import settings
 
 # name -> (module below `commands`, its function, help)
 COMMANDS = {

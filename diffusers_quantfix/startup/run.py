@@ -58,7 +58,7 @@ def run() -> None:
 def wake() -> None:
     """Import the package and activate it: its own wait would begin behind the search that is under way."""
     try:
-        from diffusers_quantfix.first_library import wake
+        from diffusers_quantfix import wake
     except ImportError:
         return  # the package was removed by hand and this file was left: say nothing, at every start
     wake()
