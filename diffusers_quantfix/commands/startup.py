@@ -78,8 +78,10 @@ def describe() -> str:
         return f"at every start, by {startup.VARIABLE}={os.environ[startup.VARIABLE]}"
     if by == "enable":
         return f"at every start of {_environment()}, by `python -m diffusers_quantfix enable`"
-    if startup.misunderstood():
-        return f"off: {startup.misunderstood()}"
+    # An editable install keeps the start-up module of the day on which it was installed.
+    misunderstood = getattr(startup, "misunderstood", str)()
+    if misunderstood:
+        return f"off: {misunderstood}"
     if os.environ.get(startup.VARIABLE):
         return f"off, by {startup.VARIABLE}={os.environ[startup.VARIABLE]}"
     return "only where it is imported; `python -m diffusers_quantfix enable` activates it at every start"
