@@ -87,6 +87,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.loaders.textual_inversion",
     ),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
+    "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
     "quanto-int4-cpu": ("quanto.int4_cpu", "optimum.quanto.tensor.weights.qbits"),
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
