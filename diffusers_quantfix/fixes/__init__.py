@@ -1,7 +1,20 @@
-"""The fixes, one file each, and the list by which the watcher knows them.
+"""The fixes, one file each, and the index by which the watcher knows them.
 
-The list repeats two facts of the declarations, so that a start of the interpreter reads one file instead of all;
-a test holds the two against each other.
+The index repeats two facts of the declarations, so that a start of the interpreter reads one file instead of all;
+a test compares them.
+
+A new fix, in a clone:
+
+1. ``python -m tests.new_fix ID --target MODULE`` writes the line of the index and four stubs, and prints what is to be
+   filled in; ``--help`` says what else it takes.  The tests fail until nothing says FILL IN any more.
+2. The test, ``tests/fixes/test_ID.py``: do what a user does and assert what is right.  It must be red without us:
+   ``python -m pytest tests/fixes/test_ID.py --side bare`` passes when it fails with upstream's own error.
+3. The fix, ``fixes/LIBRARY/NAME.py``: ``broken`` finds the defect in the code that is there, ``patch`` writes through
+   its draft.  ``python -m pytest tests/fixes/test_ID.py`` is green.
+4. The case, ``verify/cases/ID.py``: the same situation for ``python -m diffusers_quantfix verify ID``, without pytest.
+5. The line of CHANGELOG.md: what works now, without versions.
+6. ``python -m tests.upstream --cells all --fixes ID --write`` proves the claimed range, release by release, and writes
+   the generated pages; ``python -m tests.upstream.tables --write`` writes the pages without running anything.
 """
 
 from __future__ import annotations
