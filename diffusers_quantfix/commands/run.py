@@ -1,5 +1,5 @@
-"""``run app.py ...``, ``run -m module ...`` and ``run accelerate launch ...``: a program with the package activated, and
-its children too."""
+"""``run app.py ...``, ``run -m module ...``, ``run accelerate launch ...``: a program, and its children, with the package
+activated."""
 
 from __future__ import annotations
 
