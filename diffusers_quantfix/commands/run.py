@@ -1,4 +1,4 @@
-"""``run app.py``, ``run -m module``, ``run accelerate launch``: a program, and its children, with the package activated."""
+"""``run app.py``, ``run -m module``, ``run accelerate launch``: a program and its children, with the package active."""
 
 from __future__ import annotations
 
