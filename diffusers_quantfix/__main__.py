@@ -12,23 +12,20 @@ import os
 import sys
 
 from . import __version__
+from .commands.terminal import fit_terminal
 from .engine.settings import did_you_mean
 from .user_settings import settings
 
-# name -> (module below `commands`, its function, help)
+# A command, which is a module below `commands` of the same name, and what it does.
 COMMANDS = {
-    "status": ("status", "run", "what became of every fix here, and why"),
-    "verify": ("verify", "run", "reproduce each defect on tiny models, without and with the fix"),
-    "doctor": (
-        "doctor",
-        "run",
-        "what is installed, what does not fit together, which upgrade retires which fix",
-    ),
-    "explain": ("explain", "run", "everything that is known of one fix"),
-    "check": ("check", "run", "the known defects of pinned versions, from requirements and lock files"),
-    "run": ("run", "run", "run a program with the package activated: run app.py ..., run -m module ..."),
-    "enable": ("startup", "enable", "activate at every start of this environment's interpreter"),
-    "disable": ("startup", "disable", "take that back"),
+    "status": "what became of every fix here, and why",
+    "verify": "reproduce each defect on tiny models, without and with the fix",
+    "doctor": "what is installed, what does not fit together, which upgrade retires which fix",
+    "explain": "which fix an error message belongs to, and everything that is known of it",
+    "check": "the known defects of pinned versions, from requirements and lock files",
+    "run": "run a program with the package activated: run app.py ..., run -m module ...",
+    "enable": "activate at every start of this environment's interpreter",
+    "disable": "take that back",
 }
 
 
@@ -39,6 +36,20 @@ def main(arguments: list[str] | None = None) -> int:
         from .commands.run import run
 
         return run(arguments[1:])
+    if _imports_libraries(arguments):
+        from .commands.importing import guarded
+
+        return guarded(lambda: _answered(arguments))
+    return _answered(arguments)
+
+
+def _imports_libraries(arguments: list[str]) -> bool:
+    """Whether a command imports libraries in its own process, which may end that process."""
+    help = {"-h", "--help"} & set(arguments)
+    return not help and (arguments[:1] in (["status"], ["doctor"]) or "--here" in arguments[1:])
+
+
+def _answered(arguments: list[str]) -> int:
     try:
         code = _answer(arguments)
         _flush()
@@ -59,20 +70,21 @@ def main(arguments: list[str] | None = None) -> int:
 def _answer(arguments: list[str]) -> int:
     parser = _parser(arguments)
     try:
-        options = parser.parse_args(arguments)
+        options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # after --help and --version, and for wrong usage
         _flush()
         raise
     if sys.stdout is None:
         return _refuse("standard output is closed")
-    code: int = getattr(_module(options.command), COMMANDS[options.command][1])(options)
+    fit_terminal()
+    code: int = _module(options.command).run(options)
     return code
 
 
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diffusers-quantfix",
-        description="Patches known defects of diffusers with quantized models, in the releases that have them.",
+        description="Patches known bugs of diffusers with quantized models, in affected releases.",
         epilog="exit codes: 0 all is well, 1 something that applies is not patched, 2 wrong usage; "
         "`diffusers-quantfix COMMAND --help` says what that means",
     )
@@ -84,7 +96,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         )
         parser.error(f"no command is called {name!r}{hint}")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for command, (_, _, help) in COMMANDS.items():
+    for command, help in COMMANDS.items():
         if name == command:
             module = _module(command)
             epilog = f"exit codes: {module.EXIT_CODES}"
@@ -113,7 +125,7 @@ def _refuse(sentence: str) -> int:
 
 def _module(name: str):  # type: ignore[no-untyped-def]
     # Each command is imported when it is called: `check` may not pay for `verify`.
-    return importlib.import_module(f"{__package__}.commands.{COMMANDS[name][0]}")
+    return importlib.import_module(f"{__package__}.commands.{name}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How reports read: one width, one way to wrap a paragraph, one way to write a number of bytes."""
+"""How reports read: one width, one way to wrap a paragraph, one way to write a number of bytes or a process's end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WIDTH = 80
+WIDTH = 80  # the commands make it the terminal's
 
 
 def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
@@ -27,6 +27,18 @@ def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def process_end(code: int) -> str:
+    """How a process ended, as a sentence: the name of a signal says more than its number."""
+    if code < 0:
+        import signal
+
+        try:
+            return f"the process was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            pass
+    return f"the process ended with exit code {code}"
 
 
 def human(count: int) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 
 from ..activation import status
 from ..advisories import combinations, machine
 from ..advisories.findings import Upgrade, declarations, environment_pins, findings, upgrades
 from ..engine import board as states
 from ..text import wrapped
+from .importing import importing
 from .startup import describe
-from .terminal import show, stdout_to_stderr
+from .summary import candidates, nothing_installed
+from .terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (
     "0; with --strict 1 when a fix that applies failed or was overwritten, or a library cannot be imported; "
-    "2 wrong usage"
+    "2 wrong usage, or a library that ends the process"
 )
 
 
@@ -33,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings."""
-    with stdout_to_stderr():
+    with importing():
         board = status()
         found = examine(board)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        show("\n".join(_lines(found)))
+        show("\n".join(_lines(found, candidates(board), nothing_installed(board))))
     return 1 if options.strict and found["problems"] else 0
 
 
@@ -47,11 +50,11 @@ def examine(board: Board) -> dict[str, Any]:
     """The findings as data.
 
     Returns:
-        ``installed`` (name -> version or None), ``python``, ``platform``, ``accelerator``, ``activation``,
-        ``problems`` (what is broken now), ``combinations`` (releases that do not fit together), ``advice`` (for this
-        machine), ``candidates`` (defects in releases that nobody has claimed), ``patched`` (id -> title), ``upgrades``
-        (see `advisories.Upgrade`) and ``not_fixed`` (ids of applied fixes that no release of upstream fixes).  All but
-        the first four and ``patched`` are lists of sentences, ids or upgrades.
+        ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``,
+        ``accelerator``, ``activation``, ``problems`` (what is broken now), ``combinations`` (releases that do not fit
+        together), ``advice`` (for this machine), ``candidates`` (defects in releases that nobody has claimed),
+        ``patched`` (id -> title), ``upgrades`` (see `advisories.Upgrade`) and ``not_fixed`` (ids of applied fixes that
+        no release of upstream fixes).  All but the first six and ``patched`` are lists of sentences, ids or upgrades.
     """
     fixed = {fix.id: fix.fixed_in for fix in declarations()}
     applied = [answer for answer in board if answer.state == states.APPLIED]
@@ -64,6 +67,7 @@ def examine(board: Board) -> dict[str, Any]:
     return {
         "installed": board.installed,
         "python": board.python,
+        "interpreter": sys.executable,
         "platform": platform.platform(),
         "accelerator": seen,
         "activation": describe(),
@@ -89,7 +93,8 @@ def _problem(answer: states.Answer) -> str:
     return f"{answer.id} is {answer.state}: {answer.reason}"
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _lines(found: dict[str, Any], candidates: str = "", nothing: str = "") -> list[str]:
+    first = [line for sentence in (candidates, nothing) if sentence for line in wrapped(sentence)]
     installed = [
         f"{name} {version or '(unreadable)'}"
         for name, version in found["installed"].items()
@@ -100,27 +105,25 @@ def _lines(found: dict[str, Any]) -> list[str]:
     ]
     if found["not_fixed"]:
         count = len(found["not_fixed"])
-        upgrade_lines.append(
-            f"no release of upstream fixes {count} of the {len(found['patched'])} that are patched here"
-        )
+        upgrade_lines.append(f"{count} of {len(found['patched'])} have no upstream fix yet")
     sections = (
         ("installed", [", ".join(installed) or "none of the libraries that are patched"]),
         ("machine", [machine.machine(), f"accelerator: {found['accelerator']}"]),
         ("activation", [found["activation"]]),
-        ("problems", found["problems"] or ["none"]),
+        ("problems", found["problems"] or ([] if nothing else ["none"])),
         ("does not fit together", found["combinations"]),
         ("on this machine", found["advice"]),
         ("candidates", found["candidates"]),
         (
             "patched here",
-            [f"{id}: {title}" for id, title in found["patched"].items()] or ["nothing needs to be"],
+            [f"{id}: {title}" for id, title in found["patched"].items()] or ([] if nothing else ["none"]),
         ),
         ("upgrades", upgrade_lines),
     )
-    rows = []
+    rows = first
     for title, sentences in sections:
         if sentences:
             rows += ["", title]
             for sentence in sentences:
                 rows += wrapped(sentence, "  ", "    ")
-    return rows[1:]
+    return rows if first else rows[1:]

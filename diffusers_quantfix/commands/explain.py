@@ -1,78 +1,188 @@
-"""``explain <id>``: everything that is known of one fix."""
+"""``explain ID``: everything that is known of one fix; ``explain TEXT``: which fix an error message belongs to."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import json
+import os
 import re
 import sys
 
-from ..activation import known_ids, status
-from ..advisories.findings import declarations
 from ..fixes import INDEX
 from ..text import wrapped
-from .terminal import show, stdout_to_stderr
+from .pages import declaration, page, page_data
+from .terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-EXIT_CODES = "0; 2 when the id names no fix"
+    from ..advisories.symptoms import Match
+    from ..engine.board import Answer
+
+EXIT_CODES = (
+    "0 the page of the fix was printed; 1 no fix is known for this text; 2 the id names no fix, or the input cannot "
+    "be read"
+)
+INPUT_LIMIT = 4_000_000  # bytes: a log; /dev/zero never ends
+_COMMAND = "python -m diffusers_quantfix"
+
+
+class Unreadable(Exception):
+    """An input that cannot be read; the text is the sentence why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", help="a fix, as `status` lists it")
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="ID | TEXT | FILE | -",
+        help="a fix, as `status` lists it; or an error message in quotes, a file with a traceback, or - for one on "
+        "standard input",
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="import the library and say whether the fix is applied here"
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the page of one fix; 2 when the id names none."""
+    """Print the page of one fix, or of the one that a text belongs to."""
+    words = options.what
+    if not words:
+        return _refuse("name a fix, an error message in quotes, a file, or - for standard input")
+    if len(words) == 1 and _is_id(words[0]):
+        return _explain_id(words[0], options)
     try:
-        known_ids((options.id,))
+        text = _text(words)
+    except Unreadable as error:
+        return _refuse(str(error))
+    return _explain_text(text, options)
+
+
+def _is_id(word: str) -> bool:
+    return word in INDEX or (
+        re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", word) is not None and not os.path.exists(word)
+    )
+
+
+def _explain_id(fix_id: str, options: argparse.Namespace) -> int:
+    from ..activation import known_ids
+
+    try:
+        known_ids((fix_id,))
     except ValueError as error:
-        print(f"diffusers-quantfix: {error}", file=sys.stderr)
-        return 2
-    with stdout_to_stderr():
-        answer = status()[options.id]
-    fix = next(fix for fix in declarations() if fix.id == options.id)
-    module = importlib.import_module(f"{__package__.rpartition('.')[0]}.fixes.{INDEX[fix.id][0]}")
-    text = inspect.cleandoc(module.__doc__ or "")
+        return _refuse(str(error))
+    answer = _answer(fix_id) if options.here else None
     if options.json:
-        page = {
-            **answer.to_dict(),
-            "symptom": fix.symptom,
-            "fixed_in": fix.fixed_in,
-            "hot": fix.hot,
-            "options": fix.options,
-            "text": text,
-        }
-        print(json.dumps(page, indent=2))
-        return 0
-    versions = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
-    rows = [
-        ("symptom", fix.symptom),
-        ("versions", versions),
-        ("fixed upstream", fix.fixed_in or "in no release yet"),
-        ("patches", ", ".join(answer.changes) or f"nothing here; its target is {fix.module}"),
-        ("here", f"{answer.state}: {answer.reason}"),
-        ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix.id}, or qf.revert({fix.id!r})"),
-        *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in fix.options.items()),
-        *(("upstream", link) for link in fix.upstream or ("not reported yet",)),
-    ]
-    lines = [fix.id, "", *_flowed(text), ""]
-    for name, value in rows:
-        lines += wrapped(value, f"{name:<17}", " " * 17)
-    show("\n".join(lines))
+        import json
+
+        print(json.dumps(page_data(fix_id, answer), indent=2))
+    else:
+        show("\n".join(page(fix_id, answer)))
     return 0
 
 
-def _flowed(text: str) -> list[str]:
-    """A docstring at our width: its paragraphs, and in them its entries, which begin with "Symptom: " and the like."""
-    lines: list[str] = []
-    for paragraph in text.replace("``", "`").split("\n\n"):
-        for entry in re.split(r"\n(?=[A-Z][a-z]+: )", paragraph):
-            titled = re.match(r"[A-Z][a-z]+: ", entry)
-            lines += wrapped(" ".join(entry.split()), "", "    " if titled else "")
-        lines.append("")
-    return lines[:-1]
+def _explain_text(text: str, options: argparse.Namespace) -> int:
+    from ..advisories.symptoms import look_alike, search
+
+    found = search(text, [declaration(fix_id) for fix_id in INDEX])
+    note = look_alike(text)
+    if note and found and not found[0].by_message:
+        found = []  # words that happen to agree say less than a message that is known
+    answer = _answer(found[0].fix.id) if options.here and found else None
+    if options.json:
+        import json
+
+        data = {
+            "found": page_data(found[0].fix.id, answer) if found else None,
+            "alternatives": [{"id": one.fix.id, "title": one.fix.title} for one in found[1:]],
+            "look_alike": note,
+        }
+        print(json.dumps(data, indent=2))
+    else:
+        show("\n".join(_found(found, answer, note) if found else _nothing(note)))
+    return 0 if found else 1
+
+
+def _found(found: list[Match], answer: Answer | None, note: str) -> list[str]:
+    best, others = found[0], found[1:]
+    lines = page(best.fix.id, answer)
+    if others:
+        lines += ["", "shows in the same way" if others[0].by_message else "similar"]
+        width = max(len(one.fix.id) for one in others[:2]) + 2
+        for one in others[:2]:
+            lines += wrapped(one.fix.title, f"  {one.fix.id:<{width}}", " " * (width + 2))
+        if others[2:]:
+            lines += wrapped(f"and {', '.join(one.fix.id for one in others[2:])}", "  ")
+        if best.by_message and others[0].by_message and best.frames <= others[0].frames:
+            lines += wrapped(
+                f"the message alone does not tell them apart: pass the whole traceback to `{_COMMAND} explain -`",
+                "  ",
+            )
+    if best.inside is False:
+        lines += [
+            "",
+            *wrapped("note: these versions are outside the affected range; it may be another defect"),
+        ]
+    if note:
+        lines += ["", *wrapped(f"if it is none of them: {note}")]
+    return lines
+
+
+def _nothing(note: str) -> list[str]:
+    if note:
+        return wrapped(f"none of the known defects: {note}")
+    lines = ["nothing known shows as this text; what to try:"]
+    for hint in (
+        f"the whole traceback instead of one line: `{_COMMAND} explain -`, then paste it and press Ctrl-D",
+        f"`{_COMMAND} doctor`: releases that do not fit together, and what this machine cannot do",
+        f"`{_COMMAND} verify`: which defects this environment has, on tiny models",
+        "`qf.audit(pipe)`: whether a tensor is on another device or has another dtype than its model",
+    ):
+        lines += wrapped(hint, "  ", "    ")
+    return lines
+
+
+def _answer(fix_id: str) -> Answer:
+    from ..activation import status
+    from .importing import importing
+
+    with importing():
+        return status()[fix_id]
+
+
+def _text(words: list[str]) -> str:
+    """The text that is meant: the words themselves, or what stands in the file or on standard input that they name."""
+    if len(words) > 1:
+        return " ".join(words)
+    (word,) = words
+    try:
+        if word == "-":
+            if sys.stdin is None:
+                raise Unreadable("standard input is closed; name a file, or pass the error message in quotes")
+            return _decoded(sys.stdin.buffer.read(INPUT_LIMIT + 1))
+        if "\n" not in word and os.path.isdir(word):
+            raise Unreadable("that is a folder; name a file in it")
+        if "\n" not in word and len(word) < 4096 and os.path.exists(word):
+            with open(word, "rb") as file:
+                return _decoded(file.read(INPUT_LIMIT + 1))
+    except OSError as error:
+        raise Unreadable(f"the input cannot be read: {error.strerror or type(error).__name__}") from None
+    except ValueError:  # a NUL in a name
+        return word
+    return word
+
+
+def _decoded(data: bytes) -> str:
+    if len(data) > INPUT_LIMIT:
+        raise Unreadable(
+            f"the input is longer than {INPUT_LIMIT // 1_000_000} MB; pass its end: `tail -c 100000 FILE | {_COMMAND} "
+            "explain -`"
+        )
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what PowerShell writes with >
+        return data.decode("utf-16", errors="replace")
+    return data.decode("utf-8", errors="replace")
+
+
+def _refuse(sentence: str) -> int:
+    print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
+    return 2

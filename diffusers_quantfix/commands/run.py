@@ -1,12 +1,18 @@
-"""``run app.py ...`` and ``run -m module ...``: a program with the package activated, and its children too."""
+"""``run app.py``, ``run -m module``, ``run accelerate launch``: a program and its children, with the package active."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
 
-USAGE = "usage: diffusers-quantfix run [-m module | script.py] [argument ...]"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+USAGE = "usage: diffusers-quantfix run [-m module | script.py | console script] [argument ...]"
 EXIT_CODES = "those of the program; 2 when there is none to run"
 
 
@@ -14,8 +20,8 @@ def run(arguments: list[str]) -> int:
     """Run a program as ``python`` would, in this process, in which the package is active already.
 
     ``sys.argv``, ``sys.path[0]`` and ``__main__`` are those that the program would see without us; its exit code is
-    ours.  Child processes of this environment are activated through ``DIFFUSERS_QUANTFIX_AUTO``, which the start-up
-    file reads.
+    ours, and its traceback has no frame of ours.  Child processes of this environment are activated through
+    ``DIFFUSERS_QUANTFIX_AUTO``, which the start-up file reads.
 
     Returns:
         0 when the program ended, 2 when there was none to run.
@@ -30,30 +36,74 @@ def run(arguments: list[str]) -> int:
     if not arguments or (arguments[0].startswith("-") and not module):
         print(f"{USAGE}\ndiffusers-quantfix: name a script, or a module after -m", file=sys.stderr)
         return 2
+    try:
+        return _run_module(arguments) if module else _run_script(arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        # The interpreter prints it: after us, through whatever hook the program has installed by now.
+        sys.excepthook = _End(sys.excepthook)
+        raise
+
+
+def _run_module(arguments: list[str]) -> int:
+    # `python -m` puts the working directory first; it stands there already, from our own `-m`, or is missing when the
+    # console script was used.
+    if sys.path[:1] not in ([""], [os.getcwd()]):
+        sys.path.insert(0, os.getcwd())
+    if _no_such_module(arguments[0]):
+        return _refuse(f"no module is called {arguments[0]!r} here")
+    _activate(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _run_script(arguments: list[str]) -> int:
     target = arguments[0]
-    os.environ["DIFFUSERS_QUANTFIX_AUTO"] = "1"
-    sys.argv = arguments
-    if module:
-        # `python -m` puts the working directory first; it stands there already, from our own `-m`, or is missing
-        # when the console script was used.
-        if sys.path[:1] not in ([""], [os.getcwd()]):
-            sys.path.insert(0, os.getcwd())
-        if _no_such_module(target):
-            print(f"diffusers-quantfix: no module is called {target!r} here", file=sys.stderr)
-            return 2
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-        return 0
     if not os.path.exists(target):
-        print(f"diffusers-quantfix: there is no file {target!r}", file=sys.stderr)
-        return 2
+        script = _console_script(target)
+        if not script:
+            return _refuse(_no_such_script(target))
+        arguments = [script, *arguments[1:]]
+        target = script
     if os.path.isfile(target):
         first = os.path.dirname(os.path.abspath(target))
         if sys.path[:1] in ([""], [os.getcwd()]):
             sys.path[0] = first
         else:
             sys.path.insert(0, first)
+    _activate(arguments)
     runpy.run_path(target, run_name="__main__")
     return 0
+
+
+def _activate(arguments: list[str]) -> None:
+    os.environ["DIFFUSERS_QUANTFIX_AUTO"] = "1"
+    sys.argv = arguments
+
+
+def _console_script(name: str) -> str:
+    """The file of a console script of this environment that is Python; empty where there is none."""
+    if os.path.dirname(name):
+        return ""
+    path = os.path.join(os.path.dirname(sys.executable), name)
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        start = file.read(512)
+        if start.startswith(b"#!") and b"python" in start:
+            return path
+    return ""
+
+
+def _no_such_script(name: str) -> str:
+    import shutil
+
+    elsewhere = None if os.path.dirname(name) else shutil.which(name)
+    if elsewhere is None:
+        return f"there is no file {name!r}"
+    return (
+        f"there is no file {name!r}, and {elsewhere} is no Python script of this environment; to activate the Python "
+        f"processes that it starts, type: DIFFUSERS_QUANTFIX_AUTO=1 {name} ..."
+    )
 
 
 def _no_such_module(name: str) -> bool:
@@ -63,3 +113,36 @@ def _no_such_module(name: str) -> bool:
         return importlib.util.find_spec(name) is None
     except ModuleNotFoundError:  # a parent package that is not there
         return True
+
+
+def _refuse(sentence: str) -> int:
+    print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
+    return 2
+
+
+class _End:
+    """The hook that prints the error which ended the program: without the frames that ran it, and below it one line
+    where a known defect that is not patched here has caused it."""
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self._before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, runpy.__file__, "<frozen runpy>")
+        while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(ours):
+            traceback = traceback.tb_next
+        error.__traceback__ = traceback
+        self._before(kind, error, traceback)
+        if isinstance(error, Exception):
+            _print_hint(error)
+
+
+def _print_hint(error: Exception) -> None:
+    with contextlib.suppress(Exception):
+        from ..advisories.crash import hint
+
+        sentence = hint(error)
+        if sentence:
+            print(f"diffusers-quantfix: {sentence}", file=sys.stderr)

@@ -1,10 +1,12 @@
-"""How the commands print: 80 columns, colour only on a terminal that wants it, and libraries kept off our output."""
+"""How the commands print: as wide as the terminal, colour only where it is wanted, libraries kept off our output."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+
+from .. import text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,24 +19,43 @@ _COLOURS = {
     "patched": 32,
     "candidate": 33,
     "may be affected": 33,
-    "cannot show": 33,
+    "cannot reproduce": 33,
+    "timed out": 33,
     "waiting": 33,
     "overwritten": 31,
     "failed": 31,
     "affected": 31,
     "NOT PATCHED": 31,
-    "NOT SHOWN": 31,
+    "NOT REPRODUCED": 31,
 }
 
 
-def show(text: str) -> None:
+_NARROWEST, _WIDEST = 40, 120  # columns in which a sentence can be read
+
+
+def show(answer: str) -> None:
     """Print an answer on standard output."""
-    print(painted(text) if wants_colour() else text)
+    print(painted(answer) if wants_colour() else answer)
 
 
-def painted(text: str) -> str:
+def fit_terminal() -> None:
+    """Make reports as wide as the terminal; 80 columns where standard output is none."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by something without a number
+        columns = 0
+    if columns:
+        text.WIDTH = min(max(columns, _NARROWEST), _WIDEST)
+
+
+def shows_progress() -> bool:
+    """Whether standard error is a terminal on which a line can be drawn again and again."""
+    return os.environ.get("TERM") != "dumb" and bool(sys.stderr) and sys.stderr.isatty()
+
+
+def painted(answer: str) -> str:
     """The text with the verdicts at the beginnings of its lines in colour."""
-    return "\n".join(_painted_line(line) for line in text.split("\n"))
+    return "\n".join(_painted_line(line) for line in answer.split("\n"))
 
 
 def wants_colour() -> bool:

@@ -23,13 +23,29 @@ class Fix:
             newest release on which the defect was seen.
         upstream: links to the issues and pull requests of the library.
         symptom: the error text, or what a user sees, as one would search for it.
+        patterns: regular expressions that find the defect's error message in a text, where white space is one space,
+            quotation marks are ``'`` and backticks are left out; none where the defect raises no error.
+        frames: what else a traceback or a description of this defect holds, which tells it from others with the same
+            message: regular expressions, or ``file.py:function`` for a frame of a traceback.
         fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
             specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
         options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """
 
-    __slots__ = ("claims", "fixed_in", "hot", "id", "module", "options", "symptom", "title", "upstream")
+    __slots__ = (
+        "claims",
+        "fixed_in",
+        "frames",
+        "hot",
+        "id",
+        "module",
+        "options",
+        "patterns",
+        "symptom",
+        "title",
+        "upstream",
+    )
 
     def __init__(
         self,
@@ -40,6 +56,8 @@ class Fix:
         claims: Mapping[str, str],
         upstream: tuple[str, ...],
         symptom: str,
+        patterns: tuple[str, ...] = (),
+        frames: tuple[str, ...] = (),
         fixed_in: str = "",
         hot: bool = False,
         options: Mapping[str, str] | None = None,
@@ -50,6 +68,8 @@ class Fix:
         self.claims = dict(claims)
         self.upstream = tuple(upstream)
         self.symptom = symptom
+        self.patterns = tuple(patterns)
+        self.frames = tuple(frames)
         self.fixed_in = fixed_in
         self.hot = hot
         self.options = dict(options or {})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 
 from ..engine.settings import VARIABLE
+from ..text import process_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Side:
         self._take()
         if code is None or not self.busy:
             return
-        why = code if isinstance(code, str) else _ended(code)
+        why = code if isinstance(code, str) else process_end(code)
         if self._pending is None:
             raise RuntimeError(f"the libraries could not be imported: {why}{self._last_words()}")
         if not self.current and self._lost:  # died twice before any case: it will not work
@@ -157,13 +157,3 @@ class Side:
         with open(self._log, encoding="utf-8", errors="replace") as log:
             lines = log.read().strip().splitlines()
         return f" ({lines[-1].strip()})" if lines else ""
-
-
-def _ended(code: int) -> str:
-    """How a process ended, as a sentence: the name of a signal says more than its number."""
-    if code < 0:
-        try:
-            return f"the process was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            pass
-    return f"the process ended with exit code {code}"

@@ -28,6 +28,17 @@ FIX = Fix(
     claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.46"},
     upstream=(),
     symptom='accelerate.cpu_offload(model, "cpu"): Cannot access accelerator device when none is available',
+    patterns=(
+        "Cannot access accelerator device when none is available",
+        "Torch not compiled with CUDA enabled",
+        "Found no NVIDIA driver",
+        "No CUDA GPUs are available",
+    ),
+    frames=(
+        "accelerate/utils/modeling.py:set_module_tensor_to_device",
+        "bitsandbytes/nn/modules.py:to",
+        "accelerate/hooks.py:pre_forward",
+    ),
     hot=True,
 )
 

@@ -31,6 +31,11 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py",),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! in save_pretrained after "
     "enable_sequential_cpu_offload",
+    patterns=(
+        "Cannot copy out of meta tensor; no data",
+        "The weights trying to be saved contained shared tensors",
+    ),
+    frames=("save_pretrained", "safetensors/torch.py", "state_dict"),
 )
 
 # What the state dict of an 8-bit layer has besides its tensors; without scales on the layer they are not written.

@@ -32,6 +32,11 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/issues/10526",),
     symptom="TypeError: WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', "
     "'stride', 'data', 'scale', and 'activation_qtype'",
+    patterns=(
+        r"WeightQ\w+Tensor\.__new__\(\) missing \d required positional arguments",
+        r"__new__\(\) missing \d required positional arguments: 'axis'",
+    ),
+    frames=("accelerate/utils/modeling.py:set_module_tensor_to_device", "quanto"),
     hot=True,
 )
 

@@ -39,6 +39,13 @@ FIX = Fix(
     ),
     symptom="N must be divisible by block_n; shape is invalid for input of size; wrong state_dict or output of a 4-bit "
     "model after it ran on the CPU",
+    patterns=(
+        "N must be divisible by block_n",
+        r"shape '\[.{1,40}\]' is invalid for input of size",
+        "a view of a leaf Variable that requires grad is being used in an in-place operation",
+        "'QuantState' object has no attribute 'state2'",
+    ),
+    frames=("bitsandbytes/", "4.?bit", r"avx.?512|\bcpu\b"),
     hot=True,
 )
 

@@ -28,6 +28,8 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(),
     symptom="RuntimeError: Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported",
+    patterns=("Loading a quantized checkpoint into non-quantized Linear8bitLt",),
+    frames=("load_state_dict",),
     hot=True,
 )
 

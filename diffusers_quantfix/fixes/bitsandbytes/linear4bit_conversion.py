@@ -31,6 +31,11 @@ FIX = Fix(
     upstream=(),
     symptom="Creating a Parameter from an instance of type Params4bit requires that detach() returns an instance of "
     "the same type / _apply(): Couldn't swap Linear4bit.weight",
+    patterns=(
+        r"Creating a Parameter from an instance of type Params4bit requires that detach\(\)",
+        r"_apply\(\): Couldn't swap \w*4bit\.weight",
+    ),
+    frames=("to_empty", r"to\('meta'\)"),
     hot=True,
 )
 

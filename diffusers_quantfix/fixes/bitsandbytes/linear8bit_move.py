@@ -41,6 +41,17 @@ FIX = Fix(
     ),
     symptom="8-bit model stays on the GPU after .to('cpu'); Expected all tensors to be on the same device; "
     "Creating a Parameter from an instance of type Int8Params requires that detach() returns",
+    patterns=(
+        r"Creating a Parameter from an instance of type Int8Params requires that detach\(\)",
+        r"_apply\(\): Couldn't swap (Linear8bitLt|\w*8bit)\.weight",
+        "Expected all tensors to be on the same device",
+    ),
+    frames=(
+        "MatMul8bitLt",
+        "int8_mixed_scaled_mm",
+        "Linear8bitLt|Embedding8bit|load_in_8bit",
+        "bitsandbytes/nn/modules.py",
+    ),
     hot=True,
 )
 

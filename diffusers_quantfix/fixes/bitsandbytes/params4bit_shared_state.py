@@ -30,6 +30,8 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(),
     symptom="Expected all tensors to be on the same device, after a parameter of a 4-bit model was copied to the CPU",
+    patterns=("Expected all tensors to be on the same device", "is on cpu, not on cuda"),
+    frames=("matmul_4bit", "gemm_4bit", "absmax", "dequantize_4bit"),
     hot=True,
 )
 

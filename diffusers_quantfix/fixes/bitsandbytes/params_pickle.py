@@ -30,6 +30,8 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(),
     symptom="Expected all tensors to be on the same device, after torch.load or multiprocessing of a quantized model",
+    patterns=("Expected all tensors to be on the same device",),
+    frames=(r"torch\.load|serialization\.py", "pickle", "multiprocessing"),
     hot=True,
 )
 

@@ -28,6 +28,10 @@ FIX = Fix(
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527",),
     symptom="RuntimeError: Input tensors need to be on the same GPU, but found the following tensor and device "
     "combinations",
+    patterns=(
+        "Input tensors need to be on the same GPU, but found the following tensor and device combinations",
+    ),
+    frames=("gemv_4bit", "bitsandbytes/functional.py:is_on_gpu"),
     fixed_in="bitsandbytes 0.45.3",
     hot=True,
 )

@@ -37,6 +37,18 @@ FIX = Fix(
     ),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! / ValueError: Blockwise quantization only "
     "supports 16/32-bit floats, but got torch.uint8",
+    patterns=(
+        "Cannot copy out of meta tensor; no data",
+        r"uantization only supports 16/32-bit floats, but got torch\.uint8",
+        "is not on the expected device meta",
+        r"Tensor\.item\(\) cannot be called on meta tensors",
+    ),
+    frames=(
+        "bitsandbytes/functional.py:to",
+        "bitsandbytes/nn/modules.py",
+        "accelerate/utils/modeling.py:set_module_tensor_to_device",
+        "4.?bit|nf4|fp4|Params4bit",
+    ),
     hot=True,
 )
 

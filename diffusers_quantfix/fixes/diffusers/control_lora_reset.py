@@ -31,6 +31,8 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_pipeline.py",
     ),
     symptom="Expected all tensors to be on the same device after unload_lora_weights(reset_to_overwritten_params=True)",
+    patterns=("Expected all tensors to be on the same device",),
+    frames=("unload_lora_weights", "reset_to_overwritten_params", "x_embedder"),
 )
 
 

@@ -31,6 +31,11 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.46"},
     upstream=(),
     symptom="RuntimeError: No GPU found. A GPU is needed for quantization.",
+    patterns=(
+        r"No GPU found\. A GPU is needed for quantization",
+        "Some modules are dispatched on the CPU or the disk",
+    ),
+    frames=("bnb_quantizer.py:validate_environment",),
 )
 
 _QUANTIZERS = ("BnB4BitDiffusersQuantizer", "BnB8BitDiffusersQuantizer")

@@ -33,6 +33,12 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/transformers/issues/39295",),
     symptom="a checkpoint saved after model.dequantize(): Supplied state dict does not contain `bitsandbytes__*`; "
     "pipe.to(dtype) does not cast it",
+    patterns=(
+        r"does not contain bitsandbytes__\*",
+        "Missing quantization component SCB",
+        "Casting a quantized model to a new dtype is unsupported",
+    ),
+    frames=("dequantize",),
 )
 
 

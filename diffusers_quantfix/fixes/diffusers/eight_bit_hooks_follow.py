@@ -26,6 +26,8 @@ FIX = Fix(
     claims={"diffusers": ">=0.37.0,<=0.42.1", "accelerate": "<1.13.0", "bitsandbytes": ">=0.48.0"},
     upstream=("https://github.com/huggingface/diffusers/pull/12972",),
     symptom="RuntimeError: Expected all tensors to be on the same device, after moving an 8-bit model",
+    patterns=("Expected all tensors to be on the same device",),
+    frames=("8.?bit|int8", "accelerate/hooks.py:new_forward", "embedding|index_select"),
     fixed_in="accelerate 1.13.0",
 )
 

@@ -39,6 +39,11 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/11356",
     ),
     symptom="pipe.to('cpu') does not say: Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device",
+    patterns=(
+        "cannot run with cpu device",
+        "you have activated sequential model offloading by calling enable_sequential_cpu_offload",
+    ),
+    frames=("diffusers/pipelines/pipeline_utils.py:to", "8.?bit|int8"),
     fixed_in="diffusers 0.34.0",
 )
 

@@ -34,6 +34,8 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/12762",
     ),
     symptom="from_pipe converts pipelines to float32 by default; Casting a quantized model to a new `dtype`",
+    patterns=("Casting a quantized model to a new dtype is unsupported",),
+    frames=("pipeline_utils.py:from_pipe", "from_pipe", r"new_pipeline\.to\("),
 )
 
 # The dtypes to which ``from_pipe`` wants to cast its new pipeline, in this thread or task; None outside of it.

@@ -31,6 +31,14 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/14698",
     ),
     symptom="KeyError: None from GGUFParameter.__new__ (enable_sequential_cpu_offload, copy.deepcopy)",
+    patterns=("KeyError: None",),
+    frames=(
+        "gguf/utils.py:__new__",
+        "GGUF",
+        "enable_sequential_cpu_offload",
+        "accelerate/utils/modeling.py:set_module_tensor_to_device",
+        "deepcopy",
+    ),
     hot=True,
 )
 

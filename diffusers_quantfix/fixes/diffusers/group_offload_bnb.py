@@ -30,6 +30,17 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/pull/11576",),
     symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
     "cpu! / All input tensors need to be on the same GPU, but found some tensors to not be on a GPU",
+    patterns=(
+        "Expected all tensors to be on the same device",
+        "input tensors need to be on the same GPU, but found some tensors to not be on a GPU",
+        "different from other tensors on cuda",
+    ),
+    frames=(
+        "diffusers/hooks/hooks.py:new_forward",
+        "diffusers/hooks/",
+        "group_offload",
+        "bitsandbytes|4.?bit|8.?bit|absmax",
+    ),
     hot=True,
 )
 

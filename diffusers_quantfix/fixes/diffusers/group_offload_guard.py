@@ -32,6 +32,10 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/issues/11352",),
     symptom="ValueError: Cannot apply group offloading to a module that is already applying an alternative offloading "
     "strategy from Accelerate",
+    patterns=(
+        "Cannot apply group offloading to a module that is already applying an alternative offloading strategy",
+    ),
+    frames=("group_offloading.py",),
 )
 
 _GUARD = "_raise_error_if_accelerate_model_or_sequential_hook_present"

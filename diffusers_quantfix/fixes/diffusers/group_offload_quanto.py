@@ -35,6 +35,17 @@ FIX = Fix(
     ),
     symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
     "cpu! / mat2 is on cpu, different from other tensors on cuda:0",
+    patterns=(
+        "Expected all tensors to be on the same device",
+        "mat2 is on cpu, different from other tensors on cuda",
+    ),
+    frames=(
+        "diffusers/hooks/hooks.py:new_forward",
+        "diffusers/hooks/",
+        "group_offload",
+        "quanto",
+        "argument mat2",
+    ),
     hot=True,
 )
 

@@ -34,6 +34,12 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/14457",
     ),
     symptom="RuntimeError: cannot pin 'torch.cuda.CharTensor' only dense CPU tensors can be pinned",
+    patterns=(
+        r"cannot pin '?torch\.cuda\.\w+Tensor'? only dense CPU tensors can be pinned",
+        "invalid python storage",
+        r"no dispatch rule for .*is_pinned|aten\.is_pinned",
+    ),
+    frames=("group_offload", "torchao", "diffusers/hooks/"),
     hot=True,
 )
 

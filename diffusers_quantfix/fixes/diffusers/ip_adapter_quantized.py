@@ -30,6 +30,11 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
     upstream=("https://github.com/huggingface/diffusers/issues/11570",),
     symptom="ValueError: Casting a quantized model to a new `dtype` is unsupported, from load_ip_adapter",
+    patterns=(
+        "Casting a quantized model to a new dtype is unsupported",
+        "cannot cast a bitsandbytes model in a new dtype",
+    ),
+    frames=("load_ip_adapter", "loaders/unet.py", "loaders/ip_adapter.py"),
 )
 
 _METHODS = ("_load_ip_adapter_weights", "load_attn_procs")

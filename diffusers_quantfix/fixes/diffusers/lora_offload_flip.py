@@ -39,6 +39,11 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/14271",
     ),
     symptom="every run is slow after load_lora_weights(), the pipeline is under enable_sequential_cpu_offload",
+    patterns=(
+        "enable_sequential_cpu_offload requires accelerator, but not found",
+        "sequentially offloaded now",
+    ),
+    frames=("load_lora_weights", "load_lora_adapter", "loaders/peft.py", "lora_base.py"),
 )
 
 

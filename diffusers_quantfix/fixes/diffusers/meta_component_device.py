@@ -41,6 +41,15 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/11195",
     ),
     symptom="Cannot copy out of meta tensor; no data!",
+    patterns=(
+        "Cannot copy out of meta tensor; no data",
+        r"Tensor\.item\(\) cannot be called on meta tensors",
+    ),
+    frames=(
+        "accelerate/utils/operations.py:send_to_device",
+        "diffusers/models/",
+        r"(vae|transformer|unet|controlnet)\.device",
+    ),
     hot=True,
 )
 

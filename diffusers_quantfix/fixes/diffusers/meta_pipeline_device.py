@@ -34,6 +34,15 @@ FIX = Fix(
     claims={"diffusers": "<=0.42.1", "accelerate": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/10958",),
     symptom="Cannot copy out of meta tensor; no data!",
+    patterns=(
+        "Cannot copy out of meta tensor; no data",
+        r"Tensor\.item\(\) cannot be called on meta tensors",
+    ),
+    frames=(
+        "accelerate/utils/operations.py:send_to_device",
+        r"(pipe|pipeline|self)\.device\b",
+        "diffusers/models/embeddings.py",
+    ),
 )
 
 

@@ -29,6 +29,12 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
     upstream=(),
     symptom="pipe.to(dtype): Casting a quantized model to a new `dtype` is unsupported",
+    patterns=(
+        "Casting a quantized model to a new dtype is unsupported",
+        r"The dtype of a \w* ?weights Tensor cannot be changed",
+        r"WeightQ\w+Tensor cannot be changed",
+    ),
+    frames=("pipelines/pipeline_utils.py:to", r"pipe\w*\.to\("),
 )
 
 

@@ -26,6 +26,8 @@ FIX = Fix(
     claims={"diffusers": ">=0.35.0,<=0.42.1"},
     upstream=(),
     symptom="ModularPipeline.to(dtype): Casting a quantized model to a new `dtype` is unsupported",
+    patterns=("Casting a quantized model to a new dtype is unsupported",),
+    frames=("modular_pipeline.py:to", r"Modular\w*Pipeline"),
 )
 
 

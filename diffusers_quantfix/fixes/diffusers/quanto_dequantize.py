@@ -26,6 +26,8 @@ FIX = Fix(
     upstream=(),
     symptom="NotImplementedError: QuantizationMethod.QUANTO has no implementation of `dequantize`, please raise an "
     "issue on GitHub.",
+    patterns=("(QUANTO|quanto) has no implementation of dequantize",),
+    frames=("diffusers/",),
 )
 
 

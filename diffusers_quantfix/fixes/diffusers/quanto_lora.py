@@ -30,6 +30,13 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/issues/10550",
     ),
     symptom="KeyError: 'single_transformer_blocks.0.attn.to_k.weight' in load_lora_weights",
+    patterns=(r"KeyError: '[\w.]*transformer_blocks[\w.]*\.weight'",),
+    frames=(
+        "load_lora_weights",
+        "_maybe_expand_lora_state_dict",
+        "_maybe_expand_transformer_param_shape_or_error_",
+        "quanto",
+    ),
 )
 
 

@@ -28,6 +28,13 @@ FIX = Fix(
     upstream=(),
     symptom="RuntimeError: Tensor on device cpu is not on the expected device meta! after loading a saved model with "
     "weights of quanto",
+    patterns=(
+        "is not on the expected device meta",
+        r"Tensor\.item\(\) cannot be called on meta tensors",
+        r"KeyError: '[\w.]*embedder\.weight'",
+        "model is on meta",
+    ),
+    frames=("quanto", "from_pretrained"),
 )
 
 _METHOD = "_process_model_after_weight_loading"

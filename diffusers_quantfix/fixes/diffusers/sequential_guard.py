@@ -30,6 +30,8 @@ FIX = Fix(
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ">=1.1.0", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/diffusers/pull/9840",),
     symptom='Cannot copy out of meta tensor; no data! in pipe.to("cuda") after enable_sequential_cpu_offload()',
+    patterns=("Cannot copy out of meta tensor; no data",),
+    frames=("pipelines/pipeline_utils.py:to", r"to_empty\(\) instead", r"pipe\w*\.to\("),
 )
 
 _SAYS = "you have activated sequential model offloading"

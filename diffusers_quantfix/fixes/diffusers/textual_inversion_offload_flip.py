@@ -32,6 +32,8 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/8750",
     ),
     symptom="every run is slow after load_textual_inversion(), the pipeline is under enable_sequential_cpu_offload",
+    patterns=("enable_sequential_cpu_offload requires accelerator, but not found",),
+    frames=("load_textual_inversion", "textual_inversion.py"),
 )
 
 _METHODS = ("load_textual_inversion", "unload_textual_inversion")

@@ -39,6 +39,12 @@ FIX = Fix(
     ),
     symptom="RuntimeError: Error building extension 'quanto_cpp' / 'quanto_cuda'; Ninja is required to load C++ "
     "extensions; CUDA_HOME environment variable is not set; identifier `__asm__` is undefined",
+    patterns=(
+        "Error building extension 'quanto_(cpp|cuda)'",
+        r"Ninja is required to load C\+\+ extensions",
+        "CUDA_HOME environment variable is not set",
+    ),
+    frames=("optimum/quanto/", "qint4|qint2|int4|int2"),
     hot=True,
     options={
         quanto_extension.BUILD: "compile the extensions of quanto on Windows too, with the flags that it takes there",

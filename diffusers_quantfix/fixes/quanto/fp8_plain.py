@@ -37,6 +37,8 @@ FIX = Fix(
     ),
     symptom="a noise image from FLUX with float8 weights; Error building extension 'quanto_cuda'; identifier "
     "`__asm__` is undefined",
+    patterns=("Error building extension 'quanto_cuda'", "identifier '?__asm__'? is undefined"),
+    frames=("marlin", "qfloat8|float8|fp8", "optimum/quanto/"),
     hot=True,
     options={
         quanto_extension.MARLIN: "multiply float8 weights with quanto's compiled Marlin kernel on NVIDIA GPUs",

@@ -27,6 +27,8 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/optimum-quanto/releases/tag/v0.2.7",),
     symptom="NotImplementedError: Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' "
     "backend",
+    patterns=("Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' backend",),
+    frames=("optimum/quanto/",),
     fixed_in="optimum-quanto 0.2.7",
     hot=True,
 )

@@ -29,6 +29,10 @@ FIX = Fix(
     upstream=(),
     symptom="RuntimeError: The default implementation of __deepcopy__() for wrapper subclasses only works for "
     "subclass types that implement clone()",
+    patterns=(
+        r"implementation of __deepcopy__\(\) for wrapper subclasses only works for subclass types that implement clone",
+    ),
+    frames=("deepcopy", "quanto"),
     hot=True,
 )
 

@@ -29,6 +29,8 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<=5.23.0", "bitsandbytes": ">=0.43.0"},
     upstream=("https://github.com/huggingface/transformers/pull/43258",),
     symptom="ValueError: Calling `cuda()` is not supported for `8-bit` quantized models.",
+    patterns=(r"Calling cuda\(\) is not supported for 8-bit", r"\.to is not supported for (4-bit or )?8-bit"),
+    frames=("transformers/modeling_utils.py",),
 )
 
 _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8-bit`")

@@ -25,6 +25,8 @@ FIX = Fix(
     claims={"transformers": ">=4.46.1,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
     upstream=(),
     symptom="NotImplementedError: quanto has no implementation of `dequantize`, please raise an issue on GitHub.",
+    patterns=("(QUANTO|quanto) has no implementation of dequantize",),
+    frames=("transformers/",),
 )
 
 

@@ -1,0 +1,116 @@
+"""What is known of one fix, as `explain` prints it: read from its file alone, no library is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+
+from ..fixes import INDEX
+from ..text import wrapped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..engine.board import Answer
+    from ..engine.fix import Fix
+
+_FIXES = __name__.partition(".")[0] + ".fixes."
+
+
+def declaration(fix_id: str) -> Fix:
+    """The declaration of a fix; only its own file is read."""
+    fix: Fix = importlib.import_module(_FIXES + INDEX[fix_id][0]).FIX
+    return fix
+
+
+def explanation(fix_id: str) -> str:
+    """The docstring of a fix's file, from its source where the interpreter drops docstrings (``-OO``)."""
+    import inspect
+
+    module = importlib.import_module(_FIXES + INDEX[fix_id][0])
+    text = module.__doc__
+    if text is None:
+        import ast
+
+        loader = module.__spec__.loader if module.__spec__ else None
+        source = loader.get_source(module.__name__) if hasattr(loader, "get_source") else None  # type: ignore[union-attr]
+        text = ast.get_docstring(ast.parse(source)) if source else ""
+    return inspect.cleandoc(text or "")
+
+
+def page_data(fix_id: str, answer: Answer | None = None) -> dict[str, Any]:
+    """The page for machines; ``state``, ``reason`` and ``changes`` where the board was asked."""
+    from ..engine.versions import judge
+
+    fix = declaration(fix_id)
+    verdict = judge(fix.claims)
+    data: dict[str, Any] = {
+        "id": fix.id,
+        "title": fix.title,
+        "module": fix.module,
+        "claims": dict(fix.claims),
+        "upstream": list(fix.upstream),
+        "symptom": fix.symptom,
+        "fixed_in": fix.fixed_in,
+        "hot": fix.hot,
+        "options": fix.options,
+        "text": explanation(fix_id),
+        "versions": {"kind": verdict.kind, "reason": verdict.reason},
+    }
+    if answer is not None:
+        data.update(state=answer.state, reason=answer.reason, changes=list(answer.changes))
+    return data
+
+
+def page(fix_id: str, answer: Answer | None = None) -> list[str]:
+    """The lines of the page of one fix.
+
+    Args:
+        fix_id: its id.
+        answer: what the board says of it; without it the page says what the installed versions tell.
+    """
+    data = page_data(fix_id, answer)
+    claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in data["claims"].items())
+    changes = ", ".join(data.get("changes", ()))
+    rows = [
+        ("symptom", data["symptom"]),
+        ("affected", claims),
+        ("fixed upstream", data["fixed_in"] or "in no release yet"),
+        (
+            "patches",
+            changes or (f"nothing here; its target is {data['module']}" if answer else data["module"]),
+        ),
+        ("here", _here(data, fix_id)),
+        ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix_id}, or qf.revert({fix_id!r})"),
+        *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in data["options"].items()),
+        *(("upstream", link) for link in data["upstream"] or ("not reported yet",)),
+    ]
+    lines = [fix_id, "", *_flowed(data["text"]), ""]
+    for name, value in rows:
+        lines += wrapped(value, f"{name:<17}", " " * 17)
+    return lines
+
+
+def _here(data: dict[str, Any], fix_id: str) -> str:
+    if "state" in data:
+        return f"{data['state']}: {data['reason']}"
+    kind, reason = data["versions"]["kind"], data["versions"]["reason"]
+    if kind == "fits":
+        return (
+            f"{reason}: in the affected range; `python -m {_FIXES.partition('.')[0]} explain {fix_id} --here` imports "
+            "the library and says whether it is patched"
+        )
+    return f"not affected: {reason}" if kind == "out-of-range" else str(reason)
+
+
+def _flowed(text: str) -> list[str]:
+    """A docstring at our width: its paragraphs, and in them its entries, which begin with "Symptom: " and the like."""
+    lines: list[str] = []
+    for paragraph in text.replace("``", "`").split("\n\n"):
+        for entry in re.split(r"\n(?=[A-Z][a-z]+: )", paragraph):
+            titled = re.match(r"[A-Z][a-z]+: ", entry)
+            lines += wrapped(" ".join(entry.split()), "", "    " if titled else "")
+        lines.append("")
+    return lines[:-1]
