@@ -25,11 +25,23 @@ class Fix:
         symptom: the error text, or what a user sees, as one would search for it.
         fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
             specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
+        since: the version of this package that first had the fix.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
         options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """
 
-    __slots__ = ("claims", "fixed_in", "hot", "id", "module", "options", "symptom", "title", "upstream")
+    __slots__ = (
+        "claims",
+        "fixed_in",
+        "hot",
+        "id",
+        "module",
+        "options",
+        "since",
+        "symptom",
+        "title",
+        "upstream",
+    )
 
     def __init__(
         self,
@@ -41,6 +53,7 @@ class Fix:
         upstream: tuple[str, ...],
         symptom: str,
         fixed_in: str = "",
+        since: str = "0.1.0",
         hot: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -51,5 +64,6 @@ class Fix:
         self.upstream = tuple(upstream)
         self.symptom = symptom
         self.fixed_in = fixed_in
+        self.since = since
         self.hot = hot
         self.options = dict(options or {})
