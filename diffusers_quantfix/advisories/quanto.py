@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ..engine.versions import contains
+from .ranges import fits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,14 +65,11 @@ def advice(versions: Mapping[str, str], kind: str) -> list[str]:
         kind: the accelerator that torch sees, "" for none.
     """
 
-    def fits(claims: Mapping[str, str]) -> bool:
-        try:
-            return all(name in versions and contains(claim, versions[name]) for name, claim in claims.items())
-        except ValueError:  # an installed version that is none
-            return False
+    def all_fit(claims: Mapping[str, str]) -> bool:
+        return all(name in versions and fits(claim, versions[name]) for name, claim in claims.items())
 
     return [
         sentence
         for platform, kinds, claims, sentence in ADVICE
-        if platform in ("", sys.platform) and (kinds is None or kind in kinds) and fits(claims)
+        if platform in ("", sys.platform) and (kinds is None or kind in kinds) and all_fit(claims)
     ]

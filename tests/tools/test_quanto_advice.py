@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.advisories import quanto
+from diffusers_quantfix.advisories import quanto as quanto_advice
 from diffusers_quantfix.fixes import DISTRIBUTIONS, OPTIONS
 
 
@@ -31,19 +31,19 @@ from diffusers_quantfix.fixes import DISTRIBUTIONS, OPTIONS
     ],
 )
 def test_what_is_said_where(monkeypatch, platform, kind, quanto, diffusers, words) -> None:
-    monkeypatch.setattr(quanto.sys, "platform", platform)
-    said = quanto.advice({"optimum-quanto": quanto, "diffusers": diffusers, "torch": "2.13.0"}, kind)
+    monkeypatch.setattr(quanto_advice.sys, "platform", platform)
+    said = quanto_advice.advice({"optimum-quanto": quanto, "diffusers": diffusers, "torch": "2.13.0"}, kind)
     assert len(said) == len(words)
     for sentence, word in zip(said, words, strict=True):
         assert word in sentence and not sentence.endswith(".")
 
 
 def test_nothing_without_quanto() -> None:
-    assert quanto.advice({"torch": "2.13.0", "diffusers": "0.42.1"}, "cuda") == []
+    assert quanto_advice.advice({"torch": "2.13.0", "diffusers": "0.42.1"}, "cuda") == []
 
 
 def test_the_table_is_well_formed() -> None:
-    for platform, _, claims, sentence in quanto.ADVICE:
+    for platform, _, claims, sentence in quanto_advice.ADVICE:
         assert platform in ("", "win32", "linux", "darwin")
         assert set(claims) <= set(DISTRIBUTIONS)
         for word in sentence.split():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.advisories.findings import AFFECTED, findings, table, upgrades
+from diffusers_quantfix.advisories.findings import AFFECTED, findings, table
+from diffusers_quantfix.advisories.upgrades import upgrades
 from tests.upstream import results
 from tests.upstream.cells import Cell, read
 from tests.upstream.run_cell import declarations
