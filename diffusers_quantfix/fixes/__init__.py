@@ -41,6 +41,14 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-balanced-lost-component": (
+        "diffusers.balanced_lost_component",
+        "diffusers.pipelines.pipeline_loading_utils",
+    ),
+    "diffusers-balanced-quantized-size": (
+        "diffusers.balanced_quantized_size",
+        "diffusers.pipelines.pipeline_utils",
+    ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
     "diffusers-cpu-only": ("diffusers.cpu_only", "diffusers.quantizers.bitsandbytes.bnb_quantizer"),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
