@@ -79,9 +79,9 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             slow = [name for name in measured if isinstance(plan, dict) and plan.get(name) == "cpu"]
             if slow:
                 logger.warning(
-                    f'device_map="balanced" finds no GPU with room for {", ".join(slow)}, quantized as asked. On the CPU'
-                    " every layer is copied to a GPU for each use, which is slow: pass a larger max_memory, free memory"
-                    " on the GPUs, or quantize to fewer bits."
+                    f'device_map="balanced" finds no GPU with room for {", ".join(slow)}, quantized as asked. On the '
+                    "CPU every layer is copied to a GPU for each use, which is slow: pass a larger max_memory, free "
+                    "memory on the GPUs, or quantize to fewer bits."
                 )
             return plan
 
