@@ -27,11 +27,13 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
+    "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
     "bnb-int8-prequantized": ("bitsandbytes.int8_prequantized", "bitsandbytes.nn.modules"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-int8-saved-tiles": ("bitsandbytes.int8_saved_tiles", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
+    "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
     "bnb-param-kwargs": ("bitsandbytes.param_kwargs", "bitsandbytes.nn.modules"),
     "bnb-params-pickle": ("bitsandbytes.params_pickle", "bitsandbytes.nn.modules"),
@@ -52,6 +54,14 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-8bit-move-gate": ("diffusers.eight_bit_move_gate", "diffusers.pipelines.pipeline_utils"),
     "diffusers-8bit-offload-detection": (
         "diffusers.eight_bit_offload_detection",
+        "diffusers.pipelines.pipeline_utils",
+    ),
+    "diffusers-balanced-lost-component": (
+        "diffusers.balanced_lost_component",
+        "diffusers.pipelines.pipeline_loading_utils",
+    ),
+    "diffusers-balanced-quantized-size": (
+        "diffusers.balanced_quantized_size",
         "diffusers.pipelines.pipeline_utils",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
