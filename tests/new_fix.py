@@ -25,6 +25,7 @@ from diffusers_quantfix.fixes import INDEX
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FILL IN"
+INDEX_FILE, CHANGELOG = "diffusers_quantfix/fixes/__init__.py", "CHANGELOG.md"
 # first word of an id -> (folder of its fixes, module that its targets lie in, distribution)
 LIBRARIES = {
     "accelerate": ("accelerate", "accelerate", "accelerate"),
@@ -104,6 +105,8 @@ def fix_stub(new: Draft) -> str:
         for word, text in said.items()
     )
     claims = f"    claims={_quoted(dict(new.claims))},"
+    if not any(">" in specifier for specifier in new.claims.values()):
+        claims = f"    # {MARK}: the first affected release too\n{claims}"
     links = "".join(f"        {_quoted(link)},\n" for link in new.upstream)
     upstream = (
         f"(\n{links}    )" if len(new.upstream) > 1 else f"({_quoted(new.upstream[0])},)" if links else "()"
@@ -117,7 +120,6 @@ def fix_stub(new: Draft) -> str:
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,8 +138,7 @@ FIX = Fix(
 
 
 def broken({argument}: ModuleType) -> bool:
-    """{MARK}: how the probe knows the defect; behaviour of a small stand-in first, source text last."""
-    resolve({argument}, "{MARK}")
+    """{MARK}: how the probe knows the defect: behaviour of a small stand-in first, source text last (engine.probe)."""
     raise NotImplementedError("{MARK}: broken() of {new.id}")
 
 
@@ -152,7 +153,7 @@ def test_stub(new: Draft) -> str:
     shows = _quoted(re.sub(r"([.\\[\](){}*+?|^$])", r"\\\1", new.symptom))
     raw = "r" if "\\" in shows else ""
     shows = shows.replace("\\\\", "\\")
-    return f'''"""{new.id}: {new.title}."""
+    return f'''"""The defect of {new.id}."""
 
 from __future__ import annotations
 
@@ -235,9 +236,8 @@ def start(new: Draft, root: Path = ROOT) -> list[str]:
     taken = [name for name in stubs if (root / name).exists()]
     if taken:
         raise ValueError(f"there is a file {taken[0]}")
-    index, changelog = "diffusers_quantfix/fixes/__init__.py", "CHANGELOG.md"
-    stubs[changelog] = with_changelog_line((root / changelog).read_text("utf-8"), new)
-    stubs[index] = with_index_line((root / index).read_text("utf-8"), new)
+    stubs[CHANGELOG] = with_changelog_line((root / CHANGELOG).read_text("utf-8"), new)
+    stubs[INDEX_FILE] = with_index_line((root / INDEX_FILE).read_text("utf-8"), new)
     for name, text in stubs.items():
         (root / name).write_text(text, encoding="utf-8")
     return list(stubs)
@@ -303,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("written:", *names, sep="\n  ")
-    print("to fill in:", *to_fill_in(names), sep="\n  ")
+    print("to fill in:", *to_fill_in([name for name in names if name != INDEX_FILE]), sep="\n  ")
     print("the steps: the docstring of diffusers_quantfix/fixes/__init__.py")
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import resource
 import subprocess
@@ -10,9 +9,7 @@ import sys
 
 import pytest
 
-from diffusers_quantfix.fixes import INDEX
 from diffusers_quantfix.verify import report, run, side, verify
-from diffusers_quantfix.verify.child import case_module
 
 ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
 
@@ -151,11 +148,6 @@ def test_an_unknown_id_is_one_sentence():
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "no fix is called 'no-such-fix'" in done.stderr
-
-
-@pytest.mark.parametrize("fix_id", sorted(INDEX))
-def test_every_fix_has_a_case(fix_id):
-    assert callable(importlib.import_module(case_module(fix_id)).case)
 
 
 def test_every_defect_that_applies_here_is_patched():
