@@ -1,4 +1,4 @@
-"""Patches known defects of diffusers with quantized models, in the pinned releases that have them.
+"""Patches known bugs of diffusers with quantized models, in affected releases.
 
 ``import diffusers_quantfix`` is enough, before or after the libraries.  A fix is installed only where the release
 is claimed and the defect is really there; `status` says for every fix what became of it and why.
@@ -6,7 +6,7 @@ is claimed and the defect is really there; `status` says for every fix what beca
     import diffusers_quantfix as qf
 
     print(qf.status())      # the board; .to_dict() for machines
-    qf.revert()             # take everything back
+    qf.revert()             # remove every patch
     qf.apply()              # and install it again
 
     qf.audit(pipe)          # every tensor by device, companions of quantized weights included
@@ -16,7 +16,7 @@ is claimed and the defect is really there; `status` says for every fix what beca
 Importing this package loads two small modules while none of the libraries is imported.
 """
 
-from .first_library import wait
+from .first_library import wait, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "audit", "release", "releasing", "revert", "status", "track"]
 
-wait()
+
+def wake() -> None:
+    """Activate the package.  No fault of ours breaks an import of anyone, unless that was asked for."""
+    try:
+        from .activation import activate
+
+        activate()
+    except Exception as error:
+        import os
+
+        if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
+            raise
+        warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
+
+
+wait(wake)
 
 # What is imported when it is asked for, and where it is.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",

@@ -12,9 +12,9 @@ import os
 import sys
 
 from . import __version__
-from .activation import settings
 from .commands.terminal import fit_terminal
 from .engine.settings import did_you_mean
+from .user_settings import settings
 
 # A command, which is a module below `commands` of the same name, and what it does.
 COMMANDS = {

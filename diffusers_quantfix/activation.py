@@ -1,16 +1,16 @@
-"""Connects the watcher to the fixes; `diffusers_quantfix.first_library` calls `activate`.
+"""Connects the watcher to the fixes; ``diffusers_quantfix.wake`` calls `activate`.
 
 Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixes that need it) is behind
 `diffusers_quantfix.process_runner`, which is imported when the first target arrives or when someone asks.
 """
 
-import os
 import sys
 
-from .engine.settings import VARIABLE, Settings, did_you_mean
+from .engine.settings import did_you_mean
 from .engine.watcher import Watcher
 from .first_library import forget, give_way, waiting, warn
-from .fixes import INDEX, OPTIONS
+from .fixes import INDEX
+from .user_settings import settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,20 +18,11 @@ if TYPE_CHECKING:
 
     from .engine.board import Board
     from .engine.runner import Runner
+    from .engine.settings import Settings
 
 _TARGETS = frozenset(target for _, target in INDEX.values())
-_settings = Settings(os.environ.get(VARIABLE, ""), INDEX, OPTIONS)
 _reported: set[str] = set()
 _the_runner: "Runner | None" = None
-
-
-def settings() -> Settings:
-    """The user's settings as the environment states them now."""
-    global _settings
-    text = os.environ.get(VARIABLE, "")
-    if text != _settings.text:
-        _settings = Settings(text, INDEX, OPTIONS)
-    return _settings
 
 
 def activate() -> None:
@@ -39,7 +30,7 @@ def activate() -> None:
     under ``strict``."""
     current = settings()
     _report(current)
-    _watcher.succeed()
+    _watcher.replace_earlier_copies()
     if current.off:
         return
     _watch()
@@ -59,6 +50,7 @@ def apply(*ids: str) -> "Board":
         The board.
 
     Raises:
+        TypeError: an id is no string.
         ValueError: an id names no fix.
         diffusers_quantfix.engine.runner.StrictError: under ``strict``, when a wanted fix failed.
     """
@@ -71,7 +63,7 @@ def apply(*ids: str) -> "Board":
 
 
 def revert(*ids: str) -> "Board":
-    """Take fixes back; all of them, or those named.  They stay out until `apply`.
+    """Remove fixes; all of them, or those named.  They stay out until `apply`.
 
     What someone else has wrapped over us stays: its state is "overwritten", and the reason names who it is.
 
@@ -82,6 +74,7 @@ def revert(*ids: str) -> "Board":
         The board.
 
     Raises:
+        TypeError: an id is no string.
         ValueError: an id names no fix.
     """
     unwanted = known_ids(ids)
@@ -124,7 +117,7 @@ def _guarded(work: "Callable[[], object]") -> None:
     except Exception as error:
         if settings().strict:
             raise
-        _warn(f"cannot work, nothing is patched: {type(error).__name__}: {error}")
+        _warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
 
 
 def _runner() -> "Runner":
@@ -136,21 +129,30 @@ def _runner() -> "Runner":
     return _the_runner
 
 
-def _retired() -> None:
+def _replaced() -> None:
     """A later copy of the package has come: leave the libraries to it as they were."""
     if _the_runner is not None:
         _guarded(lambda: _runner().revert(INDEX))
 
 
 def known_ids(ids: tuple[str, ...]) -> list[str]:
-    """The ids of fixes that are meant: those named, or all; ValueError for one that names no fix."""
+    """The ids of fixes that are meant: those named, or all.
+
+    Raises:
+        TypeError: an id is no string.
+        ValueError: an id names no fix.
+    """
     for fix_id in ids:
+        if not isinstance(fix_id, str):
+            raise TypeError(
+                f"ids of fixes are strings, one argument each, as in revert('{next(iter(INDEX))}'); got {fix_id!r}"
+            )
         if fix_id not in INDEX:
             raise ValueError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, INDEX)}")
     return list(ids or INDEX)
 
 
-def _report(current: Settings) -> None:
+def _report(current: "Settings") -> None:
     for problem in current.problems:
         _warn(problem)
 
@@ -162,4 +164,4 @@ def _warn(sentence: str) -> None:
         warn(sentence)
 
 
-_watcher = Watcher(_TARGETS, _arrived, _retired)
+_watcher = Watcher(_TARGETS, _arrived, _replaced)

@@ -1,7 +1,8 @@
 """Waits for the first of the libraries: all that the import of this package leaves behind while none is imported.
 
 Most processes that import the package at their start, or through a start-up file, never import one of them: those
-pay for two small modules.  `diffusers_quantfix.activation` comes with the first library, before it is found.
+pay for two small modules.  `diffusers_quantfix.activation` comes with the first library, before it is found: the
+package hands `wait` the function that loads it.
 
 ``os`` and ``sys`` are imported within the functions: what a finder leads to, through the globals of its methods,
 outlives the other modules at the end of the interpreter and is cleared one by one, a percent of a bare start.
@@ -9,6 +10,7 @@ outlives the other modules at the end of the interpreter and is cleared one by o
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, TypeGuard
 
 # Whatever has a module that is patched; a test holds it against the fixes.
@@ -16,20 +18,27 @@ LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "pe
 
 
 class FirstLibrary:
-    """A finder that finds nothing.  When one of the libraries is asked for, it activates the package first."""
+    """A finder that finds nothing.  When one of the libraries is asked for, it activates the package first.
+
+    Args:
+        wake: activates the package.
+    """
 
     woken = False
+
+    def __init__(self, wake: "Callable[[], None]") -> None:
+        self.wake = wake
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name in LIBRARIES and not self.woken:
             try:
-                wake()
+                self.wake()
             finally:
                 self.woken = True  # not earlier: another thread's library waits as well
 
 
-def wait() -> None:
-    """Activate the package when the first library is asked for; at once where that cannot wait.
+def wait(wake: "Callable[[], None]") -> None:
+    """Call ``wake`` when the first library is asked for; at once where that cannot wait.
 
     Settings are read at once, so that a typo in them is reported; libraries may be there already; and an earlier copy
     of the package, which a program deleted from ``sys.modules``, must give up its place.
@@ -42,21 +51,7 @@ def wait() -> None:
     if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or not LIBRARIES.isdisjoint(sys.modules):
         wake()
     else:
-        sys.meta_path.insert(0, FirstLibrary())
-
-
-def wake() -> None:
-    """Activate the package.  No fault of ours breaks an import of anyone, unless that was asked for."""
-    import os
-
-    try:
-        from .activation import activate
-
-        activate()
-    except Exception as error:
-        if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
-            raise
-        warn(f"cannot work, nothing is patched: {type(error).__name__}: {error}")
+        sys.meta_path.insert(0, FirstLibrary(wake))
 
 
 def waiting() -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 
-from . import __version__
-from .activation import settings
 from .engine.runner import Runner
 from .fixes import DISTRIBUTIONS, INDEX
+from .user_settings import settings
 
+# Not imported: it stands above this module, and is always there first.
+_VERSION = sys.modules[__name__.partition(".")[0]].__version__
 _FIXES = __name__.partition(".")[0] + ".fixes."
 
 
@@ -29,5 +31,5 @@ RUNNER = Runner(
     {fix_id: (_FIXES + file, target) for fix_id, (file, target) in INDEX.items()},
     DISTRIBUTIONS,
     settings,
-    __version__,
+    _VERSION,
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 
 from ..text import wrapped
+from .settings import VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 APPLIED = "applied"
+UNCLAIMED = "applied (unclaimed release)"
 HEALTHY = "healthy"
 OUT_OF_RANGE = "out-of-range"
 DISABLED = "disabled"
@@ -22,6 +24,7 @@ OVERWRITTEN = "overwritten"
 
 STATES = {
     APPLIED: "the defect is there and patched",
+    UNCLAIMED: "patched in a release above the claimed range, because the user chose `newer`",
     HEALTHY: "the version is claimed but the defect is not there: fixed upstream, by a fork or a backport",
     OUT_OF_RANGE: "the installed release does not have the defect",
     DISABLED: "switched off by the user",
@@ -41,9 +44,10 @@ class Answer:
         state: one of `STATES`.
         reason: one sentence a person can act on.
         changes: the dotted names of the slots that were written.
+        above: for a candidate: whether the release is newer than the claimed range, so that ``newer`` patches it.
     """
 
-    __slots__ = ("changes", "claims", "id", "module", "reason", "state", "title", "upstream")
+    __slots__ = ("above", "changes", "claims", "id", "module", "reason", "state", "title", "upstream")
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Answer:
         state: str,
         reason: str,
         changes: tuple[str, ...] = (),
+        above: bool = False,
     ) -> None:
         self.id = id
         self.title = title
@@ -64,6 +69,7 @@ class Answer:
         self.state = state
         self.reason = reason
         self.changes = changes
+        self.above = above
 
     def to_dict(self) -> dict[str, object]:
         """The answer for machines."""
@@ -76,6 +82,7 @@ class Answer:
             "claims": dict(self.claims),
             "upstream": list(self.upstream),
             "changes": list(self.changes),
+            "above": self.above,
         }
 
 
@@ -125,9 +132,15 @@ class Board:
     def ok(self) -> bool:
         """Whether every fix that may be needed here has a good answer.
 
-        False when one failed, was overwritten, or waits for a library that is installed and cannot be imported.
+        False when one failed, was overwritten, waits for a library that is installed and cannot be imported, or is a
+        candidate above its claimed range: a known bug seems to be in a new release, and is not patched.
         """
-        return not any(answer.state in (FAILED, OVERWRITTEN, WAITING) for answer in self)
+        return not any(answer.above or answer.state in (FAILED, OVERWRITTEN, WAITING) for answer in self)
+
+    @property
+    def candidates(self) -> list[Answer]:
+        """The fixes whose defect seems to be there in an unclaimed release."""
+        return [answer for answer in self if answer.state == CANDIDATE]
 
     def to_dict(self) -> dict[str, object]:
         """The board for machines: keys ``quantfix``, ``python``, ``installed`` (name -> version or None),
@@ -148,7 +161,7 @@ class Board:
 
 
 def _table(board: Board) -> str:
-    """One line per fix with its state, and below it the reason; 80 columns."""
+    """The summary, then a line per fix with its state, and below it the reason; 80 columns."""
     lines = [f"diffusers_quantfix {board.quantfix}, Python {board.python}"]
     present = [
         f"{name} {version or '(unreadable version)'}"
@@ -161,13 +174,32 @@ def _table(board: Board) -> str:
         lines += wrapped(f"warning: {problem}")
     if board.loaded:
         lines += wrapped(f"imported to answer: {', '.join(board.loaded)}")
-    lines.append("")
+    lines += ["", *summary(board), ""]
     for answer in board:
-        lines.append(f"{answer.state:<13}{answer.id}")
+        lines.append(f"{answer.state:<12} {answer.id}")
         lines += wrapped(answer.title, " " * 13)
         lines += wrapped(answer.reason, " " * 13 + "-> ", " " * 16)
-    counts: dict[str, int] = {}
-    for answer in board:
-        counts[answer.state] = counts.get(answer.state, 0) + 1
-    lines += ["", ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))]
     return "\n".join(lines)
+
+
+def summary(board: Board) -> list[str]:
+    """How many fixes are in each state, those that need a look by name, and what to do about candidates; 80 columns."""
+    by_state: dict[str, list[str]] = {}
+    for answer in board:
+        by_state.setdefault(answer.state, []).append(answer.id)
+    lines = wrapped(", ".join(f"{len(by_state[state])} {state}" for state in STATES if state in by_state))
+    for state in (FAILED, OVERWRITTEN, CANDIDATE):
+        if state in by_state:
+            lines += wrapped(f"{state}: {', '.join(by_state[state])}", "", "  ")
+    above = [answer for answer in board.candidates if answer.above]
+    if above:
+        libraries = dict.fromkeys(next(iter(answer.claims), "") for answer in above)
+        named = ", ".join(f"{name} {board.installed.get(name) or ''}".strip() for name in libraries)
+        lines += wrapped(
+            f"{named}: newer than this version of the package knows, and {len(above)} known bug"
+            f"{'s seem' if above[1:] else ' seems'} to be there, not patched. Next step: look for a newer "
+            f"release of it, or set {VARIABLE}=newer to patch all of them, newer:<id> for one",
+            "",
+            "  ",
+        )
+    return lines

@@ -28,6 +28,10 @@ class Draft:
             time, not on its own work.
         demanded: the slots that `on_demand` left alone once and that had to be written later: (owner, name).
         demand: writes such a slot, ``demand(owner, name, make)``; without it `on_demand` writes at once.
+        options: see below.
+
+    Attributes:
+        options: called for the options of fixes that the user has chosen, as they are now: ``<library>:<option>``.
     """
 
     def __init__(
@@ -36,8 +40,10 @@ class Draft:
         standing: Iterable[Entry] = (),
         demanded: Iterable[tuple[Any, str]] = (),
         demand: Callable[[Any, str, Callable[[Any], Any]], bool] | None = None,
+        options: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.fix_id = fix_id
+        self.options = options
         self._standing = [entry for entry in standing if entry.holds()]
         self._demanded = list(demanded)
         self._demand = demand
@@ -79,6 +85,9 @@ class Draft:
 
     def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
         """`wrap_plain`, but written when the function that is returned is called: hot code that few processes need.
+
+        Its one caller is the repacking of 4-bit weights on some CPUs: without it every forward pass on a GPU would
+        carry two frames of ours for a thing that never happens there.
 
         That function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing while
         the fix does not stand.  What was asked for once is written at once when the fix is installed again.

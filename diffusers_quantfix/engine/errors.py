@@ -8,4 +8,16 @@ class TargetMissing(LookupError):
 
 
 class ForeignPatch(RuntimeError):
-    """Another tool has replaced the target before us, and the patch would throw its work away."""
+    """Another tool has replaced the target before us, and the patch would throw its work away.
+
+    Args:
+        what: which function was replaced by whose code, as a sentence.
+        step: what the user can do, for the message.
+
+    Attributes:
+        what: as above.
+    """
+
+    def __init__(self, what: str, step: str) -> None:
+        super().__init__(f"{what}; {step}")
+        self.what = what

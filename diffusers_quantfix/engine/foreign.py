@@ -62,7 +62,17 @@ def is_native(owner: Any, value: Any) -> bool:
 
 
 def refuse_foreign(owner: Any, name: str, value: Any) -> None:
-    """Raise `ForeignPatch` when ``value`` was put there by a tool that the owner's module does not know.
+    """Raise `ForeignPatch` when ``value`` was put there by a tool that the owner's module does not know."""
+    home = foreign_home(owner, value)
+    if home:
+        raise ForeignPatch(
+            f"{name_of(owner)}.{name} was replaced by {home} before us",
+            f"import {OURS} before it, or leave it as it is",
+        )
+
+
+def foreign_home(owner: Any, value: Any) -> str:
+    """The module of the tool that put ``value`` there; empty where it is code of the owner's library, or no code.
 
     A method may well be of another library from the start: ``@torch.no_grad()`` makes it a function of torch.  But
     then the module that defines it has imported something of that library.
@@ -71,17 +81,15 @@ def refuse_foreign(owner: Any, name: str, value: Any) -> None:
     library = home.partition(".")[0]
     module = _module_of(owner)
     if not home or module is None or library in (OURS, module.__name__.partition(".")[0]):
-        return
+        return ""
     if library in sys.stdlib_module_names:  # it patches no one; a dataclass has methods made by reprlib
-        return
+        return ""
     defined = _names_defined(module)
     for attribute, held in list(vars(module).items()):
         # What stands under a name that the module itself defines may be the work of the same tool.
         if held is not value and attribute not in defined and _library_of(held) == library:
-            return
-    raise ForeignPatch(
-        f"{name_of(owner)}.{name} was replaced by {home} before us; import {OURS} before it, or leave it as it is"
-    )
+            return ""
+    return home
 
 
 def _module_of(owner: Any) -> ModuleType | None:

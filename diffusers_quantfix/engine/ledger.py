@@ -26,11 +26,17 @@ class Ledger:
 
     Args:
         libraries: the top-level packages in which ``from x import f`` copies are repaired.
+        options: what a `Draft` answers when a fix asks for the user's options.
+
+    Attributes:
+        order: the ids of the installed fixes, in the order of installation.
     """
 
-    def __init__(self, libraries: Iterable[str]) -> None:
+    def __init__(self, libraries: Iterable[str], options: Callable[[], tuple[str, ...]] = tuple) -> None:
+        self._options = options
         self._libraries = frozenset(libraries)
         self._entries: list[Entry] = []
+        self.order: list[str] = []  # ids of the installed fixes, the last one installed at the end
         # Entries whose slot was written anew; modules may still hold copies of what had stood there.
         self._lost: list[Entry] = []
         self._demanded: list[tuple[str, Any, str]] = []
@@ -59,7 +65,9 @@ class Ledger:
     def draft(self, fix_id: str) -> Draft:
         """An empty draft for this fix."""
         demanded = [(owner, name) for by, owner, name in self._demanded if by == fix_id]
-        return Draft(fix_id, self.entries(fix_id), demanded, functools.partial(self.demand, fix_id))
+        return Draft(
+            fix_id, self.entries(fix_id), demanded, functools.partial(self.demand, fix_id), self._options
+        )
 
     def demand(self, fix_id: str, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
         """Write a slot of an installed fix, if it is not written yet: the later half of `Draft.on_demand`."""
@@ -109,6 +117,7 @@ class Ledger:
                 for entry in self._entries
                 if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
             ] + written
+            self.order = [*(other for other in self.order if other != fix_id), fix_id]
 
     def undo(self, fix_id: str) -> list[str]:
         """Take a fix back, whole or not at all.
@@ -133,6 +142,7 @@ class Ledger:
                     setattr(holder, name, entry.old)
             self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
             self._lost = [entry for entry in self._lost if entry.fix_id != fix_id]
+            self.order = [other for other in self.order if other != fix_id]
             return []
 
     def forget_lost(self, fix_id: str) -> None:

@@ -1,11 +1,11 @@
-"""Asks every fix of a target its three questions, installs it, and writes the answer on the board.
+"""When a fix is asked, and what is remembered of its answers.
 
-The questions, in order: is it wanted? does the version claim fit? is the defect really there?
+A fix is asked when its target arrives, or when `apply` names it: first whether the user wants it, and then what
+`decision` finds.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -13,39 +13,20 @@ import threading
 
 from . import board as states
 from .board import Answer, Board
-from .errors import ForeignPatch, TargetMissing
-from .fix import Fix
+from .decision import Decider
 from .ledger import Ledger
 from .target import finished, import_target, is_lazy, is_missing, say
-from .versions import installed_version, judge
+from .versions import installed_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import ModuleType
 
-    from .draft import Draft
     from .settings import Settings
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
-TAKEN_BACK = "taken back by revert(); apply() installs it again"
-
-
-class LoadedFix:
-    """A fix whose file has been read: its declaration, its probe and its patch."""
-
-    __slots__ = ("broken", "declaration", "patch")
-
-    def __init__(
-        self,
-        declaration: Fix,
-        broken: Callable[[ModuleType], bool],
-        patch: Callable[[ModuleType, Draft], None],
-    ) -> None:
-        self.declaration = declaration
-        self.broken = broken
-        self.patch = patch
+REVERTED = "removed by revert(); apply() installs it again"
 
 
 class StrictError(RuntimeError):
@@ -73,17 +54,18 @@ class Runner:
         self._index = dict(index)
         self._libraries = tuple(libraries)
         self._settings = settings
-        self._ledger = Ledger({target.partition(".")[0] for _, target in index.values()})
-        self._fixes: dict[str, LoadedFix] = {}
+        self._ledger = Ledger(
+            {target.partition(".")[0] for _, target in index.values()}, lambda: settings().options
+        )
+        self._decider = Decider(self._index, self._ledger, lambda fix_id: settings().wants_newer(fix_id))
         self._answers: dict[str, Answer] = {}
-        self._order: list[str] = []  # ids in the order of installation
         # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and
         # whoever waits for our lock may hold that module's import lock.
         self._lock = threading.Lock()
         self._busy: set[str] = set()
         self._missed: dict[str, str] = {}  # fix id -> its target, which arrived while the fix was busy
         self._announced = False
-        self._logged: set[str] = set()
+        self._warned = False
         self._reverted: set[str] = set()
         self._collecting: set[int] = set()  # threads in which status gathers faults, also under strict
         if hasattr(os, "register_at_fork"):
@@ -92,7 +74,7 @@ class Runner:
     # ------------------------------------------------------------------ what the watcher and the face call
 
     def arrived(self, target: str) -> None:
-        """A target was executed: run its fixes, and those of targets that came while nobody watched."""
+        """A target was executed: run its fixes, and those of targets that came before the import hook was active."""
         # The import system still calls the target unfinished: its loader, which called us, has not returned.
         self.run(
             [fix_id for fix_id, (_, its) in self._index.items() if its == target], again=True, ready=target
@@ -126,6 +108,7 @@ class Runner:
             if answer is not None and answer.state == states.FAILED:
                 faults.append(f"{fix_id}: {answer.reason}")
         self._announce()
+        self._warn_of_candidates()
         if faults and self._settings().strict and threading.get_ident() not in self._collecting:
             raise StrictError("; ".join(faults))
 
@@ -145,7 +128,7 @@ class Runner:
             try:
                 answer = self._ask(fix_id, again, ready)
             except (Exception, SystemExit) as error:
-                answer = self._failed(fix_id, f"could not be decided: {say(error)}")
+                answer = self._decider.failed(fix_id, f"could not be decided: {say(error)}")
             except BaseException:
                 with self._lock:
                     self._busy.discard(fix_id)
@@ -174,30 +157,32 @@ class Runner:
         self.run(ids, again=True)
 
     def revert(self, ids: Iterable[str]) -> None:
-        """Take fixes back, the last one installed first; they stay out until `apply` names them."""
+        """Remove fixes, the last one installed first; they stay out until `apply` names them."""
         ids = set(ids)
         self._reverted.update(ids)
-        going = [fix_id for fix_id in self._order if fix_id in ids]
+        order = self._ledger.order
+        going = [fix_id for fix_id in order if fix_id in ids]
         # Fixes that were installed later over the same slot step aside meanwhile.
         aside: list[str] = []
-        for fix_id in self._order:
+        for fix_id in order:
             if fix_id not in ids and any(
-                self._order.index(below) < self._order.index(fix_id) and self._ledger.overlap(fix_id, below)
+                order.index(below) < order.index(fix_id) and self._ledger.overlap(fix_id, below)
                 for below in [*going, *aside]
             ):
                 aside.append(fix_id)
-        for fix_id in [fix_id for fix_id in reversed(self._order) if fix_id in ids or fix_id in aside]:
+        for fix_id in [fix_id for fix_id in reversed(order) if fix_id in ids or fix_id in aside]:
             refusals = self._ledger.undo(fix_id)
             if refusals:
                 answer = self._answers[fix_id]
                 reason = (
-                    f"cannot be taken back: {'; '.join(refusals)}; take that away, then call revert() again"
+                    f"cannot be removed: {'; '.join(refusals)}; remove that patch, then call revert() again"
                 )
-                self._answers[fix_id] = self._answer(fix_id, states.OVERWRITTEN, reason, answer.changes)
+                self._answers[fix_id] = self._decider.answer(
+                    fix_id, states.OVERWRITTEN, reason, answer.changes
+                )
                 logger.warning("%s %s", fix_id, reason)
             else:
-                self._order.remove(fix_id)
-                self._answers[fix_id] = self._answer(fix_id, states.DISABLED, TAKEN_BACK)
+                self._answers[fix_id] = self._decider.answer(fix_id, states.DISABLED, REVERTED)
         self.run(aside, again=True)
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
@@ -226,14 +211,14 @@ class Runner:
             for fix_id, (_, target) in self._index.items() if load else ():
                 if self._refusal(fix_id) or self._current(fix_id).state != states.WAITING:
                     continue
-                answer = self._known_from_metadata(fix_id)
+                answer = self._decider.from_metadata(fix_id)
                 if answer is not None:
                     self._answers[fix_id] = answer
                     continue
                 was_there = target in sys.modules
                 state, reason = import_target(target)
                 if state:
-                    self._answers[fix_id] = self._answer(fix_id, state, reason)
+                    self._answers[fix_id] = self._decider.answer(fix_id, state, reason)
                 elif not was_there:
                     loaded.append(target)
             self.sweep()
@@ -244,114 +229,37 @@ class Runner:
     # ------------------------------------------------------------------ one fix
 
     def _ask(self, fix_id: str, again: bool, ready: str) -> Answer | None:
-        """The three questions; None while the target is not there."""
+        """The answer of one fix as it is now; None while its target is not there."""
         target = self._index[fix_id][1]
         installed = bool(self._ledger.entries(fix_id))
         if installed and not again:
             return self._current(fix_id)
         refusal = "" if installed else self._refusal(fix_id)
         if refusal:
-            return self._answer(fix_id, states.DISABLED, refusal)
+            return self._decider.answer(fix_id, states.DISABLED, refusal)
         module = sys.modules.get(target) if target == ready else finished(target)
-        if module is None:
-            return None
-        answer = self._known_from_metadata(fix_id)
-        if answer is not None:
-            return answer
-        fix = self._load(fix_id)
-        verdict = judge(fix.declaration.claims)
-        try:
-            broken = bool(fix.broken(module))
-        except TargetMissing as gone:
-            if verdict.fits:
-                return self._answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")
-            return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
-        except (Exception, SystemExit) as error:
-            if verdict.fits:
-                return self._failed(fix_id, f"its probe failed: {say(error)}")
-            return self._answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
-        if installed:
-            if broken or self._ledger.lost(fix_id):  # executed anew, or replaced by someone
-                self._ledger.forget_lost(fix_id)
-            if not broken and self._ledger.entries(fix_id):
-                return self._applied(fix_id, verdict.reason)
-        if not broken:
-            return self._sound(fix_id, verdict.fits, verdict.reason, fix.declaration)
-        if not verdict.fits:
-            return self._answer(
-                fix_id,
-                states.CANDIDATE,
-                f"the defect seems to be there although {verdict.reason}; nothing was changed; please report it",
-            )
-        return self._install(fix_id, fix, module, verdict.reason)
-
-    def _known_from_metadata(self, fix_id: str) -> Answer | None:
-        """The answer, where it is clear without a look at the target."""
-        try:
-            verdict = judge(self._load(fix_id).declaration.claims)
-        except Exception as error:
-            return self._failed(fix_id, f"its own file could not be read: {say(error)}")
-        if verdict.kind == "missing":
-            return self._answer(fix_id, states.MISSING, verdict.reason)
-        if verdict.kind == "unreadable":
-            return self._failed(fix_id, verdict.reason, once=verdict.reason)
-        return None
-
-    def _install(self, fix_id: str, fix: LoadedFix, module: ModuleType, versions: str) -> Answer:
-        draft = self._ledger.draft(fix_id)
-        try:
-            fix.patch(module, draft)
-            self._ledger.commit(draft)
-        except TargetMissing as gone:
-            return self._answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")
-        except ForeignPatch as foreign:
-            return self._failed(fix_id, str(foreign))
-        except (Exception, SystemExit) as error:
-            return self._failed(fix_id, f"could not be installed: {say(error)}")
-        with self._lock:
-            self._order = [*(other for other in self._order if other != fix_id), fix_id]
-        try:
-            fault = "the defect is still there after the patch" if fix.broken(module) else ""
-        except (Exception, SystemExit) as error:
-            fault = f"its probe failed after the patch: {say(error)}"
-        if fault:
-            refusals = self._ledger.undo(fix_id)
-            if not refusals:
-                with self._lock:
-                    self._order.remove(fix_id)
-            return self._failed(fix_id, f"{fault}; {'; '.join(refusals) or 'taken back'}")
-        answer = self._applied(fix_id, versions)
-        logger.debug("%s applied to %s (%s)", fix_id, ", ".join(answer.changes), versions)
-        return answer
-
-    def _applied(self, fix_id: str, versions: str) -> Answer:
-        changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(fix_id)))
-        return self._answer(fix_id, states.APPLIED, f"patched in {versions}", changes)
-
-    def _sound(self, fix_id: str, claimed: bool, versions: str, declaration: Fix) -> Answer:
-        if claimed:
-            return self._answer(fix_id, states.HEALTHY, f"the defect is not there in {versions}; left alone")
-        fixed = f"; fixed upstream in {declaration.fixed_in}" if declaration.fixed_in else ""
-        return self._answer(fix_id, states.OUT_OF_RANGE, f"{versions}{fixed}")
+        return None if module is None else self._decider.decide(fix_id, module)
 
     def _absent(self, fix_id: str, target: str) -> Answer:
         if sys.modules.get(target) is not None and not is_lazy(sys.modules[target]):
-            return self._answer(
+            return self._decider.answer(
                 fix_id,
                 states.WAITING,
                 f"{target} is still being imported; apply() or the next target asks again"
                 if finished(target) is None
-                else f"{target} was imported while nobody watched; apply() asks",
+                else f"{target} was imported before the import hook was active; call apply()",
             )
         if is_missing(target.partition(".")[0]):
-            return self._answer(fix_id, states.MISSING, f"{target.partition('.')[0]} is not installed")
-        return self._answer(fix_id, states.WAITING, f"{target} has not been imported yet")
+            return self._decider.answer(
+                fix_id, states.MISSING, f"{target.partition('.')[0]} is not installed"
+            )
+        return self._decider.answer(fix_id, states.WAITING, f"{target} has not been imported yet")
 
     # ------------------------------------------------------------------ helpers
 
     def _refusal(self, fix_id: str) -> str:
         """Why this fix is not wanted, as a sentence; empty when it is."""
-        return self._settings().refusal(fix_id) or (TAKEN_BACK if fix_id in self._reverted else "")
+        return self._settings().refusal(fix_id) or (REVERTED if fix_id in self._reverted else "")
 
     def _state(self, fix_id: str) -> str:
         answer = self._answers.get(fix_id)
@@ -363,49 +271,49 @@ class Runner:
         if answer is None or answer.state == states.WAITING:
             refusal = self._refusal(fix_id)
             if refusal:
-                return self._answer(fix_id, states.DISABLED, refusal)
+                return self._decider.answer(fix_id, states.DISABLED, refusal)
         if answer is None:
             return self._absent(fix_id, self._index[fix_id][1])
-        if answer.state == states.APPLIED:
+        if answer.state in (states.APPLIED, states.UNCLAIMED):
             lost = self._ledger.lost(fix_id)
             if lost:
                 reason = f"{'; '.join(lost)}; apply() tries to install it again"
-                return self._answer(fix_id, states.OVERWRITTEN, reason, answer.changes)
+                return self._decider.answer(fix_id, states.OVERWRITTEN, reason, answer.changes)
         return answer
-
-    def _load(self, fix_id: str) -> LoadedFix:
-        fix = self._fixes.get(fix_id)
-        if fix is None:
-            module = importlib.import_module(self._index[fix_id][0])
-            fix = self._fixes[fix_id] = LoadedFix(module.FIX, module.broken, module.patch)
-        return fix
-
-    def _answer(self, fix_id: str, state: str, reason: str, changes: tuple[str, ...] = ()) -> Answer:
-        try:
-            said = self._load(fix_id).declaration
-        except Exception:  # a fix whose file cannot be read still has its line on the board
-            return Answer(fix_id, fix_id, self._index[fix_id][1], {}, (), state, reason, changes)
-        return Answer(fix_id, said.title, said.module, said.claims, said.upstream, state, reason, changes)
-
-    def _failed(self, fix_id: str, reason: str, once: str = "") -> Answer:
-        """A fault is logged once; one of the environment (``once``) not again for the next fix that meets it."""
-        key = once or f"{fix_id} {reason}"
-        if key not in self._logged:
-            self._logged.add(key)
-            logger.warning("%s was not installed: %s", fix_id, reason)
-        return self._answer(fix_id, states.FAILED, reason)
 
     def _announce(self) -> None:
         """One line per process, when something was installed for the first time."""
         with self._lock:
-            if self._announced or not self._order:
+            if self._announced or not self._ledger.order:
                 return
             self._announced = True
         logger.info(
             "patching %s; `python -m %s status` lists every fix and its reason",
-            self._index[self._order[0]][1].partition(".")[0],
+            self._index[self._ledger.order[0]][1].partition(".")[0],
             __name__.partition(".")[0],
         )
+
+    def _warn_of_candidates(self) -> None:
+        """One line per process, when a release that is newer than the claims still seems to have a defect.
+
+        Not while `status` gathers answers: it says the same, of all of them.
+        """
+        if self._warned or threading.get_ident() in self._collecting:
+            return
+        answers = list(self._answers.values())
+        found = [answer for answer in answers if answer.state == states.CANDIDATE and answer.above]
+        if found:
+            self._warned = True
+            library = found[0].module.partition(".")[0]
+            package = __name__.partition(".")[0]
+            logger.warning(
+                "the installed %s is newer than this version of %s knows, and a known bug seems to be there (%s), not "
+                "patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
+                library,
+                package,
+                found[0].id,
+                package,
+            )
 
     def _after_fork(self) -> None:
         """In a forked child: threads that held our lock or were busy with a fix are not there."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VARIABLE = "DIFFUSERS_QUANTFIX"
-WORDS = ("off", "strict", "debug")
+WORDS = ("off", "strict", "debug", "newer")
 
 
 class Settings:
@@ -19,40 +19,44 @@ class Settings:
         off: install nothing, watch nothing.
         strict: raise where the package would otherwise leave the library as it was.
         debug: say every decision on standard error.
+        newer: the ids of the fixes that may be applied above their claimed range; all of them for True.
         only: when not empty, the ids that may be installed.
         skip: the ids that may not be installed.
         options: the options of fixes that were chosen, each as ``<library>:<option>``.
         problems: one sentence for every word that was not understood.
     """
 
-    __slots__ = ("debug", "off", "only", "options", "problems", "skip", "strict", "text")
+    __slots__ = ("debug", "newer", "off", "only", "options", "problems", "skip", "strict", "text")
 
     def __init__(self, text: str, known: "Iterable[str]", options: "Iterable[str]" = ()) -> None:
         known, options = sorted(known), sorted(options)
         chosen: list[str] = []
         only: list[str] = []
         skip: list[str] = []
+        newer: list[str] = []
         problems: list[str] = []
         flags = dict.fromkeys(WORDS, False)
+        lists = {"only": only, "skip": skip, "newer": newer}
         for word in filter(None, (part.strip() for part in text.split(","))):
             kind, colon, name = word.partition(":")
             name = name.strip()
             if word in flags:
                 flags[word] = True
-            elif colon and kind in ("only", "skip"):
-                (only if kind == "only" else skip).append(name)
+            elif colon and kind in lists:
+                lists[kind].append(name)
                 if name not in known:
                     problems.append(f"{VARIABLE}: {kind}:{name} names no fix{did_you_mean(name, known)}")
             elif f"{kind}:{name}" in options:
                 chosen.append(f"{kind}:{name}")
             else:
-                choices = [*WORDS, "only:<id>", "skip:<id>", *options]
+                choices = [*WORDS, "only:<id>", "skip:<id>", "newer:<id>", *options]
                 hint = did_you_mean(word, [*choices, *known])
                 if word in known:
                     hint = f"; to select a fix write only:{word} or skip:{word}"
                 problems.append(f"{VARIABLE}: {word!r} is none of {', '.join(choices)}{hint}")
         self.text = text
         self.off, self.strict, self.debug = flags["off"], flags["strict"], flags["debug"]
+        self.newer: bool | tuple[str, ...] = flags["newer"] or tuple(newer)
         self.only, self.skip, self.problems = tuple(only), tuple(skip), tuple(problems)
         self.options = tuple(dict.fromkeys(chosen))
 
@@ -66,6 +70,10 @@ class Settings:
             return f"not selected: {VARIABLE}=only:{',only:'.join(self.only)}"
         return ""
 
+    def wants_newer(self, fix_id: str) -> bool:
+        """Whether the user wants this fix in a release above its claimed range, where its probe says broken."""
+        return self.newer is True or (self.newer is not False and fix_id in self.newer)
+
     def to_dict(self) -> dict[str, object]:
         """The settings for machines."""
         return {
@@ -74,6 +82,7 @@ class Settings:
             "off": self.off,
             "strict": self.strict,
             "debug": self.debug,
+            "newer": self.newer if self.newer is True else list(self.newer or ()),
             "only": list(self.only),
             "skip": list(self.skip),
             "options": list(self.options),

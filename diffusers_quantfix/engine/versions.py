@@ -24,13 +24,16 @@ class Verdict:
         kind: "fits", "out-of-range", "missing" (a distribution is not installed) or "unreadable" (an installed
             version is no valid version).
         reason: one sentence, for "fits" the versions that were found.
+        above: for "out-of-range": whether every release that does not fit is newer than its range, not below it nor
+            one that is left out of the middle.
     """
 
-    __slots__ = ("kind", "reason")
+    __slots__ = ("above", "kind", "reason")
 
-    def __init__(self, kind: str, reason: str) -> None:
+    def __init__(self, kind: str, reason: str, above: bool = False) -> None:
         self.kind = kind
         self.reason = reason
+        self.above = above
 
     @property
     def fits(self) -> bool:
@@ -97,16 +100,34 @@ def contains(specifier: str, version: str) -> bool:
 
 
 def _contains(specifier: str, version: Version) -> bool:
+    return not _against(specifier, version)
+
+
+def _against(specifier: str, version: Version) -> list[str]:
+    """The operators of those parts of a specifier that a version does not fit."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
-    for part in SpecifierSet(specifier):
-        if part.operator == "<" and version.is_prerelease:
-            if not version < Version(part.version):
-                return False
-        elif not part.contains(version, prereleases=True):
-            return False
-    return True
+    return [
+        part.operator
+        for part in SpecifierSet(specifier)
+        if not (
+            version < Version(part.version)
+            if part.operator == "<" and version.is_prerelease
+            else part.contains(version, prereleases=True)
+        )
+    ]
+
+
+def is_above(specifier: str, version: str) -> bool:
+    """Whether a release that does not fit a range is newer than all of it.
+
+    Raises:
+        packaging.version.InvalidVersion: ``version`` is no valid version.
+    """
+    from packaging.version import Version
+
+    return {"<", "<="}.issuperset(_against(specifier, Version(version)))
 
 
 def judge(claims: Mapping[str, str]) -> Verdict:
@@ -119,6 +140,7 @@ def judge(claims: Mapping[str, str]) -> Verdict:
         )
     found: list[str] = []
     outside: list[str] = []
+    above = True
     for distribution, specifier in claims.items():
         version = installed_version(distribution)
         if version is None:
@@ -133,6 +155,7 @@ def judge(claims: Mapping[str, str]) -> Verdict:
         (found if inside else outside).append(f"{distribution} {version}")
         if not inside:
             outside[-1] += f" is outside {specifier or 'any range'}"
+            above = above and is_above(specifier, version)
     if outside:
-        return Verdict("out-of-range", " and ".join(outside))
+        return Verdict("out-of-range", " and ".join(outside), above)
     return Verdict("fits", ", ".join(found))

@@ -24,15 +24,15 @@ class Watcher:
         targets: full names of the modules to watch.
         arrived: called with the name of a target that has just been executed (for the first time, or by
             ``importlib.reload``), in the importing thread, while the import lock of that module is still held.
-        retired: called when a later copy of the package takes our place.
+        replaced: called when a later copy of the package takes our place.
     """
 
     def __init__(
-        self, targets: "Collection[str]", arrived: "Callable[[str], None]", retired: "Callable[[], None]"
+        self, targets: "Collection[str]", arrived: "Callable[[str], None]", replaced: "Callable[[], None]"
     ) -> None:
         self._targets = frozenset(targets)
         self._arrived = arrived
-        self._retired = retired
+        self._replaced = replaced
         # (thread, name) of the searches under way: another tool's finder that searches the whole
         # sys.meta_path in its turn must not lead back to us.
         self._asking: set[tuple[int, str]] = set()
@@ -46,8 +46,8 @@ class Watcher:
         """Take the finder away; safe to call twice.  Imports that are under way still report."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
-    def succeed(self) -> None:
-        """Send away the watchers of earlier copies of the package.
+    def replace_earlier_copies(self) -> None:
+        """Remove the watchers of earlier copies of the package.
 
         There is one when a program deleted the package from ``sys.modules`` and imported it anew; two that patch
         the same target would undo each other's work.
@@ -55,12 +55,12 @@ class Watcher:
         for finder in list(sys.meta_path):
             kind = type(finder)
             if finder is not self and (kind.__module__, kind.__name__) == (__name__, Watcher.__name__):
-                finder.retire()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
+                finder.step_down()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
 
-    def retire(self) -> None:
+    def step_down(self) -> None:
         """Stop, and let our copy of the package take back what it installed."""
         self.stop()
-        self._retired()
+        self._replaced()
 
     @property
     def watching(self) -> bool:

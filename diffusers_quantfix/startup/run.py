@@ -17,6 +17,8 @@ interpreter starts.
 """
 
 VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
+ON = ("1", "true", "yes", "on")
+OFF = ("0", "false", "no", "off")
 # Installed with the wheel, so that its removal removes the choice with it.
 CHOICE = __file__.rpartition("__init__")[0] + "choice"
 
@@ -30,9 +32,9 @@ def chosen() -> str:
     """By what activation was chosen: "variable", "enable", or "" when it was not."""
     import os
 
-    word = os.environ.get(VARIABLE, "")
+    word = os.environ.get(VARIABLE, "").strip().lower()
     if word:
-        return "variable" if word == "1" else ""
+        return "variable" if word in ON else ""
     try:
         with open(CHOICE) as file:
             return "enable" if file.read().strip() == "on" else ""
@@ -40,10 +42,23 @@ def chosen() -> str:
         return ""
 
 
+def misunderstood() -> str:
+    """What the variable holds when it is neither a yes nor a no, as a sentence; else empty."""
+    import os
+
+    word = os.environ.get(VARIABLE, "").strip()
+    if not word or word.lower() in ON or word.lower() in OFF:
+        return ""
+    return f"{VARIABLE}={word} is neither {', '.join(ON)} nor {', '.join(OFF)}: diffusers_quantfix is not activated"
+
+
 def run() -> None:
     """See to it that the package is there before the first library is, if that was chosen."""
     global _ran
-    if _ran or not chosen():
+    if _ran:
+        return
+    if not chosen():
+        _report_misunderstood()
         return
     _ran = True
     import os
@@ -55,10 +70,22 @@ def run() -> None:
         sys.meta_path.insert(0, FirstLibrary())
 
 
+def _report_misunderstood() -> None:
+    """Say once, on standard error, that the variable holds a word that means nothing here."""
+    global _ran
+    sentence = misunderstood()
+    if sentence:
+        import sys
+
+        _ran = True
+        if sys.stderr is not None:
+            sys.stderr.write(f"diffusers_quantfix: {sentence}\n")
+
+
 def wake() -> None:
     """Import the package and activate it: its own wait would begin behind the search that is under way."""
     try:
-        from diffusers_quantfix.first_library import wake
+        from diffusers_quantfix import wake
     except ImportError:
         return  # the package was removed by hand and this file was left: say nothing, at every start
     wake()

@@ -14,9 +14,10 @@ import json
 import os
 import sys
 
-from ..activation import settings, status
+from ..activation import status
 from ..engine.target import say
 from ..fixes import INDEX
+from ..user_settings import settings
 from .case import CannotShow
 
 TYPE_CHECKING = False

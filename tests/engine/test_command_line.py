@@ -206,5 +206,5 @@ def test_when_the_engine_itself_cannot_be_imported(simple) -> None:
         "importlib.reload(lib.core)\ntell(f=lib.core.f())"
     )
     assert outcome["f"] == "broken"
-    assert outcome.err.count("cannot work, nothing is patched: ModuleNotFoundError") == 1
+    assert outcome.err.count("activation failed, no fixes applied: ModuleNotFoundError") == 1
     assert "Traceback" not in outcome.err

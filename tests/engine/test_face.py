@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 KEYS = {"quantfix", "python", "installed", "settings", "loaded", "fixes"}
-ANSWER = {"id", "title", "state", "reason", "module", "claims", "upstream", "changes"}
+ANSWER = {"above", "id", "title", "state", "reason", "module", "claims", "upstream", "changes"}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_revert_before_the_target_comes(three) -> None:
         "broken",
         "disabled",
         "disabled",
-        "taken back by revert(); apply() installs it again",
+        "removed by revert(); apply() installs it again",
     ]
     assert outcome["back"] == ["applied", "patched", "patched"]
 
@@ -112,11 +112,12 @@ def test_the_board(three) -> None:
         "id": "fix-f",
         "title": "title of fix-f",
         "state": "applied",
-        "reason": "patched in lib 1.0",
+        "reason": "patched here (lib 1.0)",
         "module": "lib.core",
         "claims": {"lib": "<2"},
         "upstream": ["https://example.org/1"],
         "changes": ["lib.core.f"],
+        "above": False,
     }
     assert outcome["ids"] == sorted(outcome["ids"])
     assert (outcome["same"], outcome["length"]) == (True, 3)
@@ -161,3 +162,19 @@ def test_a_typo_in_a_release_is_not_our_traceback(three) -> None:
         "lib is installed but cannot be imported: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
     )
     assert outcome["loaded"] == ["lib.core", "lib.third"]
+
+
+@pytest.mark.parametrize("call", ["revert(None)", "apply(3)", "revert(['fix-f'])", "apply(b'fix-f')"])
+def test_an_id_that_is_no_string_is_a_type_error(three, call) -> None:
+    """`revert(None)` said that no fix is called None, `revert([...])` that a list cannot be hashed."""
+    outcome = three.run(f"""
+        import diffusers_quantfix as qf, lib.core
+        try:
+            qf.{call}
+        except TypeError as error:
+            tell(said=str(error), f=lib.core.f(), state=states("fix-f"))
+    """)
+    assert outcome["said"].startswith(
+        "ids of fixes are strings, one argument each, as in revert('fix-f'); got "
+    )
+    assert (outcome["f"], outcome["state"]) == ("patched", "applied")

@@ -139,7 +139,7 @@ def test_methods_decorated_by_another_library_are_not_foreign(world) -> None:
     outcome = world.run(
         "import lib.core, diffusers_quantfix as qf; tell(reason=reason('fix-f'), p=lib.core.Data().prop)"
     )
-    assert outcome.told == {"reason": "patched in lib 1.0", "p": "patched"}
+    assert outcome.told == {"reason": "patched here (lib 1.0)", "p": "patched"}
 
 
 @pytest.mark.parametrize("way", ["closure", "secret", "partial", "proxy"])
@@ -160,7 +160,7 @@ def test_a_wrapper_over_us_keeps_us_until_it_is_gone(tools, way, verb) -> None:
     assert outcome["before"] == ["applied", "patched"], "a wrapper that calls us is no harm"
     state, value, theirs, sentence = outcome["during"]
     assert (state, value, theirs) == ("overwritten", "patched", True)
-    assert "cannot be taken back: lib.core.f now holds" in sentence
+    assert "cannot be removed: lib.core.f now holds" in sentence
     assert outcome["after"] == ["disabled", True]
 
 

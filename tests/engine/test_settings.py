@@ -36,7 +36,10 @@ def test_words(text, wanted) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("of", "'of' is none of off, strict, debug, only:<id>, skip:<id>; did you mean off?"),
+        (
+            "of",
+            "'of' is none of off, strict, debug, newer, only:<id>, skip:<id>, newer:<id>; did you mean off?",
+        ),
         ("OFF", "; did you mean off"),
         ("Strict", "; did you mean strict"),
         ("off;strict", "'off;strict' is none of "),
@@ -83,7 +86,8 @@ def test_options_of_fixes(text, chosen) -> None:
     [
         (
             "lib:fsat",
-            "'lib:fsat' is none of off, strict, debug, only:<id>, skip:<id>, lib:build, lib:fast, lib:no-build; "
+            "'lib:fsat' is none of off, strict, debug, newer, only:<id>, skip:<id>, newer:<id>, lib:build, lib:fast, "
+            "lib:no-build; "
             "did you mean lib:fast",
         ),
         ("lib:no_build", "; did you mean lib:no-build or lib:build?"),
@@ -152,7 +156,8 @@ def test_settings_in_a_program(simple, settings, expected) -> None:
         == outcome["problems"]
         == (
             [
-                "DIFFUSERS_QUANTFIX: 'oof' is none of off, strict, debug, only:<id>, skip:<id>; did you mean off?"
+                "DIFFUSERS_QUANTFIX: 'oof' is none of off, strict, debug, newer, only:<id>, skip:<id>, newer:<id>; "
+                "did you mean off?"
             ]
             if "oof" in settings
             else []

@@ -155,3 +155,87 @@ def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
     assert fix_id in re.findall(r'"([a-z0-9-]+)"', tests), (
         "no test in tests/fixes has the mark defect(...) of this fix"
     )
+
+
+# The floors of the house, from the ground up: a room imports from its own floor and those below, never from above.
+FLOORS = [
+    {"text", "first_library"},
+    {"engine"},
+    {"weights", "loading"},
+    {"offloading"},
+    {"models", "adapters"},
+    {"fixes"},
+    {"user_settings", "process_runner", "activation"},
+    {"placement"},
+    {"memory"},
+    {"__init__", "verify"},
+    {"advisories"},
+    {"commands"},
+    {"__main__", "startup"},  # the start-up files are a package of their own in the wheel
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+EVERY = sorted(PACKAGE.rglob("*.py"))
+FILES = {name_of(path): path for path in EVERY}
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Every module of the package and those that it imports, lazy imports within functions included."""
+    modules = {name_of(path) for path in EVERY}
+    return {
+        name_of(path): {
+            name
+            for name in imports(path) & modules
+            # ``from .room import module`` names the room as well; that is no import of what its __init__ holds.
+            if not any(other.startswith(f"{name}.") for other in imports(path) & modules)
+            or name == "diffusers_quantfix"
+        }
+        - {name_of(path)}
+        for path in EVERY
+    }
+
+
+def room_of(module: str) -> str:
+    return [*module.split("."), "__init__"][1]
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {room_of(name_of(path)) for path in EVERY} == set(FLOOR_OF)
+
+
+def test_imports_go_down_only() -> None:
+    up = [
+        f"{module} -> {imported}"
+        for module, found in module_graph().items()
+        for imported in found
+        if room_of(imported) != room_of(module)
+        # What is asked of the package itself is its version.
+        and not (
+            imported == "diffusers_quantfix" and "diffusers_quantfix.__version__" in imports(FILES[module])
+        )
+        and FLOOR_OF[room_of(imported)] > FLOOR_OF[room_of(module)]
+    ]
+    assert not up
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    graph = module_graph()
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        pending = list(graph[start])
+        while pending:
+            module = pending.pop()
+            if module not in seen:
+                seen.add(module)
+                pending += graph[module]
+        return seen
+
+    assert not sorted(module for module in graph if module in reachable(module))
+
+
+def test_nothing_hot_is_wrapped_by_wrapt() -> None:
+    """torch.compile skips a wrapt object or fails on it, and it cannot be pickled: hot code gets plain functions."""
+    wrapping = {name_of(path) for path in EVERY if ".wrap_wrapt(" in path.read_text(encoding="utf-8")}
+    assert wrapping, "the loading path is wrapped by wrapt"
+    assert wrapping <= {name_of(path) for path in FIXES}, "a fix says itself how it wraps"
+    assert not [name for name in wrapping if importlib.import_module(name).FIX.hot]

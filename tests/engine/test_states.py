@@ -19,15 +19,15 @@ FAULTS = {
     ),
     "patch does nothing": (
         PROBE + "def patch(m, ledger): pass",
-        "the defect is still there after the patch; taken back",
+        "the defect is still there after patching; removed again",
     ),
     "patch does not help": (
         PROBE + "def patch(m, ledger): ledger.replace(m, 'f', lambda: 'broken')",
-        "the defect is still there after the patch; taken back",
+        "the defect is still there after patching; removed again",
     ),
     "probe raises after the patch": (
         PROBE + "def patch(m, ledger): ledger.replace(m, 'f', None)",
-        "its probe failed after the patch: TypeError: 'NoneType' object is not callable; taken back",
+        "its probe failed after patching: TypeError: 'NoneType' object is not callable; removed again",
     ),
     "second write fails": (
         PROBE
@@ -119,12 +119,12 @@ def test_a_fix_for_the_same_target_is_asked_after_the_bad_ones(faulty) -> None:
 
 
 QUIET = {  # claims, files, body -> state, sentence
-    "applied": ({"lib": "<2"}, CORE, PROBE, "patched in lib 1.0"),
+    "applied": ({"lib": "<2"}, CORE, PROBE, "patched here (lib 1.0)"),
     "healthy": (
         {"lib": "<2"},
         CORE.replace("broken", "fine"),
         PROBE,
-        "the defect is not there in lib 1.0; left alone",
+        "the defect is not there in lib 1.0; not touched",
     ),
     "out-of-range": (
         {"lib": "<1"},
@@ -295,7 +295,7 @@ def test_overwritten_by_a_stranger(simple, revert) -> None:
     if revert:
         state, reason, stays = outcome["refused"]
         assert (state, stays) == ("overwritten", True)
-        assert "cannot be taken back: lib.core.f now holds code of stranger" in reason
+        assert "cannot be removed: lib.core.f now holds code of stranger" in reason
         assert (outcome["after"], outcome["original"]) == ("disabled", True)
     else:
         assert (outcome["after"], outcome["f"]) == ("applied", "patched")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +44,62 @@ def test_status_says_how_it_is_activated(environment: Environment):
     checked(environment.run("-m", "diffusers_quantfix", "enable"))
     assert "diffusers_quantfix enable" in sentence()
     assert "off, by DIFFUSERS_QUANTFIX_AUTO=0" in sentence(DIFFUSERS_QUANTFIX_AUTO="0")
+
+
+@pytest.mark.parametrize("word", ["1", "true", "yes", "on", "True", "YES", " on "])
+def test_the_usual_words_of_yes(environment: Environment, word: str):
+    """All but "1" meant off, without a word."""
+    done = environment.run("-c", ASK, DIFFUSERS_QUANTFIX_AUTO=word)
+    assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+
+@pytest.mark.parametrize("word", ["0", "false", "no", "off", "OFF", ""])
+def test_the_usual_words_of_no(environment: Environment, word: str):
+    done = environment.run("-c", ASK, DIFFUSERS_QUANTFIX_AUTO=word)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
+
+
+def test_another_word_is_reported_once_and_means_no(environment: Environment):
+    done = environment.run("-c", ASK, DIFFUSERS_QUANTFIX_AUTO="ja")
+    assert done.stdout.strip() == "False"
+    assert (
+        done.stderr.count("DIFFUSERS_QUANTFIX_AUTO=ja is neither 1, true, yes, on nor 0, false, no, off") == 1
+    )
+    said = checked(environment.run("-m", "diffusers_quantfix", "status", DIFFUSERS_QUANTFIX_AUTO="ja")).stdout
+    assert "DIFFUSERS_QUANTFIX_AUTO=ja is neither" in " ".join(said.split())
+
+
+def test_enable_names_the_environment(environment: Environment):
+    said = checked(environment.run("-m", "diffusers_quantfix", "enable")).stdout
+    assert str(environment.folder) in said
+
+
+def test_enable_refuses_where_no_start_up_file_is_run(environment: Environment, wheel, tmp_path):
+    """`pip install --target` and PYTHONPATH: it said "at every start", and nothing happened at any."""
+    bare = tmp_path / "bare"
+    checked(subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], capture_output=True, text=True,
+                           check=False))  # fmt: skip
+    target = tmp_path / "target"
+    shutil.copytree(environment.site, target, symlinks=True)
+    other = Environment(bare)
+    done = other.run("-m", "diffusers_quantfix", "enable", PYTHONPATH=str(target))
+    assert done.returncode == 2, done.stdout
+    assert "does not run the start-up file" in done.stderr and "sitecustomize" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (target / "diffusers_quantfix_startup" / "choice").read_text() == ""
+
+
+@pytest.mark.parametrize(("file", "name"), [("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")])
+def test_enable_in_the_private_environment_of_a_tool(own_environment: Environment, file: str, name: str):
+    (own_environment.folder / file).write_text("{}")
+    done = own_environment.run("-m", "diffusers_quantfix", "enable")
+    assert done.returncode == 2
+    assert f"a private environment of {name}" in done.stderr
+    assert not active(own_environment)
+    (own_environment.site / "diffusers.py").write_text("")  # a tool that uses one of the libraries
+    done = checked(own_environment.run("-m", "diffusers_quantfix", "enable"))
+    assert f"a private environment of {name}" in done.stdout
+    assert active(own_environment)
 
 
 def test_off_in_the_settings_wins_over_activation(environment: Environment):

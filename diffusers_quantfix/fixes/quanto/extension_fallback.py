@@ -76,9 +76,7 @@ def patch(extension: ModuleType, draft: Draft) -> None:
             return known
 
         def attempt(self):
-            from ...activation import settings
-
-            reason, level = quanto_extension.why_not_to_build(settings().options), "info"
+            reason, level = quanto_extension.why_not_to_build(draft.options()), "info"
             if not reason:
                 upstream_flags = self.extra_cuda_cflags
                 try:

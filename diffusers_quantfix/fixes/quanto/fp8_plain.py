@@ -55,11 +55,9 @@ def broken(qbytes: ModuleType) -> bool:
 def patch(qbytes: ModuleType, draft: Draft) -> None:
     import torch
 
-    from ...activation import settings
-
     plain_class = resolve(qbytes, "WeightQBytesTensor")
     packed_by_marlin = torch.int32
-    marlin = quanto_extension.MARLIN in settings().options
+    marlin = quanto_extension.MARLIN in draft.options()
 
     def make(original):
         def create(qtype, axis, size, stride, data, scale, activation_qtype=None, requires_grad=False):

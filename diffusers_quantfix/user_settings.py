@@ -1,0 +1,17 @@
+"""The user's settings, as the environment states them now."""
+
+import os
+
+from .engine.settings import VARIABLE, Settings
+from .fixes import INDEX, OPTIONS
+
+_settings = Settings(os.environ.get(VARIABLE, ""), INDEX, OPTIONS)
+
+
+def settings() -> Settings:
+    """What ``DIFFUSERS_QUANTFIX`` says; read again whenever the variable has changed."""
+    global _settings
+    text = os.environ.get(VARIABLE, "")
+    if text != _settings.text:
+        _settings = Settings(text, INDEX, OPTIONS)
+    return _settings
