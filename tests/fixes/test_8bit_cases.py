@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from diffusers_quantfix.fixes import INDEX
-from diffusers_quantfix.verify.case import CannotShow
+from diffusers_quantfix.verify.case import CannotReproduce
 from tests.gate import unmet
 
 IDS = [
@@ -32,7 +32,7 @@ def test_on_a_device(gpu, tmp_path, fix_id):
         pytest.skip(unmet("diffusers>=0.35"))
     try:
         assert say(fix_id, tmp_path)
-    except CannotShow as reason:
+    except CannotReproduce as reason:
         assert str(reason).startswith("transformers: Using `bitsandbytes`")  # releases that refuse each other
         pytest.skip(str(reason))
 
@@ -47,5 +47,5 @@ def test_without_a_device(tmp_path, fix_id):
         pytest.skip(unmet("diffusers>=0.35"))
     try:
         assert say(fix_id, tmp_path)
-    except CannotShow as reason:
+    except CannotReproduce as reason:
         assert "needs a CUDA device" in str(reason)

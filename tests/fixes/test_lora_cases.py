@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from diffusers_quantfix.verify.case import CannotShow
+from diffusers_quantfix.verify.case import CannotReproduce
 from tests.fixes import four_bit
 from tests.gate import unmet
 
@@ -46,5 +46,5 @@ def said(fix_id, folder):
     try:
         with four_bit.skip_for_other_reasons():
             assert case(str(folder))
-    except CannotShow as reason:
+    except CannotReproduce as reason:
         assert "needs a CUDA device" in str(reason)

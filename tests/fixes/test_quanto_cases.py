@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from diffusers_quantfix.fixes import INDEX
-from diffusers_quantfix.verify.case import CannotShow
+from diffusers_quantfix.verify.case import CannotReproduce
 from tests.fixes import quanto_models as q
 
 IDS = [
@@ -24,6 +24,6 @@ def test_a_case(tmp_path, fix_id):
     case = importlib.import_module(f"diffusers_quantfix.verify.cases.{fix_id.replace('-', '_')}").case
     try:
         assert case(str(tmp_path))
-    except CannotShow as reason:
+    except CannotReproduce as reason:
         assert "needs an NVIDIA GPU" in str(reason) or "optimum-quanto>=0.2.6" in str(reason)
         pytest.skip(str(reason))
