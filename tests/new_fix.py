@@ -179,7 +179,7 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    """{MARK}: reproduce it; raise CannotShow where this machine cannot, return what is right now; delete this."""
+    """{MARK}: reproduce it; raise CannotReproduce where this machine cannot, return what is right now; delete this."""
     raise NotImplementedError("a stub; {MARK} {new.case}")
 '''
 

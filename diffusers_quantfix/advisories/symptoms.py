@@ -77,6 +77,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WORD = re.compile(r"[a-z_][a-z0-9_]{2,}|\d+-?bit")
 _COMMON = frozenset(
     re.findall(
@@ -136,6 +137,8 @@ def search(
     words = _rarity(fixes)
     query = {word for word in _words(_message(text)) if word in words}
     unknown = sum(1 for word in _words(_message(text)) if word not in words)
+    # An error message that is no known one shares words with those that are; a description is looser.
+    enough = 0.8 if _ERROR.search(text) else 0.45
     versions = {name.lower(): version for name, version in _STATED.findall(text)}
     known = lambda name: versions.get(name) or installed(name)  # noqa: E731
     found = []
@@ -144,7 +147,7 @@ def search(
         shared = query & _own_words(fix)
         total = sum(words[word] for word in query) + 4.0 * unknown
         overlap = sum(words[word] for word in shared) / total if total else 0.0
-        if not hits and not (overlap >= 0.45 and len(shared) >= 3):
+        if not hits and not (overlap >= enough and len(shared) >= 3):
             continue
         seen = [frame for frame in fix.frames if re.search(_frame(frame), text, re.IGNORECASE)]
         frames = sum(1.5 if ".py:" in frame else 1.0 for frame in seen)  # a function says more than a word

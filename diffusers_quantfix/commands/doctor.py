@@ -14,7 +14,7 @@ from ..engine import board as states
 from ..text import wrapped
 from .importing import importing
 from .startup import describe
-from .summary import candidates, nothing_installed
+from .summary import nothing_installed
 from .terminal import show
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        show("\n".join(_lines(found, candidates(board), nothing_installed(board))))
+        show("\n".join(_lines(board, found)))
     return 1 if options.strict and found["problems"] else 0
 
 
@@ -58,7 +58,7 @@ def examine(board: Board) -> dict[str, Any]:
         no release of upstream fixes).  All but the first six and ``patched`` are lists of sentences, ids or upgrades.
     """
     fixed = {fix.id: fix.fixed_in for fix in declarations()}
-    applied = [answer for answer in board if answer.state == states.APPLIED]
+    applied = [answer for answer in board if answer.state in (states.APPLIED, states.UNCLAIMED)]
     bad = (states.FAILED, states.OVERWRITTEN, states.WAITING)
     kind, seen = machine.accelerator()
     pins = environment_pins()
@@ -73,7 +73,9 @@ def examine(board: Board) -> dict[str, Any]:
         "accelerator": seen,
         "activation": describe(),
         # One library that cannot be imported keeps all its fixes waiting: say it once.
-        "problems": list(dict.fromkeys(_problem(answer) for answer in board if answer.state in bad)),
+        "problems": list(
+            dict.fromkeys(_problem(answer) for answer in board if answer.above or answer.state in bad)
+        ),
         "combinations": [
             *(sentence for claims, sentence in combinations.installed() if not machine.covers(claims)),
             *combinations.declared(),
@@ -94,8 +96,9 @@ def _problem(answer: states.Answer) -> str:
     return f"{answer.id} is {answer.state}: {answer.reason}"
 
 
-def _lines(found: dict[str, Any], candidates: str = "", nothing: str = "") -> list[str]:
-    first = [line for sentence in (candidates, nothing) if sentence for line in wrapped(sentence)]
+def _lines(board: Board, found: dict[str, Any]) -> list[str]:
+    nothing = nothing_installed(board.installed, (name for answer in board for name in answer.claims))
+    first = wrapped(nothing) if nothing else states.summary(board) if board.candidates else []
     installed = [
         f"{name} {version or '(unreadable)'}"
         for name, version in found["installed"].items()
@@ -121,7 +124,7 @@ def _lines(found: dict[str, Any], candidates: str = "", nothing: str = "") -> li
         ),
         ("upgrades", upgrade_lines),
     )
-    rows = first
+    rows = list(first)
     for title, sentences in sections:
         if sentences:
             rows += ["", title]

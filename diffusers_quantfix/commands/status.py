@@ -6,11 +6,11 @@ import json
 import sys
 
 from ..activation import status
-from ..engine.board import STATES
+from ..engine.board import STATES, summary
 from ..text import wrapped
 from .importing import importing
 from .startup import describe
-from .summary import candidates, counts, nothing_installed
+from .summary import nothing_installed
 from .terminal import show
 
 TYPE_CHECKING = False
@@ -63,13 +63,8 @@ def _data(board: Board, wanted: list[str], brief: bool) -> dict[str, object]:
 
 
 def _lines(board: Board, activation: str, wanted: list[str], brief: bool) -> list[str]:
-    nothing = nothing_installed(board)
-    lines: list[str] = []
-    for sentence in (candidates(board), nothing):
-        lines += wrapped(sentence) if sentence else []
-    if not nothing:
-        for sentence in counts(board):
-            lines += wrapped(sentence, "", "    ")
+    nothing = nothing_installed(board.installed, (name for answer in board for name in answer.claims))
+    lines = wrapped(nothing) if nothing else summary(board)
     lines += wrapped(f"activation: {activation}", "", "    ")
     problems = board.settings.get("problems")
     for problem in problems if isinstance(problems, list) else ():
@@ -90,7 +85,7 @@ def _lines(board: Board, activation: str, wanted: list[str], brief: bool) -> lis
     lines.append("")
     for answer in board:
         if answer.state in wanted:
-            lines.append(f"{answer.state:<13}{answer.id}")
+            lines.append(f"{answer.state:<12} {answer.id}")
             lines += wrapped(answer.title, " " * 13)
             lines += wrapped(answer.reason, " " * 13 + "-> ", " " * 16)
     return lines

@@ -1,10 +1,14 @@
-"""``verify``: the proof on this machine."""
+"""``verify``: reproduces each defect on this machine, without the package and with it."""
 
 from __future__ import annotations
 
 import json
 import sys
 
+from ..fixes import INDEX
+from ..text import wrapped
+from .pages import declaration
+from .summary import nothing_installed
 from .terminal import show
 
 TYPE_CHECKING = False
@@ -13,8 +17,8 @@ if TYPE_CHECKING:
 
 
 EXIT_CODES = (
-    "0 every defect that shows here is patched; 1 one is not, or one that should show did not; 2 wrong usage, or the "
-    "libraries end the process that imports them"
+    "0 every defect that is reproduced here is patched; 1 one is not, one that should be reproduced was not, or a case "
+    "timed out; 2 wrong usage, none of the libraries is installed, or they end the process that imports them"
 )
 
 
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 1 when a defect is not patched or did not show."""
+    """Print the report; 1 when a defect is not patched or was not reproduced."""
     from ..verify import verify
 
     try:
@@ -32,8 +36,10 @@ def run(options: argparse.Namespace) -> int:
     except (ValueError, RuntimeError) as error:  # an id that names no fix; a stack that cannot be asked
         print(f"diffusers-quantfix: {error}", file=sys.stderr)
         return 2
+    claimed = (name for fix_id in INDEX for name in declaration(fix_id).claims)
+    nothing = nothing_installed(report.installed, claimed)
     if options.json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
-        show(str(report))
-    return 0 if report.ok else 1
+        show("\n".join(wrapped(nothing)) if nothing else str(report))
+    return 2 if nothing else 0 if report.ok else 1

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-class CannotShow(Exception):
-    """This machine cannot show the defect; the text is the sentence why ("needs two CUDA devices")."""
+class CannotReproduce(Exception):
+    """This machine cannot reproduce the defect; the text is the sentence why ("needs two CUDA devices")."""

@@ -1,4 +1,4 @@
-"""The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work``.
+"""The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work [id ...]``.
 
 It imports the libraries, says what the board says, reads one line of ids from standard input, and runs their cases in
 that order.  What it says goes to the file ``results``, one JSON line per event, since the libraries print what they
@@ -17,10 +17,11 @@ import sys
 import tempfile
 
 from ..activation import status
-from ..engine.target import say
+from ..engine.board import WAITING
+from ..engine.target import import_target, say
 from ..fixes import INDEX
 from ..user_settings import settings
-from .case import CannotShow
+from .case import CannotReproduce
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def case_module(fix_id: str) -> str:
     return f"{__package__}.cases.{fix_id.replace('-', '_')}"
 
 
-def main(results: str, work: str) -> None:
-    """Say the board, then run the cases that are asked for."""
+def main(results: str, work: str, *ids: str) -> None:
+    """Say the board, then run the cases that are asked for; with ids, import no more than their libraries."""
     with open(results, "a", encoding="utf-8") as file:
 
         def write(**event: Any) -> None:
@@ -42,17 +43,34 @@ def main(results: str, work: str) -> None:
             file.flush()  # the parent shows the progress, and must know where we were if we die
 
         if settings().off:
-            _import_the_libraries()
+            _import_the_libraries(ids)
             write(event="ready")
         else:
-            write(event="ready", board=status().to_dict())
+            write(event="ready", board=_board(ids))
         _keep_out_of_the_build_folders(work)
         _run(sys.stdin.readline().split(), work, write)
 
 
-def _import_the_libraries() -> None:
-    """What `status` imports to answer: this side would do it in its first case, while the other side is done."""
-    for target in dict.fromkeys(target for _, target in INDEX.values()):
+def _targets(ids: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(INDEX[fix_id][1] for fix_id in ids or INDEX))
+
+
+def _board(ids: tuple[str, ...]) -> dict[str, Any]:
+    """What the board says; of other fixes than these only what can be said without their libraries."""
+    if not ids:
+        return status().to_dict()
+    faults = {target: import_target(target) for target in _targets(ids)}
+    board: dict[str, Any] = status(load=False).to_dict()
+    for answer in board["fixes"]:
+        state, reason = faults.get(answer["module"], ("", ""))
+        if state and answer["state"] == WAITING:
+            answer.update(state=state, reason=reason)
+    return board
+
+
+def _import_the_libraries(ids: Iterable[str]) -> None:
+    """What the board imports to answer: this side would do it in its first case, while the other side is done."""
+    for target in _targets(ids):
         with contextlib.suppress(Exception):  # not installed, or broken: the case will say so
             importlib.import_module(target)
 
@@ -99,8 +117,8 @@ def _run(ids: Iterable[str], work: str, write: Callable[..., None]) -> None:
         os.makedirs(folder, exist_ok=True)
         try:
             said = _case(fix_id)(folder)
-        except CannotShow as reason:
-            write(event="cannot show", id=fix_id, text=str(reason))
+        except CannotReproduce as reason:
+            write(event="cannot reproduce", id=fix_id, text=str(reason))
         except Exception as error:
             write(event="defect", id=fix_id, text=say(error))
         else:
@@ -110,10 +128,10 @@ def _run(ids: Iterable[str], work: str, write: Callable[..., None]) -> None:
 def _case(fix_id: str) -> Callable[[str], str | None]:
     name = case_module(fix_id)
     if importlib.util.find_spec(name) is None:
-        raise CannotShow("this release of diffusers_quantfix brings no demonstration of it")
+        raise CannotReproduce("this release of diffusers_quantfix brings no case for it")
     case: Callable[[str], str | None] = importlib.import_module(name).case
     return case
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -10,17 +10,22 @@ if TYPE_CHECKING:
 
 PATCHED = "patched"
 NOT_PATCHED = "NOT PATCHED"
-NOT_SHOWN = "NOT SHOWN"
-CANNOT_SHOW = "cannot show"
+NOT_REPRODUCED = "NOT REPRODUCED"
+TIMED_OUT = "timed out"
+CANNOT_REPRODUCE = "cannot reproduce"
 NOT_NEEDED = "not needed"
+
+VERDICTS = (PATCHED, NOT_PATCHED, NOT_REPRODUCED, TIMED_OUT, CANNOT_REPRODUCE, NOT_NEEDED)
+_COLUMN = max(map(len, VERDICTS)) + 2
 
 
 class Line:
     """One fix: what happened without the package and what happened with it.
 
     Attributes:
-        verdict: "patched"; "not needed" (the fix does not apply here); "cannot show" (not on this machine);
-            "NOT PATCHED" (wrong with the package too); "NOT SHOWN" (the fix applies, yet all went well without it).
+        verdict: "patched"; "not needed" (the fix does not apply here); "cannot reproduce" (not on this machine);
+            "NOT PATCHED" (wrong with the package too); "NOT REPRODUCED" (the fix applies, yet all went well without
+            it); "timed out" (a case did not end, which says nothing of the fix).
         before: what happened without the package; empty when it was not run.
         after: what happened with it; empty when it was not run.
         reason: the sentence on the board for this fix.
@@ -36,7 +41,7 @@ class Line:
 
     @property
     def ok(self) -> bool:
-        return self.verdict not in (NOT_PATCHED, NOT_SHOWN)
+        return self.verdict not in (NOT_PATCHED, NOT_REPRODUCED, TIMED_OUT)
 
     def to_dict(self) -> dict[str, str]:
         return dict(vars(self))
@@ -52,7 +57,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every defect that was shown is patched, and none that should show did not."""
+        """Whether every defect that was reproduced is patched, and none that should be was not, or timed out."""
         return all(line.ok for line in self.lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -70,7 +75,7 @@ class Report:
         )
         rows = [*wrapped(f"verified on {present}"), ""]
         for line in self.lines:
-            rows.append(f"{line.verdict:<13}{line.id}")
+            rows.append(f"{line.verdict:<{_COLUMN}}{line.id}")
             rows += _indented(line.title, "")
             if line.before:
                 rows += _indented(line.before, "without: ") + _indented(line.after, "with:    ")
@@ -78,12 +83,12 @@ class Report:
                 rows += _indented(line.reason, "-> ")
         counts = ", ".join(
             f"{sum(line.verdict == verdict for line in self.lines)} {verdict}"
-            for verdict in (PATCHED, NOT_PATCHED, NOT_SHOWN, CANNOT_SHOW, NOT_NEEDED)
+            for verdict in VERDICTS
             if any(line.verdict == verdict for line in self.lines)
         )
         return "\n".join([*rows, "", f"{counts or 'nothing to verify'} ({self.seconds:.0f} s)"])
 
 
 def _indented(text: str, lead: str) -> list[str]:
-    margin = " " * 13
+    margin = " " * _COLUMN
     return wrapped(text, margin + lead, margin + " " * len(lead))

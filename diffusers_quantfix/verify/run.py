@@ -8,7 +8,16 @@ import tempfile
 import time
 
 from ..activation import known_ids
-from .report import CANNOT_SHOW, NOT_NEEDED, NOT_PATCHED, NOT_SHOWN, PATCHED, Line, Report
+from .report import (
+    CANNOT_REPRODUCE,
+    NOT_NEEDED,
+    NOT_PATCHED,
+    NOT_REPRODUCED,
+    PATCHED,
+    TIMED_OUT,
+    Line,
+    Report,
+)
 from .side import Side
 
 TYPE_CHECKING = False
@@ -30,18 +39,19 @@ def verify(ids: Iterable[str] = ()) -> Report:
         ValueError: an id names no fix.
         RuntimeError: the libraries end the process that imports them.
     """
-    wanted = known_ids(tuple(ids))
+    ids = tuple(ids)
+    wanted = known_ids(ids)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="quantfix-verify-") as work, _progress() as progress:
         sides: list[Side] = []
         try:
             for setting, name in (("off", "without"), (None, "with")):
-                sides.append(Side(setting, os.path.join(work, name), progress.step))
+                sides.append(Side(setting, os.path.join(work, name), progress.step, ids))
             before, after = sides
             _pump([after], progress)  # both import meanwhile; only this one has a board
             board = after.board or {}
             answers = {answer["id"]: answer for answer in board["fixes"] if answer["id"] in wanted}
-            applied = [fix_id for fix_id, answer in answers.items() if answer["state"] == "applied"]
+            applied = [fix_id for fix_id, answer in answers.items() if answer["state"].startswith("applied")]
             if applied:
                 progress.expect(2 * len(applied))
                 for side in sides:
@@ -71,13 +81,14 @@ def _line(answer: dict[str, Any], before: dict[str, str] | None, after: dict[str
     if before is None or after is None:
         verdict = NOT_PATCHED if answer["state"] in ("failed", "overwritten", "waiting") else NOT_NEEDED
         return line(verdict, reason=f"{answer['state']}: {answer['reason']}")
-    if "cannot show" in (before["event"], after["event"]):
-        return line(
-            CANNOT_SHOW, reason=next(e["text"] for e in (before, after) if e["event"] == "cannot show")
-        )
+    for event, said in (("cannot reproduce", CANNOT_REPRODUCE), ("timed out", TIMED_OUT)):
+        for side, name in ((before, "without the package"), (after, "with it")):
+            if side["event"] == event:
+                where = f" {name}" if said == TIMED_OUT else ""
+                return line(said, reason=side["text"] + where)
     verdict = PATCHED if after["event"] == "right" else NOT_PATCHED
     if before["event"] == "right":
-        verdict = NOT_SHOWN if after["event"] == "right" else NOT_PATCHED
+        verdict = NOT_REPRODUCED if after["event"] == "right" else NOT_PATCHED
     return line(verdict, before["text"], after["text"])
 
 

@@ -30,6 +30,7 @@ class Side:
         setting: what ``DIFFUSERS_QUANTFIX`` is in there; None leaves it as the user has it.
         work: a folder that does not exist yet.
         step: called with the number of cases that have ended.
+        ids: the fixes that will be asked for, all of them when empty: only their libraries are imported.
 
     Attributes:
         board: what `status` said in the process, None while it has not answered, and for ``off``.
@@ -37,7 +38,9 @@ class Side:
         current: the id of the case that is running.
     """
 
-    def __init__(self, setting: str | None, work: str, step: Callable[[int], object]) -> None:
+    def __init__(
+        self, setting: str | None, work: str, step: Callable[[int], object], ids: Iterable[str] = ()
+    ) -> None:
         os.makedirs(work)
         self.board: Event | None = None
         self.found: dict[str, Event] = {}
@@ -46,6 +49,7 @@ class Side:
         self._results = os.path.join(work, "results.jsonl")
         self._log = os.path.join(work, "log")
         self._step = step
+        self._ids = tuple(ids)
         # One thread: tiny models, and the same order of every sum in both processes.
         self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         if setting is not None:
@@ -71,7 +75,8 @@ class Side:
         if code is None and time.monotonic() > self._deadline:
             self._child.kill()
             self._child.wait()
-            code = "no end in sight"
+            limit = CASE_LIMIT if self.ready else START_LIMIT
+            code = f"timed out after {limit:.0f} s"
         self._take()
         if code is None or not self.busy:
             return
@@ -82,7 +87,7 @@ class Side:
             self._lose(self._pending, why)
             return
         if self.current:
-            self._lose([self.current], why)
+            self._lose([self.current], why, "timed out" if isinstance(code, str) else "defect")
         else:
             self._lost = True
         if self._pending:
@@ -108,7 +113,7 @@ class Side:
         self._deadline = time.monotonic() + START_LIMIT
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", f"{_PACKAGE}.verify.child", self._results, self._work]
+        return [sys.executable, "-m", f"{_PACKAGE}.verify.child", self._results, self._work, *self._ids]
 
     def _send(self) -> None:
         stdin = self._child.stdin
@@ -142,9 +147,9 @@ class Side:
         else:
             self._done(event["id"])
 
-    def _lose(self, ids: list[str], why: str) -> None:
+    def _lose(self, ids: list[str], why: str, event: str = "defect") -> None:
         for fix_id in list(ids):
-            self.found[fix_id] = {"id": fix_id, "event": "defect", "text": why}
+            self.found[fix_id] = {"id": fix_id, "event": event, "text": why}
             self._done(fix_id)
 
     def _done(self, fix_id: str) -> None:

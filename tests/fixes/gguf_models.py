@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.verify.case import CannotShow
+from diffusers_quantfix.verify.case import CannotReproduce
 from diffusers_quantfix.verify.models import gguf_model
 from tests.rig import models
 
@@ -13,7 +13,7 @@ def transformer(folder, **options):
     """The transformer that verify writes and loads; skips where these releases have none."""
     try:
         return gguf_model.flux(str(folder), **options)
-    except CannotShow as reason:
+    except CannotReproduce as reason:
         pytest.skip(str(reason))
 
 

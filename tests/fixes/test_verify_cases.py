@@ -9,7 +9,7 @@ import pytest
 
 from diffusers_quantfix.engine.versions import contains, installed_version
 from diffusers_quantfix.fixes import INDEX
-from diffusers_quantfix.verify.case import CannotShow
+from diffusers_quantfix.verify.case import CannotReproduce
 from diffusers_quantfix.verify.child import case_module
 from tests.fixes import four_bit
 from tests.fixes import quanto_models as q
@@ -44,7 +44,7 @@ def show(fix_id: str, folder, cannot: re.Pattern[str]) -> None:
     try:
         with four_bit.skip_for_other_reasons():
             assert case(str(folder))
-    except CannotShow as reason:
+    except CannotReproduce as reason:
         assert LACKS.match(str(reason)) or cannot.match(str(reason))
         pytest.skip(str(reason))
 

@@ -23,9 +23,11 @@ def event(kind: str, text: str = "text") -> dict[str, str]:
     [
         ("defect", "right", report.PATCHED, True),
         ("defect", "defect", report.NOT_PATCHED, False),
-        ("right", "right", report.NOT_SHOWN, False),
+        ("right", "right", report.NOT_REPRODUCED, False),
         ("right", "defect", report.NOT_PATCHED, False),
-        ("cannot show", "cannot show", report.CANNOT_SHOW, True),
+        ("cannot reproduce", "cannot reproduce", report.CANNOT_REPRODUCE, True),
+        ("defect", "timed out", report.TIMED_OUT, False),
+        ("timed out", "right", report.TIMED_OUT, False),
     ],
 )
 def test_a_fix_that_applies_is_judged_by_both_runs(before, after, verdict, ok):
@@ -120,7 +122,7 @@ def test_a_case_that_hangs_costs_only_itself(play, monkeypatch):
     monkeypatch.setattr(side, "CASE_LIMIT", 1.0)
     played = play("first", "hangs", "last")
     assert played["first"] == played["last"] == ("right", "off")
-    assert played["hangs"] == ("defect", "no end in sight")
+    assert played["hangs"] == ("timed out", "timed out after 1 s")
 
 
 def test_a_process_that_dies_between_its_cases_ends_the_side(play, monkeypatch):
@@ -134,6 +136,45 @@ def test_libraries_that_end_the_process_are_one_sentence(play, monkeypatch):
     monkeypatch.setenv("DIES_AT_ONCE", "1")
     with pytest.raises(RuntimeError, match=r"killed by SIGABRT \(ImportError: no such library\)"):
         play()
+
+
+def test_a_time_out_says_so_and_is_counted_apart():
+    hung = run._line(ANSWER, event("defect"), event("timed out", "timed out after 120 s"))
+    assert hung.reason == "timed out after 120 s with it"
+    text = str(report.Report([hung], {"somelib": "1.0"}, 1.0))
+    assert "1 timed out (1 s)" in text
+    assert report.NOT_PATCHED not in text
+
+
+def test_one_id_imports_its_own_library_only(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    results = tmp_path / "results"
+    program = (
+        "import sys; from diffusers_quantfix.verify import child; child.main(*sys.argv[1:]); "
+        "print(*[name for name in ('bitsandbytes', 'diffusers', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, results, tmp_path, "bnb-params-pickle"],
+        input="", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[-1:] == ["bitsandbytes"]
+    (ready,) = [json.loads(line) for line in results.read_text().splitlines()]
+    (answer,) = [answer for answer in ready["board"]["fixes"] if answer["id"] == "bnb-params-pickle"]
+    assert answer["state"] == "applied"
+
+
+def test_nothing_installed_is_one_sentence():
+    program = (
+        "import sys, diffusers_quantfix.verify as package\n"
+        "from diffusers_quantfix.verify.report import Report\n"
+        "package.verify = lambda ids: Report([], {'torch': '2.13', 'diffusers': None}, 1.0)\n"
+        "from diffusers_quantfix.__main__ import main; sys.exit(main(['verify']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    said = " ".join(done.stdout.split())
+    assert said.startswith("none of the libraries that are patched (diffusers,")
+    assert sys.executable in said
 
 
 def test_an_unknown_id_is_one_sentence():
@@ -162,7 +203,8 @@ def test_every_defect_that_applies_here_is_patched():
         check=False,
     )
     found = json.loads(done.stdout)
-    wrong = [line for line in found["fixes"] if line["verdict"] in (report.NOT_PATCHED, report.NOT_SHOWN)]
+    bad = (report.NOT_PATCHED, report.NOT_REPRODUCED, report.TIMED_OUT)
+    wrong = [line for line in found["fixes"] if line["verdict"] in bad]
     assert not wrong, wrong
     assert done.returncode == 0
     assert any(line["verdict"] == report.PATCHED for line in found["fixes"])

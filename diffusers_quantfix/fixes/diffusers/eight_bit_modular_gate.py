@@ -28,7 +28,7 @@ FIX = Fix(
     symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
     "Module is still on",
     patterns=("has been loaded in bitsandbytes 8bit and moving it to .{1,20} is not supported",),
-    frames=("modular_pipeline.py:to", r"Modular\w*Pipeline"),
+    frames=("modular_pipeline.py:to", r"Modular\w*Pipeline", "modular"),
 )
 
 

@@ -27,7 +27,7 @@ FIX = Fix(
     upstream=(),
     symptom="ModularPipeline.to(dtype): Casting a quantized model to a new `dtype` is unsupported",
     patterns=("Casting a quantized model to a new dtype is unsupported",),
-    frames=("modular_pipeline.py:to", r"Modular\w*Pipeline"),
+    frames=("modular_pipeline.py:to", r"Modular\w*Pipeline", "modular"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 
 def case(work: str) -> str | None:
@@ -12,7 +12,7 @@ def case(work: str) -> str | None:
     from ..models import eight_bit
 
     if torch.cuda.is_available():
-        raise CannotShow("this machine has a GPU")
+        raise CannotReproduce("this machine has a GPU")
     where = eight_bit.device()
     reference = eight_bit.run(eight_bit.layers(where), where)
     model = eight_bit.layers(where)

@@ -8,12 +8,12 @@ def case(work: str) -> str | None:
     from bitsandbytes import functional
     from bitsandbytes.functional import dequantize_4bit
 
-    from ..case import CannotShow
+    from ..case import CannotReproduce
     from ..models import four_bit
 
     four_bit.device()
     if not getattr(functional, "has_avx512bf16", bool)():
-        raise CannotShow("needs a CPU with AVX512-BF16, on which bitsandbytes repacks the weights")
+        raise CannotReproduce("needs a CPU with AVX512-BF16, on which bitsandbytes repacks the weights")
     torch.manual_seed(0)
     cpu = torch.device("cpu")
     layer = four_bit.linear(torch.nn.Linear(128, 64), cpu)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...engine.versions import is_installed
-from ..case import CannotShow
+from ..case import CannotReproduce
 from ..models import flux
 
 WARNING = "cannot run with `cpu` device"
@@ -15,9 +15,9 @@ def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotShow("needs a CUDA device: this diffusers quantizes on a GPU only")
+        raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
     if is_installed("diffusers", "<0.33"):
-        raise CannotShow("shows with text encoders of transformers only in diffusers before 0.33")
+        raise CannotReproduce("shows with text encoders of transformers only in diffusers before 0.33")
 
     from diffusers import BitsAndBytesConfig, DiffusionPipeline, FluxTransformer2DModel
 

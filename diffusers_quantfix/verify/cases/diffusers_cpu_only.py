@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 
 def case(work: str) -> str | None:
     import torch
 
     if torch.cuda.is_available():
-        raise CannotShow("this machine has a GPU")
+        raise CannotReproduce("this machine has a GPU")
 
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 

@@ -28,11 +28,13 @@ def _quantized(work):
     import diffusers
     import torch
 
-    from ..case import CannotShow
+    from ..case import CannotReproduce
     from ..models import four_bit, gguf_model
 
     if torch.cuda.is_available():
         return four_bit.flux(f"{work}/plain", four_bit.device()), "nf4"
     if tuple(int(part) for part in diffusers.__version__.split(".")[:2]) < (0, 42):
-        raise CannotShow(f"needs a CUDA device: diffusers {diffusers.__version__} dequantizes on a GPU only")
+        raise CannotReproduce(
+            f"needs a CUDA device: diffusers {diffusers.__version__} dequantizes on a GPU only"
+        )
     return gguf_model.flux(work), "GGUF"

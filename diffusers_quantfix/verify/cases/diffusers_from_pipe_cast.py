@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 
 def case(work: str) -> str | None:
@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
     import torch
 
     if tuple(int(part) for part in diffusers.__version__.split(".")[:2]) < (0, 33):
-        raise CannotShow(
+        raise CannotReproduce(
             f"needs a quantized component: diffusers {diffusers.__version__} casts when it is asked to"
         )
 

@@ -7,7 +7,7 @@ def case(work: str) -> str | None:
     import torch
     from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
 
-    from ..case import CannotShow
+    from ..case import CannotReproduce
     from ..models import eight_bit
 
     where = eight_bit.cuda_device()
@@ -22,6 +22,6 @@ def case(work: str) -> str | None:
             torch_dtype=torch.float16,
         )
     except ImportError as refusal:  # transformers wants a newer bitsandbytes
-        raise CannotShow(f"transformers: {refusal}") from None
+        raise CannotReproduce(f"transformers: {refusal}") from None
     model.cuda()
     return f"an 8-bit text encoder takes .cuda() on {where}"

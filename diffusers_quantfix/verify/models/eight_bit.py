@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 from . import flux
 
 FEATURES = 64
@@ -14,7 +14,7 @@ def device():
     """The first CUDA device, else the CPU where bitsandbytes has 8-bit kernels for it.
 
     Raises:
-        CannotShow: there is neither.
+        CannotReproduce: there is neither.
     """
     import bitsandbytes
     import torch
@@ -23,7 +23,7 @@ def device():
         return torch.device("cuda", 0)
     if not hasattr(torch.ops.bitsandbytes, "int8_vectorwise_quant"):
         version = bitsandbytes.__version__
-        raise CannotShow(f"needs a CUDA device: bitsandbytes {version} has no 8-bit kernels for the CPU")
+        raise CannotReproduce(f"needs a CUDA device: bitsandbytes {version} has no 8-bit kernels for the CPU")
     return torch.device("cpu")
 
 
@@ -31,12 +31,12 @@ def cuda_device():
     """The first CUDA device.
 
     Raises:
-        CannotShow: there is none.
+        CannotReproduce: there is none.
     """
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotShow("needs a CUDA device")
+        raise CannotReproduce("needs a CUDA device")
     return torch.device("cuda", 0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 from .flux import transformer
 
 
@@ -10,7 +10,7 @@ def device():
     """The first CUDA device, else the CPU where bitsandbytes has 4-bit kernels for it.
 
     Raises:
-        CannotShow: there is neither.
+        CannotReproduce: there is neither.
     """
     import bitsandbytes
     import torch
@@ -21,7 +21,7 @@ def device():
         torch.ops.bitsandbytes, "quantize_4bit"
     ):  # from 0.45.4 on; quantizing there from 0.46.0 on
         version = bitsandbytes.__version__
-        raise CannotShow(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
+        raise CannotReproduce(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
     return torch.device("cpu")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 from .flux import transformer
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ def flux(folder: str, compute_dtype: Any = None) -> Any:
     """A FluxTransformer2DModel with two blocks on the CPU, its Linear weights in Q4_0, through ``from_single_file``.
 
     Raises:
-        CannotShow: gguf is not installed, or this diffusers reads no GGUF.
+        CannotReproduce: gguf is not installed, or this diffusers reads no GGUF.
     """
     import os
     from unittest import mock
@@ -25,9 +25,9 @@ def flux(folder: str, compute_dtype: Any = None) -> Any:
     try:
         import gguf
     except ImportError:
-        raise CannotShow("needs gguf, which is not installed") from None
+        raise CannotReproduce("needs gguf, which is not installed") from None
     if not hasattr(diffusers, "GGUFQuantizationConfig"):
-        raise CannotShow(f"diffusers {diffusers.__version__} reads no GGUF files")
+        raise CannotReproduce(f"diffusers {diffusers.__version__} reads no GGUF files")
     file = os.path.join(folder, "model.gguf")
     if not os.path.exists(file):
         _write(folder, file, gguf)

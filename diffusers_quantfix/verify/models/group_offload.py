@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,18 +19,18 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
         options: those of ``apply_group_offloading``.
 
     Raises:
-        CannotShow: there is no CUDA device, or this diffusers has no group offloading.
+        CannotReproduce: there is no CUDA device, or this diffusers has no group offloading.
     """
     import gc
 
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotShow("needs a CUDA device")
+        raise CannotReproduce("needs a CUDA device")
     try:
         from diffusers.hooks import apply_group_offloading
     except ImportError:
-        raise CannotShow("this diffusers has no group offloading") from None
+        raise CannotReproduce("this diffusers has no group offloading") from None
     device = torch.device("cuda", torch.cuda.current_device())
     reference = run(build(device), device)
     gc.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def flux(folder: str, weights: str = "") -> Any:
     """A tiny Flux transformer in float32 that diffusers quantizes; without ``weights`` one that was saved quantized.
 
     Raises:
-        CannotShow: these releases of diffusers and quanto do not work together.
+        CannotReproduce: these releases of diffusers and quanto do not work together.
     """
     import os
 
@@ -71,7 +71,7 @@ def flux(folder: str, weights: str = "") -> Any:
             folder, torch_dtype=torch.float32, **options
         ).eval()
     except ImportError as error:  # diffusers wants 0.2.6 or newer
-        raise CannotShow(f"diffusers: {error}") from None
+        raise CannotReproduce(f"diffusers: {error}") from None
 
 
 @contextlib.contextmanager
