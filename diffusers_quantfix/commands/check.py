@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--require-libraries",
         action="store_true",
-        help="exit with 2 when none of the libraries that have known defects is named",
+        help="exit with 2 when none of the libraries that have known defects is demanded",
     )
     parser.add_argument(
         FOLLOW,
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     claimed = {canonicalize_name(name) for fix in declarations() for name in fix.claims}
     absent = not claimed & set(report.pins)
     if absent and options.require_libraries:
-        return _refused(options, f"{called} names none of the libraries: {_listed(claimed)}")
+        return _refused(options, f"{called} demands none of the libraries: {_listed(claimed)}")
     if options.format == "json":
         print(json.dumps(as_json(report), indent=2))
     elif options.format == "sarif":
@@ -111,7 +111,11 @@ def run(options: argparse.Namespace) -> int:
     elif options.format == "github":
         _say("\n".join(as_github(report)))
     else:
-        head = wrapped(f"none of the libraries is named here: {_listed(claimed)}") if absent else []
+        head = (
+            wrapped(f"none of the libraries is demanded here: {_listed(claimed)}")
+            if absent and not options.quiet
+            else []
+        )
         _say("\n".join([*head, *_lines(report, options, absent)]))
     return 1 if report.failing else 0
 
