@@ -1,4 +1,4 @@
-"""Every case of `verify` is right where its fix is applied or not needed, with a device and without one."""
+"""Every case of `verify` reports success where its fix is applied or not needed, with a device and without one."""
 
 from __future__ import annotations
 
