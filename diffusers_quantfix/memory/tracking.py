@@ -18,8 +18,9 @@ _MOST = 1000
 # Without an interval of the caller's: the first samples are taken whatever they cost, and after them as many as take
 # a twentieth of the time.
 _FIRST, _SHARE = 16, 0.05
-# The first samples do not go on longer than this many seconds: then the model is very large and the calls are short.
-_ENOUGH = 0.05
+# Samples that take more seconds than this on average are those of a model with tens of thousands of layers. Even the
+# first of them have to stay within the share.
+_SLOW = 0.05
 # A component with more parts than this is called as a whole.
 _PARTS = 32
 
@@ -107,7 +108,7 @@ class Track:
         """When the next sample of a component call may be taken."""
         if self._interval is not None:
             return now + self._interval
-        if self._taken < _FIRST and self._spent < _ENOUGH:
+        if self._taken < _FIRST and self._spent < _SLOW * self._taken:
             return now
         return self._began + self._spent / _SHARE
 
