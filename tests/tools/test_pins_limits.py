@@ -112,7 +112,7 @@ def test_a_file_outside_the_project_is_not_read(project, option):
     (project / "requirements" / "base.txt").write_text("torch==2.6.0\n")
     (project / "r.txt").write_text(f"-r requirements/base.txt\n{option} ../secret.txt\n")
     assert refusal(project / "r.txt").endswith(
-        "r.txt, line 2: leads outside the project; --follow-outside reads it"
+        "r.txt, line 2 leads outside the project; --follow-outside reads it"
     )
     # a folder of the repository may reach the rest of it
     (project / "requirements" / "dev.txt").write_text("-r ../base.txt\n")

@@ -125,7 +125,7 @@ class Files:
 
     def _check_project(self, where: object, real: str) -> None:
         if not self._outside and not _is_within(real, self._project):
-            raise OutsideProject(f"{where}: leads outside the project; {FOLLOW} reads it")
+            raise OutsideProject(f"{where} leads outside the project; {FOLLOW} reads it")
 
     def _text(self, path: str, called: str, subject: str = "") -> str:
         subject = subject or called
