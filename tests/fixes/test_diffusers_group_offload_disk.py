@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, LEAF, STREAM, assert_left, net, offload, stop
-from tests.fixes.group_offloaded import spelling as spelling
 from tests.fixes.test_diffusers_group_offload_bnb import build, load, output, run
 from tests.gate import unmet
 from tests.rig import models
