@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..placement.hooks import accelerate_hooks
+from ..offloading.hooks import accelerate_hooks
 from ..placement.tensors import bearing_modules
 from .census import Census
 
