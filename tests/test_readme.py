@@ -1,4 +1,4 @@
-"""The README says what is there: its examples are what the tools print, its lists hold all that they list."""
+"""The README: its examples are what the tools print, its lists are complete, its links work on a package index too."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from diffusers_quantfix.__main__ import COMMANDS
 from diffusers_quantfix.engine.board import STATES
 from diffusers_quantfix.engine.settings import WORDS
 from diffusers_quantfix.fixes import INDEX
+from tests.upstream.cells import MAIN, read
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OUTPUTS = re.findall(r"<!-- output: (.*?) -->\n```text\n(.*?)\n```", README, re.DOTALL)
+ID = r"`((?:accelerate|bnb|diffusers|quanto|transformers)-[a-z0-9-]+)`"
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one."""
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize(
     ("call", "excerpt"),
     [
-        # what imports the stack is slow, and says what it finds here
+        # what imports the stack is slow, and prints what it finds here
         pytest.param(call, excerpt, id=call, marks=() if call.startswith("check") else pytest.mark.thorough)
         for call, excerpt in OUTPUTS
     ],
@@ -35,12 +42,9 @@ def test_an_example_is_what_is_printed(call: str, excerpt: str):
         [sys.executable, "-m", "diffusers_quantfix", *arguments.split()],
         input=given, capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
-    printed = re.sub(
-        r"(?m)^(here|patches) .*\n( +.*\n)*", "", done.stdout
-    )  # what depends on this environment
     position = 0
-    for part in re.split(r"(?m)^\.\.\.\n?", re.sub(r"(?m)^(here|patches) .*\n( +.*\n)*", "", excerpt + "\n")):
-        found = printed.find(part.strip("\n"), position)
+    for part in re.split(r"(?m)^\.\.\.\n?", f"{excerpt}\n"):
+        found = done.stdout.find(part.strip("\n"), position)
         assert found >= 0, f"`{arguments}` does not print this any more:\n{part}"
         position = found + len(part.strip("\n"))
 
@@ -51,25 +55,72 @@ def test_there_are_examples():
 
 def test_the_lists_are_complete():
     for command in COMMANDS:
-        assert f"`{command}" in README, command
+        assert f"`{command}`" in section("Tools"), command
     for state in STATES:
-        assert f"| {state} |" in README, state
+        assert f"| {state} |" in section("Activation and status"), state
     for word in (*WORDS, "skip:<id>", "only:<id>"):
-        assert f"`{word}`" in README, word
+        assert f"`{word}`" in section("Switching off, and on in newer releases"), word
 
 
-def test_what_is_named_exists():
-    for link in re.findall(r"\]\((?!https?:|#)([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
-    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
-                for line in README.splitlines() if line.startswith("#")}  # fmt: skip
-    for anchor in re.findall(r"\]\(#([^)]+)\)", README):
-        assert anchor in headings, anchor
-    outside = re.sub(r"(?s)<!-- fixes:begin -->.*?<!-- fixes:end -->|```text.*?```", "", README)
-    for name in re.findall(
-        r"[`\":]((?:bnb|diffusers|accelerate|transformers|quanto)-[a-z0-9-]+)[`\"]", outside
-    ):
-        assert name in INDEX or name in ("diffusers-quantfix",), name
+def test_every_symptom_names_its_fix():
+    symptoms = re.split(r"(?m)^- ", section("Is this your problem?"))[1:]
+    assert len(symptoms) >= 20
+    for symptom in symptoms:
+        ids = re.findall(ID, symptom)
+        text = re.sub(ID, "ID", symptom.partition("\n\n")[0])
+        text = re.sub(r"``.+?``|`[^`]+`", "CODE", text, flags=re.DOTALL)
+        # an entry may hold several symptoms, each with its fixes behind it
+        for part in text.split(";"):
+            assert re.search(r":\s+ID(,\s+ID)*\s*$", part), f"{part} in the entry of {ids}"
+
+
+def test_every_fix_that_is_named_is_there_and_each_has_its_page():
+    for fix_id in re.findall(ID, README):
+        assert fix_id in INDEX or fix_id == "diffusers-quantfix", fix_id
+    page = (ROOT / "diffusers_quantfix" / "FIXES.md").read_text(encoding="utf-8")
+    assert not [fix_id for fix_id in INDEX if f"| `{fix_id}` |" not in page]
+
+
+def test_an_error_text_is_one_that_a_fix_knows():
+    """Error texts of the list are found in the symptom of a fix that is named beside them."""
+    page = (ROOT / "diffusers_quantfix" / "FIXES.md").read_text(encoding="utf-8")
+    plain = re.sub(r"[`\s]+", " ", page)
+    texts = re.findall(
+        r"``(.+?) ?``(?!`)|(?<!`)`((?:\w+Error: )?[A-Z][^`]{25,})`", section("Is this your problem?"), re.S
+    )
+    assert len(texts) >= 10
+    for text in (one or other for one, other in texts):
+        core = re.sub(r"^\w+Error: ", "", re.sub(r"[`\s]+", " ", text)).strip()
+        assert core in plain, core
+
+
+def test_the_supported_range_is_the_tested_one():
+    releases = read().releases
+    for name in (*MAIN, "optimum-quanto"):
+        assert f"{name} {releases[name][0]} to {releases[name][-1]}" in section("Supported releases"), name
+    python = re.search(
+        r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    assert python and f"Python {python[1]} or newer" in section("Supported releases")
+
+
+def test_no_link_breaks_on_a_package_index():
+    assert re.findall(r"\]\(([^)]+)\)", README), "there are links"
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert link.startswith("https://"), link
+
+
+def test_the_files_that_are_named_are_there():
+    names = re.findall(r"`((?:tests|diffusers_quantfix)/[^`\s]*)`", README)
+    assert len(names) >= 5
+    for name in names:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_links_of_the_benchmarks_are_there():
+    page = ROOT / "tests" / "benchmarks" / "README.md"
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
 
 
 def test_the_programs_compile():
@@ -77,7 +128,16 @@ def test_the_programs_compile():
         compile(block, "README.md", "exec")
 
 
-def test_the_prose_fits_a_screen():
-    for number, line in enumerate(README.splitlines(), 1):
-        if not line.startswith(("|", "!", "python3.11", ".venv", "upstream ")):
+def test_the_readme_is_short_and_fits_a_screen():
+    lines = README.splitlines()
+    assert len(lines) < 220
+    for number, line in enumerate(lines, 1):
+        if not line.startswith(("|", "python3.11", ".venv", f"{MAIN[0]} {read().releases[MAIN[0]][0]} to ")):
             assert len(line) <= 120, f"README.md, line {number}"
+
+
+def test_someone_with_an_error_message_need_not_scroll():
+    """What to type stands in the first screen, and the list of errors follows it."""
+    lines = README.splitlines()
+    assert lines.index("pip install diffusers-quantfix") < lines.index("## Is this your problem?") < 20
+    assert any(line.startswith("import diffusers_quantfix") for line in lines[:20])

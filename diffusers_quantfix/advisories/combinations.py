@@ -64,15 +64,17 @@ def installed() -> Iterator[tuple[dict[str, str], str]]:
             yield claims, f"{verdict.reason}: {sentence}"
 
 
-def of_pins(pins: Mapping[str, str]) -> list[str]:
-    """Sentences on the combinations that pins surely are; a range may still be resolved to something better."""
-    sentences = []
+def misfitting(pins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(versions, sentence) of the combinations that pins surely are; a range may be resolved to something better."""
     for claims, sentence in COMBINATIONS:
         held = {name: pins.get(canonicalize_name(name)) for name in claims}
         if all(pin is not None and inside(claims[name], pin) == "yes" for name, pin in held.items()):
-            versions = ", ".join(f"{name} {pin.removeprefix('==')}" for name, pin in held.items() if pin)
-            sentences.append(f"{versions}: {sentence}")
-    return sentences
+            yield ", ".join(f"{name} {pin.removeprefix('==')}" for name, pin in held.items() if pin), sentence
+
+
+def of_pins(pins: Mapping[str, str]) -> list[str]:
+    """Sentences on the combinations that pins surely are."""
+    return [f"{versions}: {sentence}" for versions, sentence in misfitting(pins)]
 
 
 def declared() -> list[str]:

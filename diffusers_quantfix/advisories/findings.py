@@ -11,7 +11,9 @@ from packaging.version import Version
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
-from .ranges import alternatives, exact_version, inside, overlap
+from .harm import harm
+from .libraries import SELF
+from .ranges import alternatives, comparable, exact_version, inside, overlap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,13 +22,8 @@ if TYPE_CHECKING:
 
     from ..engine.fix import Fix
 
-SELF = "diffusers-quantfix"
 AFFECTED = "affected"
 MAYBE = "may be affected"
-
-# The first release of this package that patches a defect, where that is not the first of all.
-FIRST = "0.1.0"
-SINCE: dict[str, str] = {}
 
 # What `diffusers[torch]`, peft and others demand: it may be there although nobody names it.  Somebody who quantizes
 # with bitsandbytes, quanto, torchao or gguf names it.
@@ -56,32 +53,6 @@ class Finding:
         return {**advisory(self.fix), "verdict": self.verdict, "why": self.why, "patched": self.patched}
 
 
-class Upgrade:
-    """What the smallest releases that fix something would change.
-
-    Attributes:
-        releases: distribution -> version, more than one where only several fix together.
-        fixes: ids of the defects that are gone with them, those of smaller upgrades included.
-        brings: ids of known defects that these pins do not have and would then have.
-    """
-
-    __slots__ = ("brings", "fixes", "releases")
-
-    def __init__(self, releases: dict[str, str], fixes: list[str], brings: list[str]) -> None:
-        self.releases = releases
-        self.fixes = fixes
-        self.brings = brings
-
-    def to_dict(self) -> dict[str, object]:
-        """The upgrade for machines."""
-        return {"releases": dict(self.releases), "fixes": list(self.fixes), "brings": list(self.brings)}
-
-    def __str__(self) -> str:
-        releases = " with ".join(f"{name} {version}" for name, version in self.releases.items())
-        brings = f"; it brings {', '.join(self.brings)}" if self.brings else ""
-        return f"{releases} fixes {', '.join(self.fixes)}{brings}"
-
-
 def declarations() -> list[Fix]:
     """Every fix's declaration, in the order of the ids."""
     package = __name__.partition(".")[0]
@@ -92,17 +63,19 @@ def advisory(fix: Fix) -> dict[str, Any]:
     """The row of the table for one fix.
 
     Returns:
-        ``id``, ``title``, ``symptom``, ``claims`` (distribution -> specifier; all must fit), ``fixed``
-        ("bitsandbytes 0.45.3", releases that only fix together with " with " between them, empty while there are
-        none), ``patched_since`` (the first diffusers-quantfix that patches it) and ``upstream`` (links).
+        ``id``, ``title``, ``symptom``, ``harm`` (see `advisories.harm`), ``claims`` (distribution -> specifier; all
+        must fit), ``fixed_in`` ("bitsandbytes 0.45.3", releases that only fix together with " with " between them,
+        empty while there are none), ``patched_since`` (the first diffusers-quantfix that patches it) and ``upstream``
+        (links).
     """
     return {
         "id": fix.id,
         "title": fix.title,
         "symptom": fix.symptom,
+        "harm": harm(fix),
         "claims": dict(fix.claims),
         "fixed_in": fix.fixed_in,
-        "patched_since": SINCE.get(fix.id, FIRST),
+        "patched_since": fix.since,
         "upstream": list(fix.upstream),
     }
 
@@ -142,53 +115,13 @@ def fixing_releases(fix: Fix) -> dict[str, str]:
     return {name: version for name, _, version in releases}
 
 
-def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool = False) -> list[Upgrade]:
-    """The releases that fix something that was found, per library from the smallest on.
-
-    One that brings a defect which a later release of the same libraries has fixed gives way to that.
-    """
-    found = list(found)
-    have = {finding.fix.id for finding in found}
-    now = {finding.fix.id for finding in findings(pins, complete=complete)}
-    steps = []
-    for finding in found:
-        needed = {
-            name: version
-            for name, version in fixing_releases(finding.fix).items()
-            if inside(f">={version}", pins.get(canonicalize_name(name), "")) != "yes"
-        }
-        if needed and needed not in steps:
-            steps.append(needed)
-    order = lambda step: (len(step), list(step), [Version(version) for version in step.values()])  # noqa: E731
-    fixed_in = {fix.id: fixing_releases(fix) for fix in declarations()}
-    made: list[Upgrade] = []
-    for releases in sorted(steps, key=order):
-        while True:
-            changed = dict(pins)
-            changed.update((canonicalize_name(name), f"=={version}") for name, version in releases.items())
-            then = {finding.fix.id for finding in findings(changed, complete=complete)}
-            later = [fixed_in[brought] for brought in then - now if set(fixed_in[brought]) <= set(releases)]
-            later = [fixed for fixed in later if fixed]
-            raised = {
-                name: str(max(Version(step.get(name, version)) for step in (releases, *later)))
-                for name, version in releases.items()
-            }
-            if raised == releases:
-                break
-            releases = raised
-        if have - then and releases not in [upgrade.releases for upgrade in made]:
-            made.append(Upgrade(releases, sorted(have - then), sorted(then - now)))
-    return made
-
-
 def environment_pins() -> dict[str, str]:
     """The versions installed in this environment, as pins; this package is the one that runs."""
     from .. import __version__
 
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
-    return {name: f"=={version}" for name, version in versions.items() if version} | {
-        SELF: f"=={__version__}"
-    }
+    pins = {name: f"=={version}" for name, version in versions.items() if version}
+    return {name: pin if comparable(pin) else "" for name, pin in pins.items()} | {SELF: f"=={__version__}"}
 
 
 def unknown_releases(pins: Mapping[str, str]) -> list[str]:
@@ -204,7 +137,7 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
     for distribution, version in newest.items():
         for pin in alternatives(pins.get(canonicalize_name(distribution), "")):
             exact = exact_version(pin)
-            if exact and overlap(f">{version}", pin):
+            if exact and inside(f">{version}", pin) == "yes":
                 sentences.append(
                     f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
                     "what is not fixed there is not listed"
@@ -214,7 +147,7 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
 
 def _patches(fix: Fix, ours: str | None) -> bool:
     """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, patches a defect."""
-    since = f">={SINCE.get(fix.id, FIRST)}"
+    since = f">={fix.since}"
     return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
 
 

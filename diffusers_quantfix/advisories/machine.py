@@ -10,9 +10,10 @@ import platform
 import shutil
 import sys
 
-from ..engine.versions import contains, installed_version
+from ..engine.versions import installed_version
 from . import quanto
 from .combinations import LIBSTDCXX
+from .ranges import fits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _bitsandbytes(versions: dict[str, str], kind: str) -> Iterator[str]:
     version = versions["bitsandbytes"]
 
     def is_(specifier: str) -> bool:
-        return _fits(version, specifier)
+        return fits(specifier, version)
 
     if not kind and is_("<0.46"):
         yield f"bitsandbytes {version} quantizes on a GPU only; 0.46 and newer do so on a CPU too"
@@ -103,9 +104,9 @@ def _diffusers(versions: dict[str, str], kind: str, applied: set[str]) -> Iterat
             f"diffusers {version} refuses bitsandbytes without a GPU ({refused!r}); text encoders of transformers load "
             "on a CPU from bitsandbytes 0.46 on"
         )
-    elif kind == "xpu" and _fits(version, "<0.32"):
+    elif kind == "xpu" and fits("<0.32", version):
         yield f"diffusers {version} refuses bitsandbytes on Intel GPUs ({refused!r}); use 0.33 or newer"
-    elif kind == "mps" and _fits(version, "<0.39"):
+    elif kind == "mps" and fits("<0.39", version):
         yield f"diffusers {version} refuses bitsandbytes on Apple silicon ({refused!r}); use 0.39 or newer"
 
 
@@ -123,7 +124,7 @@ def _native_library(versions: dict[str, str], kind: str) -> Iterator[str]:
             f"bitsandbytes {version} has no native library for the CUDA of this torch: every 4-bit and 8-bit model "
             "fails at its first use; `python -m bitsandbytes` says which one it looks for"
         )
-    elif library is None and not kind and _fits(version, ">=0.45.1,<=0.45.3") and not _has_libstdcxx():
+    elif library is None and not kind and fits(">=0.45.1,<=0.45.3", version) and not _has_libstdcxx():
         yield f"the native library of bitsandbytes {version} could not be loaded: it needs {LIBSTDCXX} (GCC 13)"
 
 
@@ -150,13 +151,6 @@ def _torch_is_for_gpus() -> bool:
         return bool(torch.version.cuda or torch.version.hip)
     except Exception:
         return True
-
-
-def _fits(version: str, specifier: str) -> bool:
-    try:
-        return contains(specifier, version)
-    except ValueError:
-        return False
 
 
 def machine() -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
-from ..engine.versions import contains
+from .ranges import fits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ ADVICE: tuple[tuple[str, tuple[str, ...] | None, dict[str, str], str], ...] = (
     ),
 )
 
+# torch.utils.cpp_extension, which quanto imports, imports it. torch demands it for Python 3.12 and newer, and for older
+# ones only from 2.11 on (2.7 and 2.8 get it through triton); `uv venv` creates environments without it. quanto fails in
+# the middle of its import, so there is no module that a fix could patch.
+WITHOUT_SETUPTOOLS = (
+    "optimum-quanto cannot be imported without setuptools (ModuleNotFoundError: No module named 'setuptools', from "
+    "torch.utils.cpp_extension), and this torch has not brought it: install setuptools"
+)
+
 
 def advice(versions: Mapping[str, str], kind: str) -> list[str]:
     """The sentences of the table that apply here.
@@ -65,14 +74,21 @@ def advice(versions: Mapping[str, str], kind: str) -> list[str]:
         kind: the accelerator that torch sees, "" for none.
     """
 
-    def fits(claims: Mapping[str, str]) -> bool:
-        try:
-            return all(name in versions and contains(claim, versions[name]) for name, claim in claims.items())
-        except ValueError:  # an installed version that is none
-            return False
+    def all_fit(claims: Mapping[str, str]) -> bool:
+        return all(name in versions and fits(claim, versions[name]) for name, claim in claims.items())
 
-    return [
+    said = []
+    if "optimum-quanto" in versions and not _has_setuptools():
+        said.append(WITHOUT_SETUPTOOLS)
+    return said + [
         sentence
         for platform, kinds, claims, sentence in ADVICE
-        if platform in ("", sys.platform) and (kinds is None or kind in kinds) and fits(claims)
+        if platform in ("", sys.platform) and (kinds is None or kind in kinds) and all_fit(claims)
     ]
+
+
+def _has_setuptools() -> bool:
+    try:
+        return "setuptools" in sys.modules or importlib.util.find_spec("setuptools") is not None
+    except Exception:  # a finder of someone else fails: nobody can tell
+        return True

@@ -1,26 +1,42 @@
-"""``check FILE...``: the known defects of pinned versions, without importing or fetching anything."""
+"""``check FILE...``: the known defects of pinned versions, without importing or fetching anything.
+
+It runs on the files of strangers, in CI: it quotes nothing of them but names, versions and lines of the libraries
+that it knows, reads no file outside their project, and ends in one of three ways whatever they hold.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
+from packaging.utils import canonicalize_name
+
+from .. import __version__
+from ..activation import known_ids
 from ..advisories.combinations import of_pins
-from ..advisories.findings import SELF, environment_pins, findings, unknown_releases, upgrades
+from ..advisories.findings import declarations, environment_pins, findings, unknown_releases
+from ..advisories.formats import Report, as_github, as_json, as_sarif, remedy
+from ..advisories.harm import MEANING, harm
+from ..advisories.libraries import SELF
 from ..advisories.pins import Reading, UnreadableInput, read
+from ..advisories.pins.files import FOLLOW, shown
+from ..advisories.upgrades import upgrades
 from ..text import wrapped
 from .terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
 
-    from ..advisories.findings import Finding, Upgrade
+    from ..advisories.findings import Finding
 
 EXIT_CODES = (
     f"0 no known defect, or every one is patched by the {SELF} that the same files pin; 1 a defect is not; "
-    "2 an input that cannot be read, or wrong usage"
+    "2 an input that cannot be read or names no requirement, or wrong usage"
 )
+
+_MARK = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,61 +48,163 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "freeze` on standard input; several are read as one set",
     )
     parser.add_argument("--env", action="store_true", help="what is installed in this environment, too")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="github: annotations of GitHub Actions; sarif: SARIF 2.1.0, for code scanning",
+    )
+    parser.add_argument(
+        "--json", action="store_const", const="json", dest="format", help="the same as --format json"
+    )
+    parser.add_argument("--explain", action="store_true", help="symptom, versions and links of each defect")
+    parser.add_argument(
+        "--quiet", action="store_true", help="as text, nothing but the defects for which the check fails"
+    )
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="ID", help="leave this defect out; repeatable"
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=("unpatched", "any"),
+        default="unpatched",
+        help=f"any: a defect that the pinned {SELF} patches fails, too",
+    )
+    parser.add_argument(
+        "--require-libraries",
+        action="store_true",
+        help="exit with 2 when none of the libraries that have known defects is demanded",
+    )
+    parser.add_argument(
+        FOLLOW,
+        action="store_true",
+        help="read files that are included from outside the project (the repository) of the given one",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what the pins have; the exit code is one of `EXIT_CODES`."""
     if not options.files and not options.env:
-        print(f"{SELF}: name a file to check, - for standard input, or --env", file=sys.stderr)
-        return 2
-    reading = Reading()
+        return _refused(options, "name a file to check, - for standard input, or --env")
+    try:
+        ignored = known_ids(tuple(options.ignore)) if options.ignore else []
+    except ValueError as error:
+        return _refused(options, f"--ignore: {error}")
+    called = ", ".join("standard input" if name == "-" else shown(name) for name in options.files)
+    try:
+        report = examine(options, ignored)
+    except UnreadableInput as error:
+        return _refused(options, str(error))
+    # Whatever happens on the input of a stranger, a traceback would end with the code of "affected".
+    except Exception as error:
+        return _refused(options, f"{called} cannot be read: {type(error).__name__}")
+    if not report.requirements:
+        return _refused(options, f"{called} names no requirement: there is nothing to check")
+    claimed = {canonicalize_name(name) for fix in declarations() for name in fix.claims}
+    absent = not claimed & set(report.pins)
+    if absent and options.require_libraries:
+        return _refused(options, f"{called} demands none of the libraries: {_listed(claimed)}")
+    if options.format == "json":
+        print(json.dumps(as_json(report), indent=2))
+    elif options.format == "sarif":
+        print(json.dumps(as_sarif(report, __version__), indent=2))
+    elif options.format == "github":
+        _say("\n".join(as_github(report)))
+    else:
+        head = (
+            wrapped(f"none of the libraries is demanded here: {_listed(claimed)}")
+            if absent and not options.quiet
+            else []
+        )
+        _say("\n".join([*head, *_lines(report, options, absent)]))
+    return 1 if report.failing else 0
+
+
+def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
+    """What the inputs have.
+
+    Raises:
+        UnreadableInput: one of them cannot be read.
+    """
+    reading = Reading(options.follow_outside)
     if options.env:
         reading.complete = True
         for name, pin in environment_pins().items():
-            reading.add(name, pin)
-    try:
-        read(options.files, reading)
-    except UnreadableInput as error:
-        print(f"{SELF}: {error}", file=sys.stderr)
-        return 2
+            reading.add(None, name, pin)
+    read(options.files, reading)
     pins = reading.pins
-    found = findings(pins, reading.required, reading.complete)
-    then = upgrades(pins, found, reading.complete)
-    notes = [*of_pins(pins), *unknown_releases(pins), *reading.notes]
-    open_ = [finding for finding in found if not finding.patched]
-    if options.json:
-        answer = {
-            "ok": not open_,
-            "pins": pins,
-            "findings": [finding.to_dict() for finding in found],
-            "upgrades": [upgrade.to_dict() for upgrade in then],
-            "notes": notes,
-        }
-        print(json.dumps(answer, indent=2))
-    else:
-        show("\n".join(_lines(found, then, notes)))
-    return 1 if open_ else 0
+    every = findings(pins, reading.required, reading.complete)
+    found = [finding for finding in every if finding.fix.id not in ignored]
+    return Report(
+        found=found,
+        failing=[finding for finding in found if options.fail_on == "any" or not finding.patched],
+        upgrades=upgrades(pins, found, reading.complete),
+        notes=[*of_pins(pins), *unknown_releases(pins), *reading.notes],
+        pins=pins,
+        places=reading.places,
+        requirements=reading.count,
+        ignored=[finding.fix.id for finding in every if finding.fix.id in ignored],
+    )
 
 
-def _lines(found: list[Finding], then: list[Upgrade], notes: list[str]) -> list[str]:
-    lines = []
-    for finding in found:
-        fix = finding.fix
-        lines.append(f"{finding.verdict:<16}{fix.id}")
-        upgrade = f"fixed in {fix.fixed_in}" if fix.fixed_in else "fixed by no release yet"
-        patched = (
-            f"patched by {SELF}, which is pinned here" if finding.patched else f"not patched: add {SELF}"
-        )
-        for text in (fix.title, finding.why, f"{patched}; {upgrade}"):
-            lines += wrapped(text, " " * 16)
-        lines += wrapped(fix.symptom, " " * 16 + "shows as: ", " " * 18)
-    for title, sentences in (("upgrades", [str(upgrade) for upgrade in then]), ("notes", notes)):
+def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[str]:
+    if options.quiet:
+        return [_line(finding) for finding in report.failing]
+    lines: list[str] = []
+    for kind, meaning in MEANING.items():
+        group = [finding for finding in report.found if harm(finding.fix) == kind]
+        if group:
+            lines += ["", meaning] if lines else [meaning]
+        for finding in group:
+            lines.append(_line(finding))
+            lines += _details(finding) if options.explain else []
+    for title, sentences in (
+        ("upgrades", [str(upgrade) for upgrade in report.upgrades]),
+        ("notes", report.notes),
+        ("ignored", report.ignored),
+    ):
         if sentences:
             lines += ["", title]
             for sentence in sentences:
                 lines += wrapped(sentence, "  ", "    ")
-    if not found:
-        return ["no known defect in these versions", *lines]
-    open_ = sum(not finding.patched for finding in found)
-    return [*lines, "", f"{len(found)} known defect{'s' * (len(found) != 1)}, {open_} not patched"]
+    if not report.found:
+        return lines if absent else ["no known defect in these versions", *lines]
+    count = len(report.found)
+    open_ = sum(not finding.patched for finding in report.found)
+    advice = f": add {SELF}" if open_ else ""
+    explain = "" if options.explain else " (--explain says more)"
+    return [
+        *lines,
+        "",
+        f"{count} known defect{'s' * (count != 1)}, {open_} not patched{advice}{explain}",
+    ]
+
+
+def _line(finding: Finding) -> str:
+    mark = "patched" if finding.patched else finding.verdict
+    return f"{mark:<{_MARK}}{finding.fix.id}: {finding.fix.title}"
+
+
+def _details(finding: Finding) -> list[str]:
+    lines: list[str] = []
+    for text in (finding.why, remedy(finding), *finding.fix.upstream):
+        lines += wrapped(text, " " * _MARK)
+    return [*lines, *wrapped(finding.fix.symptom, " " * _MARK + "symptom: ", " " * (_MARK + 2))]
+
+
+def _listed(libraries: Iterable[str]) -> str:
+    return ", ".join(sorted(libraries))
+
+
+def _say(text: str) -> None:
+    """Print, names of files that the output cannot encode escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if text:
+        show(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _refused(options: argparse.Namespace, sentence: str) -> int:
+    if options.format == "github":
+        _say(f"::error::{sentence.replace('%', '%25')}")
+    print(f"{SELF}: {sentence}", file=sys.stderr)
+    return 2

@@ -1,6 +1,28 @@
-"""``disable``: takes `enable` back."""
+"""``disable``: no activation at the start of this environment's interpreter any more."""
 
-from .startup import EXIT_CODES, add_arguments
-from .startup import disable as run
+from __future__ import annotations
 
-__all__ = ["EXIT_CODES", "add_arguments", "run"]
+import importlib.util
+
+from .startup import MODULE, describe, environment, refuse, variable, write_choice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+EXIT_CODES = "0 done; 2 not possible here, with the reason"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Remove the choice that `enable` wrote."""
+    if importlib.util.find_spec(MODULE) is None:
+        return refuse(f"{MODULE} is not installed in {environment()}: there is nothing to disable")
+    fault = write_choice("")
+    if fault:
+        return refuse(f"{fault}; set {variable()}=0 in the environment instead")
+    print(f"activation: {describe()}")
+    return 0

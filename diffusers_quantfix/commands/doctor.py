@@ -8,7 +8,8 @@ import sys
 
 from ..activation import status
 from ..advisories import combinations, machine
-from ..advisories.findings import Upgrade, declarations, environment_pins, findings, upgrades
+from ..advisories.findings import declarations, environment_pins, findings
+from ..advisories.upgrades import Upgrade, upgrades
 from ..engine import board as states
 from ..text import wrapped
 from .importing import importing
@@ -53,7 +54,7 @@ def examine(board: Board) -> dict[str, Any]:
         ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``,
         ``accelerator``, ``activation``, ``problems`` (what is broken now), ``combinations`` (releases that do not fit
         together), ``advice`` (for this machine), ``candidates`` (defects in releases that nobody has claimed),
-        ``patched`` (id -> title), ``upgrades`` (see `advisories.Upgrade`) and ``not_fixed`` (ids of applied fixes that
+        ``patched`` (id -> title), ``upgrades`` (see `advisories.upgrades`) and ``not_fixed`` (ids of applied fixes that
         no release of upstream fixes).  All but the first six and ``patched`` are lists of sentences, ids or upgrades.
     """
     fixed = {fix.id: fix.fixed_in for fix in declarations()}

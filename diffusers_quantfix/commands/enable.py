@@ -1,6 +1,83 @@
 """``enable``: activation at every start of this environment's interpreter."""
 
-from .startup import EXIT_CODES, add_arguments
-from .startup import enable as run
+from __future__ import annotations
 
-__all__ = ["EXIT_CODES", "add_arguments", "run"]
+import importlib.util
+import os
+import subprocess
+import sys
+
+from ..first_library import LIBRARIES
+from .startup import MODULE, describe, environment, read_choice, refuse, variable, write_choice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+EXIT_CODES = "0 done; 2 not possible here, with the reason"
+SITECUSTOMIZE = "write `import diffusers_quantfix` into sitecustomize.py"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Choose activation for this environment, and see in a fresh interpreter that it really happens."""
+    spec = importlib.util.find_spec(MODULE)
+    if spec is None:
+        return refuse(
+            f"{MODULE} is not installed in {environment()}: install diffusers-quantfix with pip or uv, or "
+            f"{SITECUSTOMIZE}"
+        )
+    tool = _tool_of_its_own()
+    if tool and not any(importlib.util.find_spec(library) for library in LIBRARIES):
+        return refuse(
+            f"{sys.prefix} is a private environment of {tool}, and none of the libraries is in it: install "
+            "diffusers-quantfix into the environment of your program, and run `enable` with its Python"
+        )
+    earlier = read_choice()
+    fault = write_choice("on")
+    if fault:
+        return refuse(f"{fault}; set {variable()}=1 in the environment instead")
+    if not _is_active_in_a_fresh_interpreter():
+        write_choice(earlier)
+        return refuse(
+            f"a fresh {sys.executable} does not run the start-up file of {os.path.dirname(spec.origin or '')}: that is "
+            "so for packages found through PYTHONPATH (`pip install --target`), in a zipapp and with `python -S`; "
+            f"nothing was changed. Install diffusers-quantfix into {environment()} itself, or {SITECUSTOMIZE}"
+        )
+    print(f"activation: {describe()}")
+    if tool:
+        print(
+            f"This is a private environment of {tool}: programs of other environments are not activated by it."
+        )
+    return 0
+
+
+def _tool_of_its_own() -> str:
+    """The installer that made this environment for one tool alone ("pipx", "uv tool"); empty otherwise."""
+    for file, name in (("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")):
+        if os.path.isfile(os.path.join(sys.prefix, file)):
+            return name
+    return ""
+
+
+def _is_active_in_a_fresh_interpreter() -> bool:
+    """Whether the start-up file runs there: asking for a library then imports the package."""
+    program = (
+        "import sys, importlib.util; importlib.util.find_spec('diffusers'); "
+        "sys.exit(0 if 'diffusers_quantfix' in sys.modules else 3)"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("DIFFUSERS_QUANTFIX")
+    }
+    try:
+        # "-I" would leave out what PYTHONPATH gives, where the start-up file is not read either.
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0

@@ -29,6 +29,7 @@ class Fix:
             message: regular expressions, or ``file.py:function`` for a frame of a traceback.
         fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
             specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
+        since: the version of this package that first had the fix.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
         options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """
@@ -42,6 +43,7 @@ class Fix:
         "module",
         "options",
         "patterns",
+        "since",
         "symptom",
         "title",
         "upstream",
@@ -59,6 +61,7 @@ class Fix:
         patterns: tuple[str, ...] = (),
         frames: tuple[str, ...] = (),
         fixed_in: str = "",
+        since: str = "0.1.0",
         hot: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -71,5 +74,6 @@ class Fix:
         self.patterns = tuple(patterns)
         self.frames = tuple(frames)
         self.fixed_in = fixed_in
+        self.since = since
         self.hot = hot
         self.options = dict(options or {})

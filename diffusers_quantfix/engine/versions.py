@@ -130,6 +130,14 @@ def is_above(specifier: str, version: str) -> bool:
     return {"<", "<="}.issuperset(_against(specifier, Version(version)))
 
 
+def is_installed(distribution: str, specifier: str) -> bool:
+    """Whether a distribution is installed in a release within a range; False for an unreadable version.
+
+    For fixes whose patch differs between releases that they all claim.
+    """
+    return judge({distribution: specifier}).fits
+
+
 def judge(claims: Mapping[str, str]) -> Verdict:
     """Hold every specifier of a claim against the installed distributions; all must fit."""
     try:

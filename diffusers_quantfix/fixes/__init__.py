@@ -1,7 +1,20 @@
-"""The fixes, one file each, and the list by which the watcher knows them.
+"""The fixes, one file each, and the index by which the watcher knows them.
 
-The list repeats two facts of the declarations, so that a start of the interpreter reads one file instead of all;
-a test holds the two against each other.
+The index repeats two facts of the declarations, so that a start of the interpreter reads one file instead of all;
+a test compares them.
+
+A new fix, in a clone:
+
+1. ``python -m tests.new_fix ID --target MODULE`` writes the line of the index and four stubs, and prints what is to be
+   filled in; ``--help`` says what else it takes.  The tests fail until nothing says FILL IN any more.
+2. The test, ``tests/fixes/test_ID.py``: do what a user does and assert what is right.  It must be red without us:
+   ``python -m pytest tests/fixes/test_ID.py --side bare`` passes when it fails with upstream's own error.
+3. The fix, ``fixes/LIBRARY/NAME.py``: ``broken`` finds the defect in the code that is there, ``patch`` writes through
+   its draft.  ``python -m pytest tests/fixes/test_ID.py`` is green.
+4. The case, ``verify/cases/ID.py``: the same situation for ``python -m diffusers_quantfix verify ID``, without pytest.
+5. The line of CHANGELOG.md: what works now, without versions.
+6. ``python -m tests.upstream --cells all --fixes ID --write`` proves the claimed range, release by release, and writes
+   the generated pages; ``python -m tests.upstream.tables --write`` writes the pages without running anything.
 """
 
 from __future__ import annotations
@@ -14,11 +27,13 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
+    "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
     "bnb-int8-prequantized": ("bitsandbytes.int8_prequantized", "bitsandbytes.nn.modules"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-int8-saved-tiles": ("bitsandbytes.int8_saved_tiles", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
+    "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
     "bnb-param-kwargs": ("bitsandbytes.param_kwargs", "bitsandbytes.nn.modules"),
     "bnb-params-pickle": ("bitsandbytes.params_pickle", "bitsandbytes.nn.modules"),
@@ -41,6 +56,14 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-balanced-lost-component": (
+        "diffusers.balanced_lost_component",
+        "diffusers.pipelines.pipeline_loading_utils",
+    ),
+    "diffusers-balanced-quantized-size": (
+        "diffusers.balanced_quantized_size",
+        "diffusers.pipelines.pipeline_utils",
+    ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
     "diffusers-cpu-only": ("diffusers.cpu_only", "diffusers.quantizers.bitsandbytes.bnb_quantizer"),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
@@ -50,6 +73,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-disk": ("diffusers.group_offload_disk", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-torchao": (
@@ -86,7 +110,9 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
+    "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
     "quanto-int4-cpu": ("quanto.int4_cpu", "optimum.quanto.tensor.weights.qbits"),
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),

@@ -1,1 +1,1 @@
-"""Loading: the device that a checkpoint loads onto, and checkpoints in several files."""
+"""Loading: the device that a checkpoint loads onto, its size there, and checkpoints in several files."""

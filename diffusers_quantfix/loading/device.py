@@ -7,6 +7,8 @@ the next step. torch is imported inside the functions.
 
 from __future__ import annotations
 
+from ..weights.method import method_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -77,17 +79,14 @@ def is_plan(device_map: Any) -> bool:
 
 def quantizes_on_cpu() -> bool:
     """Whether the installed bitsandbytes can quantize on the CPU; before 0.46 it leaves the weights as they are."""
-    from importlib.metadata import version
+    from ..engine.versions import is_installed  # not at the top: it loads importlib.metadata
 
-    from packaging.version import Version
-
-    return Version(version("bitsandbytes")) >= Version("0.46")
+    return is_installed("bitsandbytes", ">=0.46")
 
 
 def is_bitsandbytes(config: Any) -> bool:
     """Whether a quantization config of diffusers or transformers is one for bitsandbytes."""
-    method = getattr(config, "quant_method", None)
-    return getattr(method, "value", method) == "bitsandbytes"
+    return method_of(config) == "bitsandbytes"
 
 
 def _can_load_on_cpu(config: Any, pre_quantized: bool) -> bool:

@@ -10,7 +10,7 @@ from ..text import human
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .tracking import Sample
+    from .samples import Sample
 
 __all__ = ["plot"]
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import re
 
 from ..text import WIDTH, human
+from .samples import peak_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .tracking import Sample, Track
+    from collections.abc import Sequence
+
+    from .samples import Sample
 
 __all__ = ["track_table"]
 
 _COLUMN = 11
-_FIRST, _LAST = 4, 2  # of a long run of calls of one component, so many samples are shown
+# Of a long run of calls of one component, so many samples are shown.
+_FIRST, _LAST = 4, 2
 
 
-def track_table(track: Track) -> str:
+def track_table(subject: str, samples: Sequence[Sample]) -> str:
     """One line per sample: seconds, what happened, and per device the bytes and the peak since the line before."""
-    if not track.samples:
-        return f"{track.subject}: nothing was sampled"
-    devices = [device for device, count in track.peak.items() if count] or list(track.peak)
+    if not samples:
+        return f"{subject}: nothing was sampled"
+    peaks = peak_of(samples)
+    devices = [device for device, count in peaks.items() if count] or list(peaks)
     columns: list[tuple[str, str]] = []
     for device in devices:
         columns.append((device, "allocated"))
@@ -28,8 +33,8 @@ def track_table(track: Track) -> str:
             columns.append((device, "peak"))
     columns = columns[: (WIDTH - 34) // _COLUMN]
     head = "".join(f"{device if kind == 'allocated' else 'peak':>{_COLUMN}}" for device, kind in columns)
-    lines = [track.subject, f"{'seconds':>8}  {'':<24}{head}"]
-    for sample in _condensed(track.samples):
+    lines = [subject, f"{'seconds':>8}  {'':<24}{head}"]
+    for sample in _condensed(samples):
         if isinstance(sample, str):
             lines.append(f"{'':>10}{sample}")
             continue
@@ -37,11 +42,11 @@ def track_table(track: Track) -> str:
             f"{human(getattr(sample, kind).get(device, 0)):>{_COLUMN}}" for device, kind in columns
         )
         lines.append(f"{sample.seconds:>8.2f}  {_short(sample.label):<24}{cells}")
-    peak = ", ".join(f"{human(track.peak[device])} on {device}" for device in devices)
+    peak = ", ".join(f"{human(peaks[device])} on {device}" for device in devices)
     return "\n".join([*lines, f"peak: {peak}" if peak else "peak: no memory"])
 
 
-def _condensed(samples: list[Sample]) -> list[Sample | str]:
+def _condensed(samples: Sequence[Sample]) -> list[Sample | str]:
     shown: list[Sample | str] = []
     run: list[Sample] = []
     for sample in [*samples, None]:

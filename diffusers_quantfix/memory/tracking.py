@@ -5,32 +5,13 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from ..placement.components import accelerators_first, components_of, is_module, readable_name
+from ..placement.components import components_of, is_module, readable_name
+from .samples import Sample, peak_of
 
-__all__ = ["Sample", "Track", "track"]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The memory at one moment.
-
-    Attributes:
-        seconds: since the block began.
-        label: e.g. "start", "transformer begins", "transformer ends", or what `Track.mark` was given.
-        allocated: device -> bytes. For accelerators what torch counts, whoever holds it; for the CPU, and where torch
-            counts nothing, the sum of the components.
-        peak: device -> the most bytes since the sample before; as ``allocated`` where torch counts nothing.
-        components: component -> device -> bytes of its tensors.
-    """
-
-    seconds: float
-    label: str
-    allocated: dict[str, int]
-    peak: dict[str, int]
-    components: dict[str, dict[str, int]]
+__all__ = ["Track", "track"]
 
 
 class Track:
@@ -89,17 +70,13 @@ class Track:
     @property
     def peak(self) -> dict[str, int]:
         """Device -> the most bytes at any time of the block."""
-        most: dict[str, int] = {}
-        for sample in self.samples:
-            for device, count in sample.peak.items():
-                most[device] = max(most.get(device, 0), count)
-        return dict(sorted(most.items(), key=lambda item: accelerators_first(item[0])))
+        return peak_of(self.samples)
 
     def table(self) -> str:
         """One line per sample, at most 80 columns wide."""
         from .track_table import track_table
 
-        return track_table(self)
+        return track_table(self.subject, self.samples)
 
     def plot(self, path: Any) -> None:
         """Draw the memory of the block into a picture file.
@@ -157,7 +134,7 @@ class Track:
     def _sums(self) -> dict[str, dict[str, int]]:
         if not self._components:
             return {}
-        from ..placement.checks import component_bytes
+        from ..placement.counting import component_bytes
 
         return component_bytes(self._components)
 

@@ -13,6 +13,7 @@ import sys
 from contextvars import ContextVar
 
 from ..engine.probe import written_in
+from ..weights.method import method_of
 from . import eight_bit
 
 TYPE_CHECKING = False
@@ -60,9 +61,9 @@ def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..
         finally:
             _casting.reset(token)
         for part in spared:
-            if _method(part) != "bitsandbytes":  # upstream has said it
+            if method_of(part) != "bitsandbytes":  # upstream has said it
                 logger.warning(
-                    f"The module '{type(part).__name__}' has been loaded with `{_method(part)}` and conversion to"
+                    f"The module '{type(part).__name__}' has been loaded with `{method_of(part)}` and conversion to"
                     f" {dtype} is not supported. Module is still in its own precision."
                 )
         return result
@@ -131,9 +132,4 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
 
 def _keeps_dtype(component: Any) -> bool:
     # HQQ casts what it computes in, and its models of transformers know how to.
-    return is_quantized(component) and _method(component) != "hqq"
-
-
-def _method(component: Any) -> str:
-    method = getattr(component, "quantization_method", None)
-    return str(getattr(method, "value", method))
+    return is_quantized(component) and method_of(component) != "hqq"

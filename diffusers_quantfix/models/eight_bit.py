@@ -20,6 +20,7 @@ import sys
 
 from ..offloading.hooks import is_group_offloaded, is_sequentially_offloaded
 from ..weights.companions import companions
+from ..weights.method import method_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def is_8bit(model: Any) -> bool:
     """Whether ``model`` was loaded in 8 bits by bitsandbytes, through diffusers or transformers."""
     if not getattr(model, "is_loaded_in_8bit", False) or not hasattr(model, "parameters"):
         return False
-    method = getattr(model, "quantization_method", None)
-    return getattr(method, "value", method) == "bitsandbytes"
+    return method_of(model) == "bitsandbytes"
 
 
 def can_move(model: Any) -> bool:

@@ -1,11 +1,13 @@
-"""Where every tensor of a model lives, companions included.
+"""Where every tensor of a model is, companions included.
 
-`audit` is the question, `Audit` the answer. The rest is shared with `diffusers_quantfix.memory`: `components` knows
-what a pipeline is, `tensors` walks all that a component holds, `hooks` knows the offload hooks.
+`audit` returns an `Audit` (in `report`), `checks` decides what is misplaced. The rest is shared with
+`diffusers_quantfix.memory`: `components` knows what a pipeline is, `tensors` walks all that a component holds, `hooks`
+knows the offload hooks.
 """
 
 from __future__ import annotations
 
-from .auditing import Audit, Misplaced, MisplacedError, TensorRecord, audit
+from .auditing import audit
+from .report import Audit, Misplaced, MisplacedError, TensorRecord
 
 __all__ = ["Audit", "Misplaced", "MisplacedError", "TensorRecord", "audit"]

@@ -12,7 +12,9 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
+import tempfile
 
 from ..activation import status
 from ..engine.board import WAITING
@@ -45,6 +47,7 @@ def main(results: str, work: str, *ids: str) -> None:
             write(event="ready")
         else:
             write(event="ready", board=_board(ids))
+        _keep_out_of_the_build_folders(work)
         _run(sys.stdin.readline().split(), work, write)
 
 
@@ -70,6 +73,41 @@ def _import_the_libraries(ids: Iterable[str]) -> None:
     for target in _targets(ids):
         with contextlib.suppress(Exception):  # not installed, or broken: the case will say so
             importlib.import_module(target)
+
+
+def _keep_out_of_the_build_folders(work: str) -> None:
+    """Let quanto's extensions be loaded from copies, or not at all, for the time of the cases.
+
+    quanto compiles within its own package. A process that is killed meanwhile (ours has a time limit) leaves a lock
+    there, and every later program waits for it. What is compiled already is copied. Nothing is compiled for a case: it
+    takes longer than all cases together, and no case is about it.
+    """
+    home = "optimum.quanto.library.extensions."
+    for name in [name for name in sys.modules if name.startswith(home)]:
+        extension = getattr(sys.modules[name], "ext", None)
+        if extension is None or getattr(extension, "_lib", None) is not None:
+            continue
+        import torch
+
+        from ..weights.quanto_extension import StandIn
+
+        copy = tempfile.mkdtemp(prefix=f"{extension.name}-", dir=work)
+        if _copied(extension.build_directory, copy, torch.__version__):
+            extension.build_directory = copy
+        else:
+            extension._lib = StandIn(extension.name, "is not compiled for verify")
+
+
+def _copied(folder: str, copy: str, version: str) -> bool:
+    """Copy what was compiled for this torch to its end; False where there is none."""
+    try:
+        with open(os.path.join(folder, "pytorch_version.txt")) as file:
+            if file.read().rstrip() != version or os.path.exists(os.path.join(folder, "lock")):
+                return False
+        shutil.copytree(folder, copy, dirs_exist_ok=True)  # with the times of the files, at which ninja looks
+    except OSError:
+        return False
+    return not os.path.exists(os.path.join(copy, "lock"))
 
 
 def _run(ids: Iterable[str], work: str, write: Callable[..., None]) -> None:

@@ -126,7 +126,7 @@ def test_the_board(three) -> None:
     assert "installed: lib 1.0" in text
     assert "imported to answer: lib.core, lib.second, lib.third" in text
     assert "applied      fix-f" in text
-    assert text.endswith("3 applied")
+    assert "\n\n3 applied\n\n" in text, "the summary comes first"
 
 
 def test_the_board_is_a_snapshot(three) -> None:

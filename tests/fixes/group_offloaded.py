@@ -59,6 +59,27 @@ def net(linear, blocks: int = 2):
     return Net().eval()
 
 
+_says = {"index": True}
+
+
+@pytest.fixture(autouse=True, params=["cuda:0", "cuda"])
+def spelling(request, monkeypatch):
+    """Every test of a module that imports this runs twice: with the index of the device, and as upstream's
+    documentation writes it, ``torch.device("cuda")``."""
+    monkeypatch.setitem(_says, "index", ":" in request.param)
+
+
+def spelled(device):
+    """``device`` as the test says it; without an index it is the current device from then on."""
+    import torch
+
+    device = torch.device(device)
+    if _says["index"] or device.type == "cpu":
+        return device
+    torch.cuda.set_device(device)
+    return torch.device(device.type)
+
+
 def offload(model, device, mode):
     """``apply_group_offloading`` to ``device``; skips where this diffusers has no such option."""
     import torch
@@ -67,9 +88,7 @@ def offload(model, device, mode):
     missing = mode.keys() - inspect.signature(apply_group_offloading).parameters.keys()
     if missing:
         pytest.skip(f"apply_group_offloading has no {', '.join(sorted(missing))} here")
-    apply_group_offloading(
-        model, onload_device=torch.device(device), offload_device=torch.device("cpu"), **mode
-    )
+    apply_group_offloading(model, onload_device=spelled(device), offload_device=torch.device("cpu"), **mode)
 
 
 def stop(model) -> None:
@@ -101,6 +120,58 @@ def assert_works(gpu, device, build, run, mode) -> None:
     for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
         assert torch.equal(run(model), expected)
         assert_left(gpu, device, before)
+    for part in (0.3, 0.6, 0.9):
+        interrupt(lambda: run(model), part)
+        for _ in range(2):
+            assert torch.equal(run(model), expected), f"after an interruption at {part} of a pass"
+            assert_left(gpu, device, before)
+
+
+def assert_works_in_every_mode(gpu, device, build, run, mode, made_in_inference_mode=False) -> None:
+    """The same when `torch.inference_mode` comes and goes between the passes, and ``run`` computes no gradients."""
+    import torch
+
+    expected = run(build())
+    before = gpu.allocated(device)
+    with torch.inference_mode(made_in_inference_mode):
+        model = build()
+        offload(model, device, mode)
+    for inference in (True, False, True, False):
+        with torch.inference_mode(inference):
+            output = run(model)
+        assert torch.equal(output, expected), f"in inference mode: {inference}"
+        assert_left(gpu, device, before)
+
+
+class Interrupted(Exception):
+    """Raised in the middle of a pass, as Ctrl-C and a lack of memory are."""
+
+
+def interrupt(run, part: float) -> None:
+    """Call ``run()`` and raise at ``part`` of its operations, copies between devices among them.
+
+    It is called once before, to count them.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        def __init__(self, last: int):
+            super().__init__()
+            self.seen, self.last = 0, last
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            if self.seen == self.last:
+                raise Interrupted
+            return func(*args, **(kwargs or {}))
+
+    with Count(0) as count:
+        run()
+    last = max(1, int(part * count.seen))
+    # Not always Interrupted: safetensors raises an error of its own in its place.
+    with pytest.raises(Exception), Count(last) as count:  # noqa: B017
+        run()
+    assert count.seen == last, "it was raised, and nothing ran after it"
 
 
 def assert_left(gpu, device, before: int) -> None:

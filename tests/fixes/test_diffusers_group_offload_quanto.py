@@ -13,11 +13,13 @@ from tests.fixes.group_offloaded import (
     STREAM,
     assert_left,
     assert_works,
+    assert_works_in_every_mode,
     modes,
     net,
     offload,
     stop,
 )
+from tests.fixes.group_offloaded import spelling as spelling
 from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
@@ -149,18 +151,19 @@ def test_int4_in_bfloat16_which_is_packed_for_the_kernel_of_the_device(gpu, mode
 
 
 @pytest.mark.parametrize("weights", ["qint8", "qfloat8"])
+@pytest.mark.parametrize("made_in_it", [False, True], ids=["", "made in it"])
 @modes("leaf", "leaf-stream", "block-low")
-def test_in_inference_mode(gpu, weights, mode):
+def test_in_inference_mode_and_out_of_it(gpu, weights, mode, made_in_it):
     """Not int4: its plain layers cannot run in inference mode, offloaded or not."""
     device = gpu.devices[0]
-    expected = run(build(weights, device), device)
-    model = build(weights, "cpu")
-    offload(model, device, mode)
-    for _ in range(2):
-        with torch.inference_mode():
-            output = run(model, device)
-        assert torch.equal(output, expected)
-    assert torch.equal(run(model, device), expected), "and out of it again"
+    assert_works_in_every_mode(
+        gpu,
+        device,
+        lambda: build(weights, "cpu").to(device),
+        lambda model: run(model, device),
+        mode,
+        made_in_it,
+    )
 
 
 @pytest.mark.parametrize("level", [LEAF, BLOCK | STREAM], ids=["leaf", "block-stream"])

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes.group_offloaded import FEATURES, SHOWS, modes, net, offload, stop
+from tests.fixes.group_offloaded import (
+    FEATURES,
+    SHOWS,
+    assert_left,
+    assert_works_in_every_mode,
+    interrupt,
+    modes,
+    net,
+    offload,
+    stop,
+)
+from tests.fixes.group_offloaded import spelling as spelling
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
@@ -68,10 +79,21 @@ def assert_works(gpu, device, weights, mode):
     before = gpu.allocated(device)
     model = build(weights, "cpu")
     offload(model, device, mode)
-    for _ in range(3):
-        assert torch.equal(run(model, device), expected)
-        left = gpu.allocated(device) - before
-        assert left == 0, f"{left} bytes stayed on {device}"
+    for part in (0, 0, 0.3, 0.6, 0.9):
+        if part:
+            interrupt(lambda: run(model, device), part)
+        for _ in range(2):
+            assert torch.equal(run(model, device), expected)
+            assert_left(gpu, device, before)
+
+
+@weights
+@modes("leaf", "leaf-stream", "block-low")
+def test_in_inference_mode_and_out_of_it(gpu, weights, mode):
+    device = gpu.devices[0]
+    assert_works_in_every_mode(
+        gpu, device, lambda: build(weights, device), lambda model: run(model, device), mode
+    )
 
 
 @weights

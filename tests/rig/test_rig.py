@@ -117,6 +117,18 @@ def test_mixed_devices_in_an_index_raise(rig_devices):
         torch.zeros(2, device=first)[torch.tensor([0], device=other)]
 
 
+def test_views_in_inference_mode(second):
+    """Of a normal tensor they are normal ones, whose changes are counted; of one that was made there they are not."""
+    normal = torch.zeros(2, 3, device=second)
+    with torch.inference_mode():
+        views = [normal.t(), normal.view(6), normal[1:], normal.detach()]
+        made_here = torch.zeros(2, 3, device=second)
+        assert made_here.t().is_inference()
+    assert not any(view.is_inference() for view in views)
+    views[1].add_(1)
+    assert normal.sum() == 6 and normal._version == 1
+
+
 def test_views_and_in_place_operations_write_through(second):
     x = torch.zeros(4, 4, device=second)
     x[1] += 1

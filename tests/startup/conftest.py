@@ -57,12 +57,20 @@ def checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return _built("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return _built("sdist", tmp_path_factory.mktemp("sdist"))
+
+
+def _built(kind: str, folder: pathlib.Path) -> pathlib.Path:
     for name in ("build", "hatchling"):
-        pytest.importorskip(name, reason="the test extra is not installed: no wheel to build")
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+        pytest.importorskip(name, reason=f"the test extra is not installed: no {kind} to build")
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", folder, ROOT]
     checked(subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False))
-    (built,) = folder.glob("*.whl")
+    (built,) = folder.iterdir()
     return built
 
 

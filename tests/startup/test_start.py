@@ -37,7 +37,7 @@ def test_it_is_inert_until_chosen(environment: Environment):
 def test_status_says_how_it_is_activated(environment: Environment):
     def sentence(**variables: str) -> str:
         said = checked(environment.run("-m", "diffusers_quantfix", "status", **variables)).stdout
-        return said.splitlines()[-1]
+        return " ".join(said.partition("activation: ")[2].split())
 
     assert "only where it is imported" in sentence()
     assert "DIFFUSERS_QUANTFIX_AUTO=1" in sentence(DIFFUSERS_QUANTFIX_AUTO="1")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import tarfile
 import zipfile
 
 from packaging.requirements import Requirement
 
-from tests.startup.conftest import Environment, checked
+from tests.startup.conftest import ROOT, Environment, checked
 
 
 def test_the_wheel_holds_the_package_and_the_start_up_files(wheel: pathlib.Path):
@@ -18,6 +19,25 @@ def test_the_wheel_holds_the_package_and_the_start_up_files(wheel: pathlib.Path)
     assert tops == {"diffusers_quantfix", *startup}
     assert "diffusers_quantfix/py.typed" in names
     assert not any(name.startswith("diffusers_quantfix/startup") for name in names)
+
+
+def test_the_licence_is_in_the_wheel_and_in_the_source_archive(wheel: pathlib.Path, sdist: pathlib.Path):
+    text = (ROOT / "diffusers_quantfix" / "LICENSE").read_bytes()
+    assert text.lstrip().startswith(b"Apache License\n") and b"END OF TERMS AND CONDITIONS" in text
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(
+            next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        ).decode()
+        (name,) = (name for name in archive.namelist() if ".dist-info/licenses/" in name)
+        assert archive.read(name) == text
+    assert "License-Expression: Apache-2.0\nLicense-File: diffusers_quantfix/LICENSE\n" in metadata
+    with tarfile.open(sdist) as archive:
+        top = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+        member = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/diffusers_quantfix/LICENSE")
+        assert member is not None and member.read() == text
+    assert top - {".gitignore", "PKG-INFO"} == {
+        "pyproject.toml", "diffusers_quantfix", "tests", "CHANGELOG.md", "README.md",
+    }  # fmt: skip
 
 
 def test_only_small_packages_are_required(wheel: pathlib.Path):

@@ -1,4 +1,4 @@
-"""Makes the picture of the README: what ``pipe.to("cpu")`` of an 8-bit pipeline frees, without the package and with it.
+"""Draws the picture of tests/benchmarks: what ``pipe.to("cpu")`` of an 8-bit pipeline frees, without us and with us.
 
     python -m tests.tools.memory_picture memory.png
 

@@ -1,4 +1,4 @@
-"""`audit`: every tensor is found and counted once, and what lies wrong is named."""
+"""`audit`: every tensor is found and counted once, and what is misplaced is named."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_components_may_be_missing_or_a_dict():
     pipeline = models.flux_pipeline()
     audit = qf.audit(pipeline)
     assert audit.components["vae"] == "None"
-    assert "not there: " in str(audit)
+    assert "set to None: " in str(audit)
     again = qf.audit({"transformer": pipeline.transformer, "vae": None, "scheduler": pipeline.scheduler})
     assert again.bytes == audit.bytes
     assert qf.audit({}).ok

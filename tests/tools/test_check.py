@@ -9,7 +9,8 @@ import sys
 import pytest
 from packaging.version import Version
 
-from diffusers_quantfix.advisories.findings import AFFECTED, MAYBE, findings, table, upgrades
+from diffusers_quantfix.advisories.findings import AFFECTED, MAYBE, findings, table
+from diffusers_quantfix.advisories.upgrades import upgrades
 
 CODE = "bnb-quant-state-code"  # bitsandbytes >=0.43.0,<0.45.3
 
@@ -52,7 +53,7 @@ def test_a_defect_that_is_patched_by_the_same_file_is_listed_and_no_failure():
     assert patched.returncode == 0
     assert found["ok"]
     assert next(f for f in found["findings"] if f["id"] == CODE)["patched"]
-    clean = check("-", stdin="numpy==2.0\n")
+    clean = check("-", stdin="bitsandbytes==0.42.0\n")
     assert (clean.returncode, clean.stdout.strip()) == (0, "no known defect in these versions")
 
 
@@ -71,7 +72,7 @@ def test_a_defect_that_is_patched_by_the_same_file_is_listed_and_no_failure():
 def test_only_a_release_of_ours_that_has_the_fix_patches_it(ours, patched):
     done = check("-", stdin=f"bitsandbytes==0.45.2\n{ours}\n")
     assert done.returncode == (0 if patched else 1)
-    assert ("which is pinned here" in done.stdout) == patched
+    assert any(line.startswith("patched  ") for line in done.stdout.splitlines()) == patched
 
 
 UV_LOCK = """version = 1
@@ -95,6 +96,7 @@ POETRY = '[tool.poetry.dependencies]\nbitsandbytes = "{}"\n'
         ("pyproject.toml", POETRY.format("<0.42 || ^0.45"), 1, MAYBE),
         ("pyproject.toml", POETRY.format("0.40.0 || 0.41.0"), 0, None),
         ("r.txt", "bitsandbytes===foo\n", 1, MAYBE),
+        ("uv.lock", UV_LOCK.format("foo", "foo"), 1, MAYBE),
         ("r.txt", "numpy===foo\n", 0, None),
     ],
 )
@@ -150,10 +152,9 @@ def test_the_smallest_upgrade_of_each_library():
     assert not set(found["bitsandbytes 0.45.3"].brings) & {finding.fix.id for finding in findings(pins)}
     shown = check("-", stdin="bitsandbytes==0.45.2\n").stdout
     assert "bitsandbytes 0.45.3 fixes bnb-quant-state-code" in shown
-    assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_releases_that_only_heal_together():
+def test_releases_that_only_fix_together():
     """Inside the claim, which cannot say "or": diffusers-8bit-model-gate."""
 
     def said(diffusers: str, bitsandbytes: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -42,11 +41,12 @@ sdists/wrapt-2.0.0.tar.gz
 
 def test_a_requirements_file(tmp_path):
     (tmp_path / "more.txt").write_text("-c limits.txt\n-r requirements.txt\naccelerate>=1.0\n")
-    (tmp_path / "limits.txt").write_text("accelerate<1.7\nnumpy<3\n")
+    (tmp_path / "limits.txt").write_text("accelerate<1.7\npackaging<30\nnumpy<3\n")
     found = reading_of(tmp_path, "requirements.txt", REQUIREMENTS)
     assert found.pins == {
         "accelerate": "<1.7,>=1.0",
-        "numpy": "<3",
+        "packaging": "<30",
+        "torchao": "==0.9.0",
         "bitsandbytes": "==0.45.2",
         "diffusers": "==0.33.1",
         "transformers": "==4.51.3",
@@ -54,12 +54,12 @@ def test_a_requirements_file(tmp_path):
         "torch": "==2.6.0+cu124",
         "gguf": "==0.10.0",
         "optimum-quanto": "",
-        "torchao": "==0.9.0",
         "wrapt": "==2.0.0",
     }
-    assert found.required == set(found.pins) - {"numpy"}, "a constraint demands nothing"
+    assert found.required == set(found.pins) - {"packaging"}, "a constraint demands nothing"
     (note,) = found.notes
-    assert "line 9 was left out" in note and "accelerate==0.1" in note
+    assert note.endswith("requirements.txt, line 9: accelerate was left out, its marker is false here")
+    assert found.count == 14, "numpy, what was left out and what has no advisory included"
     assert not found.complete
 
 
@@ -69,42 +69,65 @@ def test_a_comment_begins_after_any_white_space(tmp_path, space):
     assert found.pins == {"bitsandbytes": "==0.45.2"}
 
 
-def test_variables_of_the_environment_as_pip_reads_them(tmp_path, monkeypatch):
+def test_variables_of_the_environment_in_paths_as_pip_reads_them(tmp_path, monkeypatch):
     monkeypatch.setenv("QF_FOLDER_1", "sub")
-    monkeypatch.setenv("QF_PIN", "==0.45.2")
     monkeypatch.setenv("qf_lower", "sub")
     monkeypatch.setenv("QF_EMPTY", "")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "x.txt").write_text("diffusers==0.33.1\n")
-    text = "-r ${QF_FOLDER_1}/x.txt\nbitsandbytes${QF_PIN}\n"
+    text = "-r ${QF_FOLDER_1}/x.txt\nbitsandbytes==0.45.2\n"
     assert reading_of(tmp_path, "requirements.txt", text).pins == {
         "diffusers": "==0.33.1",
         "bitsandbytes": "==0.45.2",
     }
     for written in ("${qf_lower}/x.txt", "$QF_FOLDER_1/x.txt", "${QF_EMPTY}sub/x.txt", "${QF_UNSET}/x.txt"):
-        with pytest.raises(UnreadableInput, match=f"line 1: .*{re.escape(written)}: No such file"):
+        with pytest.raises(UnreadableInput, match="line 1: the file that it includes: No such file"):
             reading_of(tmp_path, "requirements.txt", f"-r {written}\n")
+
+
+def test_a_version_in_a_variable_is_not_read(tmp_path, monkeypatch):
+    """A stranger's line may put any variable behind the name of a library, and versions are printed."""
+    monkeypatch.setenv("QF_SECRET", "0.45.2+hunter2")
+    text = "bitsandbytes==${QF_SECRET}\ntorch===${QF_SECRET} ; python_version >= '3'\n"
+    found = reading_of(tmp_path, "requirements.txt", text)
+    assert found.pins == {"bitsandbytes": "", "torch": ""}
+    assert [note.partition(": ")[2] for note in found.notes] == [
+        "the version of bitsandbytes is a variable, which is not read",
+        "the version of torch cannot be compared",
+    ]
+
+
+def test_a_marker_is_not_compared_with_the_environment(tmp_path, monkeypatch):
+    """A hundred thousand such lines would tell a secret bit by bit."""
+    monkeypatch.setenv("QF_SECRET", "hunter2")
+    for other in ("hunter2", "other"):
+        found = reading_of(tmp_path, "r.txt", f"torch==1 ; '${{QF_SECRET}}' == '{other}'\n")
+        assert (found.pins, found.notes) == ({"torch": "==1"}, [])
 
 
 @pytest.mark.parametrize(
     "line",
-    ["-r ${QF_SECRET}/x.txt", "-r https://${QF_SECRET}/x.txt", "]${QF_SECRET}[", "torch==${QF_SECRET}"],
+    [
+        "-r ${QF_SECRET}/x.txt",
+        "-r https://${QF_SECRET}/x.txt",
+        "]${QF_SECRET}[",
+        "${QF_SECRET}",
+        "-c ${QF_SECRET}",
+    ],
 )
 def test_the_value_of_a_variable_is_not_told(tmp_path, monkeypatch, line):
     monkeypatch.setenv("QF_SECRET", "hunter2")
     with pytest.raises(UnreadableInput) as raised:
         reading_of(tmp_path, "requirements.txt", line)
-    assert "${QF_SECRET}" in str(raised.value) and "hunter2" not in str(raised.value)
+    assert "line 1" in str(raised.value) and "hunter2" not in str(raised.value)
 
 
 def test_nor_is_it_in_a_note(tmp_path, monkeypatch):
     monkeypatch.setenv("QF_SECRET", "hunter2")
-    text = (
-        "https://${QF_SECRET}/x\n./${QF_SECRET}\n-e ${QF_SECRET}\ntorch==1 ; sys_platform == '${QF_SECRET}'\n"
-    )
+    text = "https://${QF_SECRET}/x\n./${QF_SECRET}\n-e ${QF_SECRET}\ntorch==${QF_SECRET}\n"
     notes = reading_of(tmp_path, "requirements.txt", text).notes
     assert len(notes) == 4
-    assert all("${QF_SECRET}" in note and "hunter2" not in note for note in notes)
+    assert not any("hunter2" in note for note in notes)
 
 
 def test_a_closed_standard_input_is_said(monkeypatch):
@@ -154,8 +177,11 @@ other = ["torchao"]
 """
     (tmp_path / "pyproject.toml").write_text(text)
     found = reading_of(tmp_path, "r.txt", "-e .[quant]\n-e ./nowhere\n")
-    assert found.pins == {"app": "==1.2", "diffusers": "==0.33.1", "bitsandbytes": "==0.45.2"}
-    assert ["nowhere has no pyproject.toml" in note for note in found.notes] == [True]
+    assert found.pins == {"diffusers": "==0.33.1", "bitsandbytes": "==0.45.2"}
+    assert [
+        note.endswith("r.txt, line 2: the folder has no pyproject.toml; what it demands is not known")
+        for note in found.notes
+    ] == [True]
 
 
 @pytest.mark.parametrize(
@@ -165,23 +191,27 @@ other = ["torchao"]
         (
             "a.txt",
             "fine \\\n --hash=x\nbitsandbytes=0.45\n",
-            "a.txt, line 3: 'bitsandbytes=0.45' is no requirement",
+            "a.txt, line 3 is no requirement \\(it begins with bitsandbytes\\)",
         ),
-        ("b.txt", "-r nowhere.txt\n", "b.txt, line 1.*nowhere.txt: No such file"),
+        ("b.txt", "-r nowhere.txt\n", "b.txt, line 1: the file that it includes: No such file"),
         ("b.txt", "numpy\n-r https://example.invalid/r.txt\n", "b.txt, line 2.*nothing is fetched"),
-        ("c.toml", "[project\n", "c.toml.*line 1"),
+        ("c.toml", "[project\n", "c.toml is no TOML \\(at line 1"),
         ("uv.lock", 'package = "x"\n', "no \\[\\[package\\]\\] tables"),
         ("uv.lock", "version = 1\n", "no \\[\\[package\\]\\] tables"),
-        ("d.toml", '[project]\ndependencies = [\n"a b c"]\n', "d.toml, line 3: 'a b c' is no requirement"),
+        ("d.toml", '[project]\ndependencies = [\n"a b c"]\n', "d.toml, line 3 is no requirement$"),
         ("e.toml", '[project]\ndependencies = "numpy"\n', "project.dependencies is no list"),
-        ("e.toml", "[project]\ndependencies = [3]\n", "project.dependencies holds 3"),
+        (
+            "e.toml",
+            "[project]\ndependencies = [3]\n",
+            "project.dependencies holds something that is no requirement",
+        ),
         ("e.toml", 'project = "x"\n', "project is no table"),
         (
             "f.toml",
             '[tool.poetry.dependencies]\nnumpy = "1"\ntorch = "^x"\n',
-            "f.toml, line 3: '\\^x' is no constraint",
+            "f.toml, line 3 is no constraint of poetry",
         ),
-        ("f.toml", "[tool.poetry.dependencies]\ntorch = 2\n", "f.toml, line 2: torch = 2 is no constraint"),
+        ("f.toml", "[tool.poetry.dependencies]\ntorch = 2\n", "f.toml, line 2 is no constraint of poetry"),
         (
             "f.toml",
             '[tool.poetry.dependencies]\ntorch = {version = "1", python = "^x"}\n',
@@ -195,10 +225,14 @@ other = ["torchao"]
         (
             "poetry.lock",
             '[[package]]\nname = "torch"\nmarkers = 3\n',
-            "poetry.lock, line 1: the marker of torch cannot be understood",
+            "poetry.lock, line 1 has a marker that is none",
         ),
         ("environment.yml", "name: x\n", "of a kind that is not read; what is read: requirements"),
         ("Pipfile.lock", "{}", "of a kind that is not read"),
+        ("uv.lock", "[[package]]\nversion = '1'\n", "uv.lock, line 1 is a package without a name"),
+        ("g.txt", b"torch==1\0\n", "no text: it has NUL"),
+        ("g.txt", "torch==1".encode("utf-32"), "no text: it has NUL"),
+        ("g.txt", b"\xff\xfet", "no UTF-8 text"),
         ("g.txt", b"\xff\xff\x00", "no UTF-8 text"),
     ],
 )
@@ -223,6 +257,10 @@ def test_ranges_meet_or_not():
     assert overlap("!=1.5", ">=1.4,<=1.6")
     assert not overlap("<1.0", ">=1.0")
     assert not overlap("==1.5", "!=1.5")
+    assert overlap(">1.2.3.4", "<1.2.3.6") and not overlap(">1.2.3", "<1.2.4")
+    assert overlap(">1!1.0", "<1!2") and not overlap(">1!1.0", "<2")
+    assert overlap(">1.0rc1", "<1.0")
+    assert not overlap(">1.0", "<=1.0")
     assert overlap("===weird", "") and not overlap("===weird", ">=1")
 
 
@@ -241,6 +279,13 @@ def test_demands_hold_together_or_leave_a_choice():
         (">=1,<2", ">=1.9", "perhaps"),
         (">=1,<2", "==1.5 || ==2.0", "perhaps"),
         (">=1,<2", "==1.5 || ==1.6", "yes"),
+        (">=1,<2", ">=1.1,<2", "yes"),
+        (">=1,<=2", ">=1,<=2", "yes"),
+        (">=1,<2", ">=1.1,<=2", "perhaps"),
+        (">=1,<2", ">=2", ""),
+        (">=1", "~=1.2.3", "yes"),
+        ("~=1.2", ">=1.2,<2", "perhaps"),
+        ("!=1.5", ">=1,<2", "perhaps"),
         ("", "", "yes"),
         (">=1", "===weird", "perhaps"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from diffusers_quantfix.advisories import quanto
@@ -9,7 +12,7 @@ from diffusers_quantfix.fixes import DISTRIBUTIONS, OPTIONS
 
 
 @pytest.mark.parametrize(
-    ("platform", "kind", "quanto", "diffusers", "words"),
+    ("platform", "kind", "version", "diffusers", "words"),
     [
         (
             "win32",
@@ -30,12 +33,41 @@ from diffusers_quantfix.fixes import DISTRIBUTIONS, OPTIONS
         ("linux", "", "unreadable", "0.42.1", []),
     ],
 )
-def test_what_is_said_where(monkeypatch, platform, kind, quanto, diffusers, words) -> None:
+def test_what_is_said_where(monkeypatch, platform, kind, version, diffusers, words) -> None:
     monkeypatch.setattr(quanto.sys, "platform", platform)
-    said = quanto.advice({"optimum-quanto": quanto, "diffusers": diffusers, "torch": "2.13.0"}, kind)
+    said = quanto.advice({"optimum-quanto": version, "diffusers": diffusers, "torch": "2.13.0"}, kind)
     assert len(said) == len(words)
     for sentence, word in zip(said, words, strict=True):
         assert word in sentence and not sentence.endswith(".")
+
+
+def test_without_setuptools(tmp_path) -> None:
+    """The very error of the import, and the doctor's sentence, in a process that finds no setuptools."""
+    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed", exc_type=ImportError)
+    program = """
+import sys, types
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "setuptools":
+            raise ModuleNotFoundError("No module named 'setuptools'", name="setuptools")
+sys.meta_path.insert(0, Hidden())
+import importlib.util
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "setuptools" else find_spec(name, *rest)
+from diffusers_quantfix.advisories import quanto
+print(*quanto.advice({"optimum-quanto": "0.2.7"}, ""), sep="\\n")
+try:
+    import optimum.quanto
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
+    )
+    sentence, error = done.stdout.splitlines()
+    assert "install setuptools" in sentence and error in sentence, done.stderr[-2000:]
+    assert not any("setuptools" in said for said in quanto.advice({"optimum-quanto": "0.2.7"}, ""))
+    assert not any("setuptools" in said for said in quanto.advice({"torch": "2.5.1"}, ""))
 
 
 def test_nothing_without_quanto() -> None:

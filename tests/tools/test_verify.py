@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import resource
 import subprocess
@@ -10,9 +9,7 @@ import sys
 
 import pytest
 
-from diffusers_quantfix.fixes import INDEX
 from diffusers_quantfix.verify import report, run, side, verify
-from diffusers_quantfix.verify.child import case_module
 
 ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
 
@@ -194,11 +191,6 @@ def test_an_unknown_id_is_one_sentence():
     assert "no fix is called 'no-such-fix'" in done.stderr
 
 
-@pytest.mark.parametrize("fix_id", sorted(INDEX))
-def test_every_fix_has_a_case(fix_id):
-    assert callable(importlib.import_module(case_module(fix_id)).case)
-
-
 def test_every_defect_that_applies_here_is_patched():
     """The main job, as a user runs it; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")
@@ -222,3 +214,42 @@ def test_every_defect_that_applies_here_is_patched():
     for line in found["fixes"]:
         if line["verdict"] == report.PATCHED:
             assert line["before"] and line["after"] and line["before"] != line["after"]
+
+
+KEEP_OUT = """
+import os, sys, diffusers_quantfix
+from diffusers_quantfix.verify import child
+from optimum.quanto.library.extensions import cpp
+import torch
+cpp.ext.build_directory, cpp.ext._lib = sys.argv[1], None
+child._keep_out_of_the_build_folders(sys.argv[2])
+print(type(cpp.ext._lib).__name__, cpp.ext.build_directory != sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "StandIn False"),
+        (("quanto_cpp.so", "pytorch_version.txt"), "NoneType True"),
+        (("quanto_cpp.so", "pytorch_version.txt", "lock"), "StandIn False"),
+        (("quanto_cpp.so",), "StandIn False"),
+    ],
+)
+def test_nothing_is_compiled_in_the_users_environment(tmp_path, files, said):
+    """A case that is killed while quanto compiles would leave a lock there. What was compiled before is copied."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed", exc_type=ImportError)
+    folder, work = tmp_path / "build", tmp_path / "work"
+    folder.mkdir()
+    work.mkdir()
+    for name in files:
+        (folder / name).write_text(torch.__version__)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KEEP_OUT, str(folder), str(work)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == said, done.stderr[-2000:]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(files)

@@ -11,62 +11,77 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from . import newest
+from . import newest, results, tables
 from .cells import Cell, read
 from .edges import loose
 from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
 from .report import Progress, summary
-from .run_cell import blank, declarations, previous, run_cell, stop
+from .run_cell import blank, declarations, previous, relevant, run_cell, stop
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for; 0 when every cell is good."""
     options = _parser().parse_args(arguments)
     table = read()
+    fixes = tuple(options.fixes)
     try:
         find_uv()
+        if unknown := sorted(set(fixes) - set(declarations())):
+            raise ValueError(f"no fix is called {', '.join(unknown)}")
         if options.add:
-            return newest.run(options.add, table, options.folder)
-        cells = table.select(options.cells)
+            return newest.run(options.add, table, options.folder, options.write)
+        cells = [cell for cell in table.select(options.cells) if relevant(cell, fixes)]
     except (ValueError, CannotInstall) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        results = run(cells, options.folder, options.jobs, options.fresh, options.cells == ["ci"])
+        quick = options.cells == ["ci"]
+        ran = run(cells, options.folder, options.jobs, options.fresh, quick, fixes)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with the cells that are not done", file=sys.stderr)
         return 130
     too_wide = []
     if {cell.name for cell in table.cells} <= {cell.name for cell in cells}:
-        pairs = list(zip(cells, results, strict=True))
+        pairs = list(zip(cells, ran, strict=True))
         for fix_id, said in declarations().items():
+            if fixes and fix_id not in fixes:
+                continue
             too_wide += [f"{fix_id}: {line}" for line in loose(said["claims"], fix_id, table.releases, pairs)]
-    print(summary(results, too_wide))
+    if options.write:
+        results.save(results.merged(results.load(), ran, declarations(), table))
+        tables.write()
+    print(summary(ran, too_wide))
     took = f"{time.monotonic() - began:.0f} s with {options.jobs} at a time"
     print(f"{took}; results and logs in {options.folder}")
-    return int(bool(too_wide) or any(result["failures"] for result in results))
+    return int(bool(too_wide) or any(result["failures"] for result in ran))
 
 
-def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool, quick: bool = False) -> list[dict[str, Any]]:
+def run(
+    cells: list[Cell],
+    folder: Path,
+    jobs: int,
+    fresh: bool,
+    quick: bool = False,
+    fixes: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:
     """The results of these cells, in their order; those of an interrupted run are taken over unless ``fresh``.
 
-    ``quick`` keeps to the tests that prove a defect.
+    ``quick`` keeps to the tests that prove a defect, ``fixes`` to those of some fixes.
     """
     progress = Progress(len(cells))
-    results: dict[str, dict[str, Any]] = {}
+    finished: dict[str, dict[str, Any]] = {}
 
     def one(cell: Cell) -> tuple[dict[str, Any], bool]:
         # A second driver on the same cell waits, and then finds the result of the first.
         with locked(folder / "locks" / f"{cell.name}.lock"):
-            found = None if fresh else previous(folder, cell, quick)
+            found = None if fresh else previous(folder, cell, quick, fixes)
             if found is not None and not found["failures"]:
                 return found, True
             try:
-                return run_cell(
-                    cell, folder, lambda name: progress.phase(cell.name, name), quick=quick
-                ), False
+                phase = lambda name: progress.phase(cell.name, name)  # noqa: E731
+                return run_cell(cell, folder, phase, quick=quick, fixes=fixes), False
             except Exception as error:  # the other cells go on, and this one is not good
                 said = f"the driver failed: {type(error).__name__}: {error}"
                 return blank(cell, folder) | {"failures": [said]}, False
@@ -75,7 +90,7 @@ def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool, quick: bool = F
     try:
         for future in as_completed([pool.submit(one, cell) for cell in cells]):
             result, reused = future.result()
-            results[result["cell"]] = result
+            finished[result["cell"]] = result
             progress.finished(result, reused)
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -84,7 +99,7 @@ def run(cells: list[Cell], folder: Path, jobs: int, fresh: bool, quick: bool = F
     finally:
         progress.close()
         pool.shutdown(cancel_futures=True)
-    return [results[cell.name] for cell in cells]
+    return [finished[cell.name] for cell in cells]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--add", nargs="+", metavar="NAME=RELEASE",
         help="try new releases, e.g. diffusers=0.43.0 bitsandbytes=latest; what is not named is the newest",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fixes", nargs="+", default=(), metavar="ID", help="with --cells: run only the test files of these fixes"
+    )  # fmt: skip
+    parser.add_argument(
+        "--write", action="store_true",
+        help="write what was seen into results.json and the generated pages; with --add also the set, and every claim "
+        "that the new releases decide",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="cells at a time (default 2)"

@@ -1,20 +1,30 @@
 """``--add``: a release set that is not in the table yet, and what became of every fix in it.
 
 What is named is pinned, everything else is the newest that the registry and each other's requirements allow.
+
+With ``--write`` the set and its releases are written into `cells.toml`, every claim that the set decides is extended or
+closed in the source of its fix, and the set runs again, now with these claims: a claim that is extended must then be
+red without us and green with us, one that is closed idle; otherwise its edit is taken back and reported.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from diffusers_quantfix.fixes import INDEX
+
+from . import cells, claims, results, tables
 from .cells import MAIN, Cell, Table, digest
+from .edges import uncovered
 from .environments import resolve
 from .report import Progress, summary
-from .run_cell import run_cell
-from .verdict import FAILED, Run, Verdict, box, judge
+from .run_cell import ROOT, declarations, run_cell
+from .verdict import FAILED, HEALTHY, PATCHED, Run, Verdict, box, judge
 
 RETIRED = "retired"
 APPLIES = "still applies"
@@ -31,6 +41,8 @@ def wanted(words: list[str], table: Table) -> Cell:
         ValueError: a word is not NAME=RELEASE.
     """
     pins = {"torch": table.torch, **table.shared, **dict.fromkeys(MAIN, "")}
+    # What the newest set has beside the four: without it the fixes that need it would not be asked.
+    pins |= dict.fromkeys(_last(table).extra, "")
     # peft is released in step with the newest transformers; an old pin would hold the others back.
     pins["peft"] = ""
     for word in words:
@@ -97,22 +109,125 @@ def assess(
     return verdict
 
 
-def run(words: list[str], table: Table, folder: Path) -> int:
-    """Build the set, run everything, say what is new; 1 when something drifted or failed."""
+def run(words: list[str], table: Table, folder: Path, write: bool = False) -> int:
+    """Build the set, run everything, print what is new; 1 when something drifted or failed.
+
+    Args:
+        words: NAME=RELEASE, of the libraries that are not to be the newest.
+        table: the sets that are known.
+        folder: where environments, logs and results are kept.
+        write: write down what was found, see the docstring of this module.
+    """
     cell = wanted(words, table)
     log = folder / "logs" / cell.name / "resolve.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    releases = resolve(
-        cell, log
-    )  # pinned from here on, so that tomorrow's newest gets an environment of its own
+    # pinned from here on, so that tomorrow's newest gets an environment of its own
+    releases = resolve(cell, log)
     cell = replace(cell, pins={name: releases.get(name, release) for name, release in cell.pins.items()})
+    result = _run(cell, folder, assess=assess, try_candidates=True, quick=write)
+    print(report(result, table))
+    if not write or "installed" not in result:
+        return int(bool(result["failures"]))
+    return _write(cell, result, table, folder)
+
+
+def _run(cell: Cell, folder: Path, **how: Any) -> dict[str, Any]:
     progress = Progress(1)
-    result = run_cell(cell, folder, lambda name: progress.phase(cell.name, name), assess, try_candidates=True)
+    result = run_cell(cell, folder, lambda name: progress.phase(cell.name, name), **how)
     progress.finished(result, reused=False)
     progress.close()
     print(summary([result]))
-    print(report(result, table))
-    return int(bool(result["failures"]))
+    return result
+
+
+def _write(cell: Cell, result: dict[str, Any], table: Table, folder: Path) -> int:
+    """Write the set and the claims that it decides, and prove them; 1 when something is left to a person."""
+    said, by_hand, changes = declarations(), {}, []
+    for fix_id, found in result["fixes"].items():
+        change, why = claims.decide(fix_id, said[fix_id], found, cell.pins, table)
+        if change:
+            changes.append(change)
+        elif why or found.get("news") in (DRIFTED, RETIRED):
+            by_hand[fix_id] = why or found["todo"]
+    before = {change.fix_id: claims.source(change.fix_id, ROOT).read_text("utf-8") for change in changes}
+    for change in changes:
+        try:
+            _put(change.fix_id, claims.edited(before[change.fix_id], change))
+        except ValueError as error:
+            by_hand[change.fix_id] = f"write {change.text} yourself: {error}"
+    table, cell = _with_set(cell, table)
+    # The tests of all fixes, the deep ones too, on the set as it is pinned from now on.
+    proof = _run(cell, folder)
+    kept = []
+    for change in changes:
+        if change.fix_id in by_hand:
+            continue
+        state = proof["fixes"].get(change.fix_id, {}).get("state")
+        if state == (HEALTHY if change.fixed_in else PATCHED):
+            kept.append(change)
+            continue
+        _put(change.fix_id, before[change.fix_id])
+        by_hand[change.fix_id] = f"{change.text} was not confirmed: its state with that claim is {state}"
+    for fix_id in by_hand:  # what was seen of it belongs to another claim
+        if fix_id in proof["fixes"]:
+            proof["fixes"][fix_id]["state"] = FAILED
+    said = declarations()
+    results.save(results.merged(results.load(), [proof], said, table))
+    tables.write()
+    for fix_id, fix in said.items():
+        if lacks := uncovered(fix["claims"], fix["fixed_in"], table.releases, table.every):
+            by_hand.setdefault(fix_id, "; ".join(lacks))
+    print(written(kept, by_hand, cell, bool(proof["failures"])))
+    return int(bool(by_hand or proof["failures"]))
+
+
+def _put(fix_id: str, text: str) -> None:
+    """Write the source of a fix, and read its declaration again."""
+    claims.source(fix_id, ROOT).write_text(text, encoding="utf-8")
+    importlib.invalidate_caches()
+    module = sys.modules.get(f"diffusers_quantfix.fixes.{INDEX[fix_id][0]}")
+    if module is not None:
+        importlib.reload(module)
+
+
+def _with_set(cell: Cell, table: Table) -> tuple[Table, Cell]:
+    """The table with this set in it, written down, and the set under its name there."""
+    same = [known for known in table.cells if known.pins == cell.pins]
+    lines = [] if same else row(cell.pins, table)
+    new = {
+        name: release
+        for name, release in cell.pins.items()
+        if name in table.releases and release not in table.releases[name]
+    }
+    text = cells.TABLE.read_text(encoding="utf-8")
+    cells.TABLE.write_text(claims.with_set(text, lines, new), encoding="utf-8")
+    table = cells.read()
+    name = same[0].name if same else lines[1].split('"')[1]
+    return table, next(known for known in table.cells if known.name == name)
+
+
+def written(kept: list[claims.Change], by_hand: dict[str, str], cell: Cell, failed: bool) -> str:
+    """What was written, and what a person must decide."""
+    lines = ["", f"written: set {cell.name} ({cell.title}), the claims below, the generated pages"]
+    if failed:
+        again = f"python -m tests.upstream --cells {cell.name} --write"
+        lines.append(f"not written: its results, since its run has failures; when they are solved: {again}")
+    for kind, some in (
+        ("extended", [change for change in kept if not change.fixed_in]),
+        ("closed", [change for change in kept if change.fixed_in]),
+    ):
+        if some:
+            lines += ["", f"{kind}:", *(f"  {change.fix_id}: {change.text}" for change in some)]
+    if any(change.fixed_in for change in kept):
+        lines += ["", "Name the release in the docstring (Upstream:) of what was closed."]
+    if by_hand:
+        lines += ["", "left to you:", *(f"  {fix_id}: {why}" for fix_id, why in sorted(by_hand.items()))]
+    return "\n".join(lines)
+
+
+def _last(table: Table) -> Cell:
+    """The newest set of the table."""
+    return max((cell for cell in table.cells if cell.name.startswith("D")), key=lambda cell: cell.name)
 
 
 def report(result: dict[str, Any], table: Table) -> str:
@@ -130,7 +245,12 @@ def report(result: dict[str, Any], table: Table) -> str:
     ]
     installed = {name.lower(): release for name, release in result.get("installed", {}).items()}
     if installed:
-        lines += ["", "The row for tests/upstream/cells.toml:", "", *row(installed, table)]
+        lines += [
+            "",
+            "The row for tests/upstream/cells.toml (`--write` adds it):",
+            "",
+            *row(installed, table),
+        ]
         unknown = {
             name: installed[name] for name in MAIN if installed[name] not in table.releases.get(name, ())
         }
@@ -147,9 +267,11 @@ def row(installed: dict[str, str], table: Table) -> list[str]:
     """The lines of a cell with these releases."""
     taken = {cell.name for cell in table.cells}
     name = next(f"D{number:02}" for number in range(1, 1000) if f"D{number:02}" not in taken)
-    lines = ["[[cell]]", f'name = "{name}"', *(f'{library} = "{installed[library]}"' for library in MAIN)]
+    more = [library for library in _last(table).extra if library in installed]
+    lines = ["[[cell]]", f'name = "{name}"']
+    lines += [f'{library} = "{installed[library]}"' for library in (*MAIN, *more)]
     for library, release in table.shared.items():
         if library == "peft" and installed.get(library, release) != release:
             lines.append(f'{library} = "{installed[library]}"')
     same = [cell.name for cell in table.cells if all(cell.pins[n] == installed[n] for n in MAIN)]
-    return [*lines, f"(the same releases as {same[0]})"] if same else lines
+    return [*lines, f"# the same releases as {same[0]}"] if same else lines

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 # What a result depends on.  Not the demonstrations, the documentation, or the driver's own tests.
 _SOURCES = ("diffusers_quantfix", "tests/fixes", "tests/rig", "tests/conftest.py", "tests/gate.py", "tests/sides.py",
             "tests/upstream/plugin.py", "tests/upstream/inspect_fixes.py", "tests/upstream/verdict.py")  # fmt: skip
-_APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md")
+_APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md", "diffusers_quantfix/FIXES.md")
 PHASE_TIMEOUT = 900.0
 _running: set[subprocess.Popen[bytes]] = set()
 _stopping = threading.Event()
@@ -56,49 +56,56 @@ def declarations() -> dict[str, dict[str, Any]]:
     return said
 
 
-def declared_key() -> str:
-    """A hash of the ids, claims and targets: what the compatibility table is about."""
-    return digest({fix_id: [said["claims"], said["fixed_in"], said["module"]]
-                   for fix_id, said in declarations().items()})  # fmt: skip
-
-
-def relevant(cell: Cell) -> list[str]:
-    """The fixes that a cell is asked about: all, or those that need nothing but the one distribution."""
+def relevant(cell: Cell, fixes: tuple[str, ...] = ()) -> list[str]:
+    """The fixes that a cell is asked about: all or the named ones; on a range those that need nothing else."""
+    ids = sorted(fixes or INDEX)
     if not cell.alone:
-        return sorted(INDEX)
-    return [fix_id for fix_id, said in declarations().items() if set(said["claims"]) == {cell.alone}]
+        return ids
+    said = declarations()
+    return [fix_id for fix_id in ids if set(said[fix_id]["claims"]) == {cell.alone}]
 
 
-def test_paths(ids: list[str], alone: str, root: Path = ROOT) -> list[str]:
-    """The test files to run: all of tests/fixes, or for a range those that are named after its fixes."""
+def test_paths(ids: list[str], alone: str, root: Path = ROOT, fixes: tuple[str, ...] = ()) -> list[str]:
+    """The test files to run: all of tests/fixes, for a range those that are named after its fixes.
+
+    With ``fixes`` only those with a mark of one of them.
+    """
     files = sorted((root / "tests/fixes").glob("test_*.py"))
-    names = tuple(f"test_{fix_id.replace('-', '_')}" for fix_id in ids)
-    return [file.relative_to(root).as_posix() for file in files if not alone or file.stem.startswith(names)]
+    if fixes:
+        marks = tuple(f'"{fix_id}"' for fix_id in ids)
+        files = [file for file in files if any(mark in file.read_text(encoding="utf-8") for mark in marks)]
+    elif alone:
+        names = tuple(f"test_{fix_id.replace('-', '_')}" for fix_id in ids)
+        files = [file for file in files if file.stem.startswith(names)]
+    return [file.relative_to(root).as_posix() for file in files]
 
 
-def result_file(folder: Path, cell: Cell) -> Path:
-    return folder / "results" / f"{cell.name}.json"
+def result_file(folder: Path, cell: Cell, fixes: tuple[str, ...] = ()) -> Path:
+    some = f"-{digest(sorted(fixes))[:6]}" if fixes else ""
+    return folder / "results" / f"{cell.name}{some}.json"
 
 
-def result_key(cell: Cell, quick: bool) -> str:
-    """What a result depends on: the pins, the sources, and whether only the proofs of defects ran."""
-    return digest([cell.key, sources_key(), "quick" if quick else "all"])
+def result_key(cell: Cell, quick: bool, fixes: tuple[str, ...] = ()) -> str:
+    """What a result depends on: the pins, the sources, whether only the proofs of defects ran, and of which fixes."""
+    return digest([cell.key, sources_key(), "quick" if quick else "all", *sorted(fixes)])
 
 
-def previous(folder: Path, cell: Cell, quick: bool = False) -> dict[str, Any] | None:
+def previous(
+    folder: Path, cell: Cell, quick: bool = False, fixes: tuple[str, ...] = ()
+) -> dict[str, Any] | None:
     """The result of an earlier run over the same pins and sources; a full one serves a quick run as well."""
     try:
-        result = json.loads(result_file(folder, cell).read_text(encoding="utf-8"))
+        result = json.loads(result_file(folder, cell, fixes).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    good = {result_key(cell, False)} | ({result_key(cell, True)} if quick else set())
+    good = {result_key(cell, False, fixes)} | ({result_key(cell, True, fixes)} if quick else set())
     return result if result.get("key") in good else None
 
 
 def blank(cell: Cell, folder: Path) -> dict[str, Any]:
     """A result in which nothing has run yet."""
     return {
-        "cell": cell.name, "pins": cell.pins, "alone": cell.alone, "declared": "", "failures": [], "fixes": {},
+        "cell": cell.name, "pins": cell.pins, "alone": cell.alone, "failures": [], "fixes": {},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "skips": [], "counts": {}, "seconds": {},
         "logs": str(folder / "logs" / cell.name),
     }  # fmt: skip
@@ -111,8 +118,9 @@ def run_cell(
     assess: Callable[..., Verdict] = judge,
     try_candidates: bool = False,
     quick: bool = False,
+    fixes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Run everything of one cell and keep its result.
+    """Run one cell and keep its result.
 
     Args:
         cell: the release set.
@@ -122,11 +130,13 @@ def run_cell(
         try_candidates: patch also where the probe says broken outside of a claim.
         quick: only the tests that prove a defect.  Those that are marked thorough run on no cell, but with the
             README's test command on the newest set.
+        fixes: only the test files of these; empty for all.
     """
     logs = folder / "logs" / cell.name
     logs.mkdir(parents=True, exist_ok=True)
-    key = result_key(cell, quick)
-    result = blank(cell, folder) | {"declared": declared_key()}
+    key = result_key(cell, quick, fixes)
+    path = result_file(folder, cell, fixes)
+    result = blank(cell, folder)
     began = time.monotonic()
     log = logs / "install.log"
     log.write_text("")
@@ -134,13 +144,13 @@ def run_cell(
     try:
         environment = prepare(cell, folder, log)
     except CannotInstall as error:
-        return _keep(folder, cell, result | {"failures": [str(error)]})
+        return _keep(path, result | {"failures": [str(error)]})
     result["seconds"]["install"] = round(time.monotonic() - began, 1)
-    ids = relevant(cell)
+    ids = relevant(cell, fixes)
     report = logs / "inspect.json"
     report.unlink(missing_ok=True)
     flags = ["--try-candidates"] if try_candidates else []
-    paths = test_paths(ids, cell.alone)
+    paths = test_paths(ids, cell.alone, fixes=fixes)
     runs: dict[str, Run] = {}
     for side in ("bare", "patched"):
         phase(side)
@@ -161,14 +171,13 @@ def run_cell(
         failures=([f"inspect: {died}"] if died else []) + verdict.failures,
         fixes=verdict.fixes, skips=verdict.skips, counts=verdict.counts, installed=_freeze(environment),
     )  # fmt: skip
-    if result_key(cell, quick) == key:  # else the sources changed under way: do not resume from it
+    if result_key(cell, quick, fixes) == key:  # else the sources changed under way: do not resume from it
         result["key"] = key
     result["seconds"]["all"] = round(time.monotonic() - began, 1)
-    return _keep(folder, cell, result)
+    return _keep(path, result)
 
 
-def _keep(folder: Path, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    path = result_file(folder, cell)
+def _keep(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
     unfinished.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.advisories.findings import AFFECTED, findings, table, upgrades
-from tests.upstream import tables
+from diffusers_quantfix.advisories.findings import AFFECTED, findings, table
+from diffusers_quantfix.advisories.upgrades import upgrades
+from tests.upstream import results
 from tests.upstream.cells import Cell, read
+from tests.upstream.run_cell import declarations
 from tests.upstream.verdict import APPLIED, HEALTHY, PATCHED
 
 # Pins that only the code can tell from affected ones: the probe says healthy inside the claim.
@@ -14,17 +16,11 @@ ONLY_THE_PROBE_KNOWS: set[tuple[str, str]] = set()
 
 
 def seen() -> dict[str, dict[str, str]]:
-    """The grid of the compatibility page: cell -> fix -> sign; sets that were not run are left out."""
+    """The committed results that are about today's declarations: cell -> fix -> state."""
     grid: dict[str, dict[str, str]] = {}
-    heads: list[str] = []
-    for line in tables.PAGE.read_text(encoding="utf-8").splitlines():
-        row = [cell.strip() for cell in line.strip("|").split("|")]
-        if row[0] == "fix":
-            heads = row[1:] if row[1] in {cell.name for cell in read().cells} else []
-        elif heads and len(row) == len(heads) + 1 and set(row[0]) - {"-"}:
-            for head, sign in zip(heads, row[1:], strict=True):
-                if sign != "?":
-                    grid.setdefault(head, {})[row[0]] = sign
+    for fix_id, row in results.valid(results.load(), declarations(), read()).items():
+        for name, found in row.items():
+            grid.setdefault(name, {})[fix_id] = found.state
     return grid
 
 
@@ -41,23 +37,23 @@ def pins_of(cell: Cell) -> dict[str, str]:
 )
 def test_what_was_seen_is_what_is_said(cell: Cell):
     said = {finding.fix.id: finding.verdict for finding in findings(pins_of(cell))}
-    for fix_id, sign in SEEN[cell.name].items():
+    for fix_id, state in SEEN[cell.name].items():
         if fix_id not in KNOWN:
             continue
-        if sign in (tables.SIGNS[PATCHED], tables.SIGNS[APPLIED]):
+        if state in (PATCHED, APPLIED):
             assert said.get(fix_id) == AFFECTED, f"{fix_id} showed in {cell.name} and is not listed"
-        elif sign == tables.SIGNS[HEALTHY] and (fix_id, cell.name) not in ONLY_THE_PROBE_KNOWS:
+        elif state == HEALTHY and (fix_id, cell.name) not in ONLY_THE_PROBE_KNOWS:
             assert fix_id not in said, f"{fix_id} did not show in {cell.name} and is listed"
 
 
 def test_no_defect_was_seen_where_upstream_is_said_to_have_fixed_it():
     cells = {cell.name: cell for cell in read().cells}
-    for name, signs in SEEN.items():
-        pins = pins_of(cells[name])
+    for name, cell in cells.items():
+        pins, states = pins_of(cell), SEEN.get(name, {})
         for upgrade in upgrades(pins, findings(pins)):
             later = {**pins, **{name: f"=={version}" for name, version in upgrade.releases.items()}}
             assert not {finding.fix.id for finding in findings(later)} & set(upgrade.fixes)
-        shown = {fix_id for fix_id, sign in signs.items() if sign == tables.SIGNS[PATCHED]}
+        shown = {fix_id for fix_id, state in states.items() if state == PATCHED}
         for row in table():
             if row["fixed_in"] and row["id"] in shown:
                 releases = (release.split() for release in row["fixed_in"].split(" with "))
@@ -65,6 +61,7 @@ def test_no_defect_was_seen_where_upstream_is_said_to_have_fixed_it():
                 assert row["id"] not in {finding.fix.id for finding in fixed}
 
 
-def test_the_page_has_enough_to_test_against():
-    assert len(SEEN) >= 13
-    assert sum(len(signs) for signs in SEEN.values()) >= 13 * 20
+def test_there_are_enough_results_to_test_against():
+    sets = [SEEN[cell.name] for cell in read().cells if cell.name in SEEN]
+    assert len(sets) >= 13
+    assert sum(map(len, sets)) >= 13 * 20

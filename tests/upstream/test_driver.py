@@ -27,7 +27,7 @@ def result(cell=CELL.name, failures=(), state="patched", **more):
     return {
         "cell": cell, "pins": CELL.pins, "failures": list(failures), "seconds": {"all": 12.0}, "skips": [],
         "counts": {"passed": 3, "failed": len(failures), "skipped": 0}, "logs": "logs",
-        "fixes": {"a-fix": {"state": state, "why": "said so"}}, "date": "2026-11-21", "declared": "d", **more,
+        "fixes": {"a-fix": {"state": state, "why": "said so"}}, "date": "2026-11-21", **more,
     }  # fmt: skip
 
 
@@ -39,10 +39,10 @@ def counted(monkeypatch, tmp_path):
     """Runs of cells, replaced by a note in a list."""
     calls = []
 
-    def fake(cell, folder, phase, quick):
+    def fake(cell, folder, phase, quick, fixes):
         calls.append(cell.name)
-        made = result(cell.name, key=run_cell.result_key(cell, quick))
-        return run_cell._keep(folder, cell, made)
+        made = result(cell.name, key=run_cell.result_key(cell, quick, fixes))
+        return run_cell._keep(run_cell.result_file(folder, cell, fixes), made)
 
     monkeypatch.setattr(driver, "run_cell", fake)
     return calls
@@ -83,11 +83,41 @@ def test_a_quick_result_does_not_serve_a_full_run_but_the_other_way_round_it_doe
     assert len(counted) == 2
 
 
+def test_a_run_of_some_fixes_stands_beside_the_full_one(counted, tmp_path):
+    driver.run([CELL], tmp_path, jobs=1, fresh=False)
+    for fixes in (("b",), ("a", "b"), ("b", "a")):
+        driver.run([CELL], tmp_path, jobs=1, fresh=False, fixes=fixes)
+    assert len(counted) == 3, "the order of the names is nothing new"
+    driver.run([CELL], tmp_path, jobs=1, fresh=False)
+    assert len(counted) == 3
+
+
+def test_what_was_seen_is_written_when_asked(counted, monkeypatch, tmp_path):
+    written = []
+    monkeypatch.setattr(environments, "find_uv", lambda: ["uv"])
+    monkeypatch.setattr(driver, "find_uv", lambda: ["uv"])
+    monkeypatch.setattr(driver.results, "load", dict)
+    monkeypatch.setattr(driver.results, "save", lambda found: written.append(found))
+    monkeypatch.setattr(driver.tables, "write", lambda: written.append("pages"))
+    monkeypatch.setattr(
+        driver, "run_cell",
+        lambda cell, folder, phase, quick, fixes: result(cell.name, pins=cell.pins)
+        | {"fixes": {fixes[0]: {"state": "patched", "why": ""}}},
+    )  # fmt: skip
+    asked = ["--cells", "D04", "--fixes", "bnb-quant-state-code", "--folder", str(tmp_path)]
+    assert driver.main(asked) == 0 and not written
+    assert driver.main([*asked, "--write", "--fresh"]) == 0
+    found, pages = written
+    assert found["bnb-quant-state-code"]["D04"].state == "patched" and pages == "pages"
+    assert sum(map(len, found.values())) == 1
+    assert driver.main(["--cells", "D04", "--fixes", "no-such-fix", "--folder", str(tmp_path)]) == 2
+
+
 def test_a_fault_of_the_driver_is_a_failure_of_its_cell_and_the_others_go_on(counted, monkeypatch, tmp_path):
     made = driver.run_cell
 
-    def run(cell, folder, phase, quick):
-        return made(cell, folder, phase, quick) if cell.name == "D04" else 1 / 0
+    def run(cell, folder, phase, quick, fixes):
+        return made(cell, folder, phase, quick, fixes) if cell.name == "D04" else 1 / 0
 
     monkeypatch.setattr(driver, "run_cell", run)
     bad, good = driver.run([Cell("D03", "3.11", {}), CELL], tmp_path, jobs=1, fresh=False)
@@ -107,6 +137,7 @@ def test_results_depend_on_fixes_and_their_tests_but_not_on_documentation(tmp_pa
     before = run_cell.sources_key(tmp_path)
     (tmp_path / "diffusers_quantfix/verify/a.py").write_text("2")
     (tmp_path / "diffusers_quantfix/COMPATIBILITY.md").write_text("2")
+    (tmp_path / "diffusers_quantfix/FIXES.md").write_text("2")
     assert run_cell.sources_key(tmp_path) == before
     (tmp_path / "tests/fixes/test_a.py").write_text("2")
     assert run_cell.sources_key(tmp_path) != before
@@ -118,14 +149,16 @@ def test_the_exit_status(counted, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(driver, "find_uv", lambda: ["uv"])
     assert driver.main(["--cells", "D04", *place]) == 0
     assert driver.main(["--cells", "D99", *place]) == 2
-    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase, quick: result(cell.name, ["one"]))
+    monkeypatch.setattr(
+        driver, "run_cell", lambda cell, folder, phase, quick, fixes: result(cell.name, ["one"])
+    )
     assert driver.main(["--cells", "D05", *place]) == 1
     # With every cell there, the sides of each claim are looked at too.
-    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase, quick: result(cell.name))
+    monkeypatch.setattr(driver, "run_cell", lambda cell, folder, phase, quick, fixes: result(cell.name))
     monkeypatch.setattr(driver, "declarations", lambda: {"a-fix": {"claims": {"bitsandbytes": "<=0.50.2"}}})
     assert driver.main(["--cells", "all", "--fresh", *place]) == 0
     monkeypatch.setattr(
-        driver, "run_cell", lambda cell, folder, phase, quick: result(cell.name, state="healthy")
+        driver, "run_cell", lambda cell, folder, phase, quick, fixes: result(cell.name, state="healthy")
     )
     assert driver.main(["--cells", "all", "--fresh", *place]) == 1
     assert "a-fix: its claim on bitsandbytes is too wide" in capsys.readouterr().out
@@ -142,6 +175,8 @@ def test_a_range_runs_the_tests_of_its_fixes_only(tmp_path):
     ]
     assert run_cell.test_paths(["bnb-a"], "bitsandbytes", tmp_path) == everything[:2]
     assert run_cell.test_paths(["bnb-a"], "", tmp_path) == everything
+    (tmp_path / "tests/fixes/test_diffusers_b.py").write_text('@pytest.mark.defect("bnb-a", shows="x")')
+    assert run_cell.test_paths(["bnb-a"], "", tmp_path, fixes=("bnb-a",)) == everything[2:]
 
 
 # ---------------------------------------------------------------- environments

@@ -1,84 +1,106 @@
-"""The tables of the documentation: how they are made, how a stale one is told, and that they say what is declared."""
+"""The generated pages and the committed results: how they are made, what makes them stale, that they are up to date."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.upstream import tables
+from tests.upstream import results, tables
 from tests.upstream.cells import read
-from tests.upstream.run_cell import declarations, declared_key
+from tests.upstream.run_cell import declarations
+from tests.upstream.verdict import APPLIED, HEALTHY, NOT_APPLICABLE, PATCHED
 
 SAID = {"a-fix": {"claims": {"bitsandbytes": ">=0.43.0,<0.45.3"}, "fixed_in": "bitsandbytes 0.45.3", "module": "m",
                   "title": "t", "symptom": "RuntimeError: a | b", "upstream":
                   ["https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527"]}}  # fmt: skip
 
 
-def test_the_table_of_fixes():
-    line = tables.fixes_table(SAID).splitlines()[-1]
+def ran(cell, state=PATCHED, **more):
+    return {"cell": cell.name, "pins": cell.pins, "date": "2026-11-21", "failures": [],
+            "fixes": {"a-fix": {"state": state}}, **more}  # fmt: skip
+
+
+def signs(text, fix_id="a-fix"):
+    row = next(line for line in text.splitlines() if line.startswith(f"| {fix_id} |"))
+    return [sign.strip() for sign in row.split("|")[2:-1]]
+
+
+def test_the_page_of_fixes():
+    line = tables.fixes_page(SAID).splitlines()[-1]
     assert line == (
         "| `a-fix` | RuntimeError: a \\| b | [bitsandbytes#1527](https://github.com/bitsandbytes-foundation/"
         "bitsandbytes/issues/1527) | bitsandbytes >=0.43.0, &lt;0.45.3 | bitsandbytes 0.45.3 |"
     )
 
 
-def test_a_stale_readme_is_told():
-    readme = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-    with pytest.raises(tables.Stale, match="stale"):
-        tables.check_readme(readme, tables.fixes_table(SAID))
-    new = tables.with_fixes(readme, tables.fixes_table(SAID))
-    tables.check_readme(new, tables.fixes_table(SAID))
-    assert new.startswith("before\n") and new.endswith("\nafter\n")
-    with pytest.raises(tables.Stale, match="fixes:begin"):
-        tables.check_readme("no markers", "")
+def test_a_stale_page_is_reported(tmp_path):
+    path = tmp_path / "PAGE.md"
+    with pytest.raises(tables.Stale, match=r"PAGE.md is stale; run python -m tests.upstream.tables --write"):
+        tables.check(path, "text")
+    path.write_text("other")
+    with pytest.raises(tables.Stale):
+        tables.check(path, "text")
+    path.write_text("text")
+    tables.check(path, "text")
 
 
-def test_a_stale_page_is_told():
+def test_results_are_shown_and_what_was_not_run_is_not_known():
     table = read()
-    results = {
-        cell.name: {
-            "pins": cell.pins, "date": "2026-11-21", "declared": "d", "failures": [],
-            "fixes": {"a-fix": {"state": "patched"}},
-        }
-        for cell in table.every
-    }  # fmt: skip
-    text = tables.page(results, "d", table, ["a-fix"])
-    tables.check_page(text, "d", table)
-    assert "| a-fix | **M** |" in text and "2026-11-21" in text and "Every bitsandbytes on its own" in text
-    with pytest.raises(tables.Stale, match="other declarations or cells"):
-        tables.check_page(text, "another", table)
-    for name, change, says in (
-        ("D04", None, "no result for D04"),
-        ("D05", {"declared": "older"}, "no result for D05"),
-        ("D05", {"failures": ["one"]}, "failures in D05"),
-    ):
-        changed = {cell: found for cell, found in results.items() if cell != name or change}
-        if change:
-            changed[name] = results[name] | change
-        with pytest.raises(tables.Stale, match=says):
-            tables.page(changed, "d", table, ["a-fix"])
+    states = (PATCHED, APPLIED, HEALTHY, NOT_APPLICABLE)
+    some = [ran(cell, state) for cell, state in zip(table.cells, states, strict=False)]
+    found = results.merged({}, some, SAID, table)
+    text = tables.compatibility_page(found, SAID, table)
+    assert signs(text) == ["**P**", "A", "h", "-", *["?"] * (len(table.cells) - 4)]
+    assert "Tests ran 2026-11-21, " in text and "## Every bitsandbytes on its own" in text
+    assert "Tests ran: none yet" in tables.compatibility_page({}, SAID, table)
 
 
-def test_a_set_that_was_not_run_says_so():
+def test_a_claim_that_changes_makes_its_own_results_stale_and_only_where_its_answer_changes():
     table = read()
-    ran = {
-        "pins": {},
-        "date": "2026-11-21",
-        "declared": "d",
-        "failures": [],
-        "fixes": {"a-fix": {"state": "patched"}},
-    }
-    results = {cell.name: ran for cell in table.cells if cell.ci}
-    text = tables.page(results, "d", table, ["a-fix"])
-    (row,) = (line for line in text.splitlines() if line.startswith("| a-fix |"))
-    signs = [cell.strip() for cell in row.split("|")[2:-1]]
-    assert signs == ["**M**" if cell.ci else "?" for cell in table.cells]
-    assert "on their own were not run" in text
+    said = {"a-fix": SAID["a-fix"], "b-fix": SAID["a-fix"]}
+    both = {"a-fix": {"state": PATCHED}, "b-fix": {"state": PATCHED}}
+    found = results.merged({}, [ran(cell, fixes=both) for cell in table.every], said, table)
+    narrower = said | {"a-fix": said["a-fix"] | {"claims": {"bitsandbytes": ">=0.43.0,<0.45.2"}}}
+    text = tables.compatibility_page(found, narrower, table)
+    concerned = [cell.pins["bitsandbytes"] == "0.45.2" for cell in table.cells]
+    assert any(concerned)
+    assert signs(text) == ["?" if hit else "**P**" for hit in concerned]
+    assert set(signs(text, "b-fix")) == {"**P**"}
+    moved = said | {"a-fix": said["a-fix"] | {"module": "elsewhere"}}
+    assert set(signs(tables.compatibility_page(found, moved, table))) == {"?"}
+    # What is stale is dropped at the next write, and the results of another run stand beside the rest.
+    again = results.merged(found, [ran(table.cells[0], HEALTHY)], narrower, table)
+    assert len(again["a-fix"]) == len(table.every) - sum(
+        cell.pins["bitsandbytes"] == "0.45.2" for cell in table.every
+    )
+    assert again["a-fix"][table.cells[0].name].state == HEALTHY
+    assert again["b-fix"] == found["b-fix"]
 
 
-def test_the_table_of_fixes_in_the_readme_is_not_stale():
-    tables.check_readme(tables.README.read_text(encoding="utf-8"), tables.fixes_table(declarations()))
+def test_a_run_with_failures_or_other_pins_proves_nothing():
+    table = read()
+    cell = table.cells[0]
+    for more in ({"failures": ["one"]}, {"pins": {}}, {"cell": "elsewhere"}):
+        assert results.merged({}, [ran(cell) | more], SAID, table) == {"a-fix": {}}
+    assert results.merged({}, [ran(cell, "failed")], SAID, table) == {"a-fix": {}}
+    assert results.merged({}, [ran(cell, fixes={"gone": {"state": PATCHED}})], SAID, table) == {"a-fix": {}}
 
 
-def test_the_compatibility_page_is_not_stale():
-    text = tables.PAGE.read_text(encoding="utf-8") if tables.PAGE.exists() else ""
-    tables.check_page(text, declared_key(), read())
+def test_results_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "results.json"
+    table = read()
+    assert results.load(path) == {}
+    found = results.merged({}, [ran(cell) for cell in table.cells], SAID, table)
+    results.save(found, path)
+    assert results.load(path) == found
+    assert len(path.read_text().splitlines()) == len(SAID) + 2, "one line per fix"
+
+
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda path: path.name)
+def test_a_page_is_not_stale(page):
+    tables.check(page, tables.pages()[page])
+
+
+def test_every_fix_stands_on_both_pages():
+    for page in tables.pages():
+        text = page.read_text(encoding="utf-8")
+        assert not [fix_id for fix_id in declarations() if f"| {fix_id} |" not in text.replace("`", "")], page

@@ -67,7 +67,7 @@ class Verdict:
     """What became of every fix in one cell.
 
     Attributes:
-        fixes: id -> ``state``, ``why``, ``gate``, ``probe``, ``claim``, ``slots``.
+        fixes: id -> ``state``, ``why``, ``claim``, ``probe``, ``patch``, ``slots``.
         failures: one sentence each; a cell without any is good.
         skips: tests that could not run: ``side``, ``test``, ``reason``.
         counts: how many tests passed, failed and were skipped, both sides together.
@@ -117,6 +117,7 @@ def judge(
             "why": "; ".join(faults) or why,
             "claim": report["claim"],
             "probe": report["probe"],
+            "patch": report["patch"],
             "slots": report["slots"],
         }
     return Verdict(fixes, failures, skips, counts)

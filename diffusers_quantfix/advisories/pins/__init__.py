@@ -7,11 +7,11 @@ Markers are evaluated for the running interpreter.
 from __future__ import annotations
 
 import os
-import sys
 
+from .files import UnreadableInput, shown
 from .lock import read_lock
 from .project import read_project
-from .reading import KINDS, Reading, UnreadableInput, decoded, text_of
+from .reading import KINDS, Reading
 from .requirements import read_requirements
 
 TYPE_CHECKING = False
@@ -32,20 +32,16 @@ def read(files: Iterable[str], reading: Reading | None = None) -> Reading:
     reading = Reading() if reading is None else reading
     for file in files:
         if file == "-":
-            if sys.stdin is None:
-                raise UnreadableInput("standard input is closed; pipe the output of `pip freeze` into it")
-            text = decoded("standard input", sys.stdin.buffer.read())
-            read_requirements(reading, "standard input", text, "")
+            read_requirements(reading, "standard input", reading.files.standard_input(), "")
             continue
-        name = os.path.basename(file)
+        name, called = os.path.basename(file), shown(file)
         if name.endswith(_OTHER_KINDS) or name.startswith("Pipfile"):
-            raise UnreadableInput(f"{file} is of a kind that is not read; what is read: {KINDS}")
-        text = text_of(file)
-        reading.files.add(os.path.abspath(file))
+            raise UnreadableInput(f"{called} is of a kind that is not read; what is read: {KINDS}")
+        text = reading.files.given(file)
         if name.endswith(".lock") or (name.startswith("pylock.") and name.endswith(".toml")):
-            read_lock(reading, file, text)
+            read_lock(reading, called, text)
         elif name.endswith(".toml"):
-            read_project(reading, file, text)
+            read_project(reading, file, text, read_requirements)
         else:
-            read_requirements(reading, file, text, os.path.dirname(file))
+            read_requirements(reading, called, text, os.path.dirname(file))
     return reading

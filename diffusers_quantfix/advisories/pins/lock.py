@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 
 from ..ranges import either
-from .project import toml
-from .reading import Reading, UnreadableInput, with_all_extras
+from .files import UnreadableInput
+from .reading import MAX_DEMANDS, Place, Reading, with_all_extras
+from .tables import toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+_HEADER = re.compile(r"[ \t]*\[\[[ \t]*packages?[ \t]*\]\]")
 
 
 def read_lock(reading: Reading, file: str, text: str) -> None:
@@ -25,28 +28,37 @@ def read_lock(reading: Reading, file: str, text: str) -> None:
     if not isinstance(packages, list) or not all(isinstance(package, dict) for package in packages):
         raise UnreadableInput(f"{file} has no [[package]] tables; is it a lock file of uv, poetry or pip?")
     reading.complete = True
-    versions: dict[str, list[str]] = {}
-    lines = [
-        n for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*packages?\s*\]\]", line)
-    ]
+    versions: dict[str, tuple[Place, dict[str, None]]] = {}
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if _HEADER.match(line)]
     for index, package in enumerate(packages):
-        if "name" in package:
-            name = str(package["name"])
-            pin = f"=={package['version']}" if "version" in package else ""
-            where = f"{file}, line {lines[index]}" if len(lines) == len(packages) else f"{file}: {name}"
-            marker = _marker(package)
-            everything = with_all_extras(marker)
-            if not marker or reading.is_for_here(where, name, everything, f"{name}{pin}; {marker}"):
-                versions.setdefault(name, []).append(pin)
-    for name, pins in versions.items():
-        reading.add(name, either(pins))
+        reading.files.step(file)
+        place = Place(file, lines[index] if len(lines) == len(packages) else None)
+        name, version = package.get("name"), package.get("version")
+        if not isinstance(name, str):
+            raise UnreadableInput(f"{place} is a package without a name")
+        marker = _marker(package)
+        if marker is None:
+            raise UnreadableInput(f"{place} has a marker that is none")
+        if not marker or reading.is_for_here(place, name, with_all_extras(marker)):
+            _, pins = versions.setdefault(name, (place, {}))
+            pins[f"=={version}" if isinstance(version, str) and version else ""] = None
+            if len(pins) > MAX_DEMANDS:
+                raise UnreadableInput(f"{place}: more than {MAX_DEMANDS} versions of one package")
+    for name, (place, pins) in versions.items():
+        reading.add(place, name, either(pins))
 
 
-def _marker(package: dict[str, Any]) -> str:
-    """The marker of pylock.toml, of poetry (one, or one per group), of uv (one per resolution); empty for none."""
+def _marker(package: dict[str, Any]) -> str | None:
+    """The marker of pylock.toml, of poetry (one, or one per group), of uv (one per resolution); empty for no marker,
+    None for what is none.
+    """
     found = package.get("marker") or package.get("markers") or package.get("resolution-markers") or ""
     if isinstance(found, dict):  # a group that is not named in it has none
-        found = [found.get(group, "") for group in package.get("groups", found)]
+        groups = package.get("groups", list(found))
+        named = isinstance(groups, list) and all(isinstance(group, str) for group in groups)
+        found = [found.get(group, "") for group in groups] if named else None
     if not isinstance(found, list):
-        return str(found)
+        return found if isinstance(found, str) else None
+    if not all(isinstance(marker, str) for marker in found):
+        return None
     return " or ".join(f"({marker})" for marker in found) if all(found) else ""

@@ -4,74 +4,85 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from ..ranges import either
-from .reading import Reading, UnreadableInput, text_of, with_all_extras
+from ..ranges import comparable, either
+from .files import FOLLOW, NoFile, OutsideProject, UnreadableInput, shown
+from .reading import MAX_DEMANDS, MAX_REQUIREMENT, Place, Reading, with_all_extras
+from .tables import toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-
-def toml(file: str, text: str) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        UnreadableInput: it is none; the text names the line.
-    """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise UnreadableInput(
-                f"{file}: Python 3.10 has no TOML reader; install diffusers-quantfix[check]"
-            ) from None
-    try:
-        data: dict[str, Any] = tomllib.loads(text)
-        return data
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableInput(f"{file}: {error}") from None
+    # what reads a requirements file: (reading, file, text, folder)
+    RequirementsReader = Callable[[Reading, str, str, str], None]
 
 
-def read_project(reading: Reading, file: str, text: str) -> None:
+def read_project(reading: Reading, file: str, text: str, read_requirements: RequirementsReader) -> None:
     """Add what a project demands, with all its extras and groups.
+
+    Args:
+        reading: where to.
+        file: what to call it in sentences, and what its other files are found against.
+        text: what it holds.
+        read_requirements: reads a requirements file that holds its dependencies.
 
     Raises:
         UnreadableInput: it is no TOML, or a demand cannot be understood.
     """
-    project = _Project(reading, file, text)
-    project.standard(None)
+    project = _Project(reading, file, shown(file), text)
+    project.standard(None, read_requirements)
     project.groups()
     project.poetry()
     if not project.found:
-        reading.notes.append(f"{file} names no dependency")
+        reading.note(f"{shown(file)} names no dependency")
 
 
-def read_folder(reading: Reading, folder: str, extras: list[str]) -> bool:
+def read_folder(
+    reading: Reading,
+    place: Place,
+    file: str,
+    called: str,
+    extras: list[str],
+    read_requirements: RequirementsReader,
+) -> str:
     """Add a project of this machine that is installed from its folder, as ``-e .[extra]``: its name, what it demands,
-    and the extras that are asked for.  Returns whether there is one."""
-    file = os.path.join(folder, "pyproject.toml")
-    if not os.path.exists(file):
-        return False
-    if os.path.abspath(file) not in reading.files:
-        reading.files.add(os.path.abspath(file))
-        project = _Project(reading, file, text_of(file))
-        project.itself()
-        project.standard(extras)
-        project.poetry()
-    return True
+    and the extras that are asked for.
+
+    Args:
+        reading: where to.
+        place: the line that names the folder.
+        file: the project file in the folder.
+        called: its name in sentences.
+        extras: the names of the extras.
+        read_requirements: as for `read_project`.
+
+    Returns:
+        Why it cannot be read, as the part of a sentence; empty when it was.
+    """
+    try:
+        text = reading.files.included(place, file, called, "-e")
+    except OutsideProject:
+        return f"this folder is outside the project, {FOLLOW} reads it"
+    except NoFile:
+        return "the folder has no pyproject.toml"
+    if text is not None:
+        with reading.files.deeper(place):
+            project = _Project(reading, file, called, text)
+            project.itself()
+            project.standard(extras, read_requirements)
+            project.poetry()
+    return ""
 
 
 class _Project:
-    def __init__(self, reading: Reading, file: str, text: str) -> None:
+    def __init__(self, reading: Reading, path: str, file: str, text: str) -> None:
         self.reading = reading
+        self.path = path
         self.file = file
         self.text = text
         self.data = toml(file, text)
@@ -82,33 +93,37 @@ class _Project:
         about = self._table("project") or self._table("tool", "poetry")
         if isinstance(about.get("name"), str):
             version = about.get("version")
-            self.reading.add(about["name"], f"=={version}" if isinstance(version, str) else "")
+            pin = f"=={version}" if isinstance(version, str) and version else ""
+            self.reading.add(Place(self.file), about["name"], pin)
 
-    def standard(self, extras: list[str] | None) -> None:
+    def standard(self, extras: list[str] | None, read_requirements: RequirementsReader) -> None:
         """``[project]``; all extras when none are named."""
         project = self._table("project")
         self._list("project.dependencies", project.get("dependencies", []))
         for name, group in self._table("project", "optional-dependencies").items():
             if extras is None or name in extras:
-                self._list(f"project.optional-dependencies.{name}", group)
-        dynamic = self._table("tool", "setuptools", "dynamic").get("dependencies")
-        if isinstance(dynamic, dict) and "file" in dynamic:
-            from .requirements import read_requirements
-
-            files = dynamic["file"]
-            for name in [files] if isinstance(files, str) else files:
+                self._list("project.optional-dependencies", group)
+        elsewhere = self._table("tool", "setuptools", "dynamic").get("dependencies")
+        dynamic = project.get("dynamic")
+        if isinstance(elsewhere, dict) and "file" in elsewhere:
+            names = elsewhere["file"]
+            place = Place(self.file, None, self.text, r"^[ \t]*dependencies[ \t]*=")
+            for name in names if isinstance(names, list) else [names]:
+                if not isinstance(name, str):
+                    raise UnreadableInput(f"{place}: dependencies.file is no name of a file")
                 self.found = True
-                nested = os.path.join(os.path.dirname(self.file), str(name))
-                read_requirements(self.reading, nested, text_of(nested), os.path.dirname(nested))
-        elif "dependencies" in project.get("dynamic", ()):
-            self.reading.notes.append(
-                f"{self.file}: its dependencies are dynamic; check the file they come from"
-            )
+                path = os.path.join(os.path.dirname(self.path), name)
+                text = self.reading.files.included(place, path, shown(path), "-r")
+                if text is not None:
+                    with self.reading.files.deeper(place):
+                        read_requirements(self.reading, shown(path), text, os.path.dirname(path))
+        elif isinstance(dynamic, list) and "dependencies" in dynamic:
+            self.reading.note(f"{self.file}: its dependencies are dynamic; check the file they come from")
 
     def groups(self) -> None:
         """``[dependency-groups]``, and what uv keeps in its own table."""
-        for name, group in self._table("dependency-groups").items():
-            self._list(f"dependency-groups.{name}", group)
+        for group in self._table("dependency-groups").values():
+            self._list("dependency-groups", group)
         uv = self._table("tool", "uv")
         self._list("tool.uv.dev-dependencies", uv.get("dev-dependencies", []))
         for name in ("constraint-dependencies", "override-dependencies"):
@@ -129,63 +144,68 @@ class _Project:
                     self._poetry_one(name, value)
 
     def _poetry_one(self, name: str, value: Any) -> None:
-        where = self._where(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
-        pins = []
+        self.reading.files.step(self.file)
+        place = Place(self.file, None, self.text, rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=")
+        pins: list[str] = []
         for entry in value if isinstance(value, list) else [value]:
             constraint = entry.get("version", "*") if isinstance(entry, dict) else entry
             if not isinstance(constraint, str):
-                raise UnreadableInput(f"{where}: {name} = {value!r} is no constraint of poetry")
-            if isinstance(entry, dict) and not self._is_for_here(where, f"{name} {constraint}", entry):
+                raise UnreadableInput(f"{place} is no constraint of poetry")
+            if isinstance(entry, dict) and not self._is_for_here(place, name, entry):
                 continue
-            try:
-                pins += _alternatives(constraint)
-            except (InvalidVersion, ValueError, IndexError):
-                raise UnreadableInput(f"{where}: {constraint!r} is no constraint of poetry") from None
+            pins += _checked(place, constraint)
         if pins:
-            for pin in pins:  # packaging has the last word
-                self.reading.__class__().requirement(where, f"{name}{pin}")
-            self.reading.add(name, either(pins))
+            self.reading.add(place, name, either(pins))
 
-    def _is_for_here(self, where: str, text: str, entry: dict[str, Any]) -> bool:
+    def _is_for_here(self, place: Place, name: str, entry: dict[str, Any]) -> bool:
         """Whether an entry of poetry is for this interpreter."""
         limits = {key: str(entry[key]) for key in ("python", "platform", "markers") if entry.get(key)}
         markers = [with_all_extras(limits["markers"])] if "markers" in limits else []
         if "platform" in limits:
             markers.append(f"sys_platform == {limits['platform']!r}")
-        name = text.partition(" ")[0]
         try:
             markers += filter(None, [_python_marker(limits.get("python", "*"))])
-        except (InvalidVersion, ValueError, IndexError):
-            raise UnreadableInput(f"{where}: the marker of {name} cannot be understood") from None
-        said = ", ".join(f"{key} {limit}" for key, limit in limits.items())
+        except (ValueError, IndexError):
+            markers.append("")  # which is none
         marker = " and ".join(f"({marker})" for marker in markers)
-        return not marker or self.reading.is_for_here(where, name, marker, f"{text} ({said})")
+        return not marker or self.reading.is_for_here(place, name, marker)
 
     def _list(self, title: str, entries: Any, constraint: bool = False) -> None:
         if not isinstance(entries, list):
             raise UnreadableInput(f"{self.file}: {title} is no list of requirements")
         for entry in entries:
+            self.reading.files.step(self.file)
             if isinstance(entry, str):
                 self.found = True
-                self.reading.requirement(self._where(re.escape(entry)), entry, constraint)
+                place = Place(self.file, None, self.text, re.escape(entry[:MAX_REQUIREMENT]) or "^")
+                self.reading.requirement(place, " ".join(entry.split()), constraint)
             elif not isinstance(entry, dict):  # a dependency group may include another by a table
-                raise UnreadableInput(f"{self.file}: {title} holds {entry!r}, which is no requirement")
+                raise UnreadableInput(f"{self.file}: {title} holds something that is no requirement")
 
     def _table(self, *names: str) -> dict[str, Any]:
         table: Any = self.data
         for depth, name in enumerate(names, 1):
             table = table.get(name, {})
             if not isinstance(table, dict):
-                raise UnreadableInput(f"{self.file}: {'.'.join(names[:depth])} is no table")
+                raise UnreadableInput(f"{self.file}: {'.'.join(names[: min(depth, 3)])} is no table")
         found: dict[str, Any] = table
         return found
 
-    def _where(self, pattern: str) -> str:
-        """The file and the line on which an entry stands; TOML readers do not keep it."""
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if re.search(pattern, line):
-                return f"{self.file}, line {number}"
-        return self.file
+
+def _checked(place: Place, constraint: str) -> list[str]:
+    """The specifiers of a constraint of poetry.
+
+    Raises:
+        UnreadableInput: it is none.
+    """
+    try:
+        if len(constraint) <= MAX_REQUIREMENT:
+            specifiers = _alternatives(constraint)
+            if len(specifiers) <= MAX_DEMANDS and all(map(comparable, specifiers)):
+                return specifiers
+    except (ValueError, IndexError):
+        pass
+    raise UnreadableInput(f"{place} is no constraint of poetry")
 
 
 def _alternatives(constraint: str) -> list[str]:

@@ -2,112 +2,216 @@
 
 from __future__ import annotations
 
-import codecs
+import functools
 import re
 
 from packaging.markers import Marker
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from ..ranges import both
+from ..libraries import KNOWN
+from ..ranges import both, comparable, either
+from .files import Files, UnreadableInput
 
 KINDS = "requirements files, pyproject.toml, uv.lock, poetry.lock, pylock.toml and the output of `pip freeze`"
+
+MAX_REQUIREMENT = 4096
+MAX_DEMANDS = 64
+_MAX_NOTES = 20
 
 # What a marker asks of the extras and groups that are installed
 _CHOICE = re.compile(
     r"""("[^"]*"|'[^']*')\s+(not\s+)?in\s+(extras|dependency_groups)\b|\bextra\s*[!=]=\s*("[^"]*"|'[^']*')"""
 )
+_VARIABLE = "${"
+_NAME = r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)[ ]*(?:\[[A-Za-z0-9._, -]*\])?[ ]*"
+_RELEASE = r"v?(?:\d{1,9}!)?\d{1,99}(?:\.\d{1,99})*"
+_END = r"(?:(?:a|b|rc)\d{1,99})?(?:\.post\d{1,99})?(?:\.dev\d{1,99})?"
+_LIMIT = (
+    rf"(?:(?:==|!=)[ ]*{_RELEASE}(?:\.\*|{_END}(?:\+[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*)?)"
+    rf"|[<>]=?[ ]*{_RELEASE}{_END}|~=[ ]*{_RELEASE}\.\d{{1,99}})[ ]*"
+)
+# Most of the lines of most files: what it matches is a requirement if its marker is a marker, what it does not match
+# is for `packaging` to judge.
+_PLAIN = re.compile(rf"{_NAME}(?:{_LIMIT}(?:,[ ]*{_LIMIT})*)?(?:;([^$]+)|[ ]?--hash=.*)?$", re.ASCII)
+_NAME_AND_VARIABLE = re.compile(rf"{_NAME}(?=[=!<>~$])", re.ASCII)
 
 
-class UnreadableInput(ValueError):
-    """An input that cannot be understood; the text names the file, the line and the next step."""
+class Place:
+    """A file, and the line on which something stands in it.
+
+    Args:
+        file: its name.
+        line: the number of the line; None where it has to be found first, or cannot be.
+        text: the file, for a line that has to be found.
+        pattern: what it looks like; TOML readers do not keep lines.
+    """
+
+    __slots__ = ("_line", "_pattern", "_text", "file")
+
+    def __init__(self, file: str, line: int | None = None, text: str = "", pattern: str = "") -> None:
+        self.file = file
+        self._line = line
+        self._text = text
+        self._pattern = pattern
+
+    @property
+    def line(self) -> int | None:
+        """The number of the line, None where nobody can tell."""
+        if self._line is None and self._pattern:
+            found = re.search(self._pattern, self._text, re.MULTILINE)
+            self._line = self._text.count("\n", 0, found.start()) + 1 if found else None
+            self._pattern = ""
+        return self._line
+
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}, line {self.line}"
 
 
 class Reading:
-    """Everything that the inputs say.
+    """Everything that the inputs say of the libraries that have advisories; other packages are only counted.
 
     Attributes:
-        pins: distribution -> its pin (see `diffusers_quantfix.advisories.ranges`).
-        required: the distributions that are demanded, not only limited by a constraint.
+        files: what may be read, and how much.
+        required: the libraries that are demanded, not only limited by a constraint.
+        places: library -> where it was named first.
         notes: sentences about what was left out.
         complete: whether what is not named is not installed: locks and environments hold everything.
-        files: the absolute names of the files that were read, against circles.
+        count: how many requirements there were, those that were left out included.
     """
 
-    def __init__(self) -> None:
-        self.pins: dict[str, str] = {}
+    def __init__(self, follow_outside: bool = False) -> None:
+        self.files = Files(follow_outside)
         self.required: set[str] = set()
-        self.notes: list[str] = []
+        self.places: dict[str, Place] = {}
         self.complete = False
-        self.files: set[str] = set()
+        self.count = 0
+        self._demands: dict[str, dict[str, None]] = {}
+        self._notes: list[str] = []
+        self._more_notes = 0
 
-    def add(self, name: str, pin: str, constraint: bool = False) -> None:
-        """Another demand; it holds together with the earlier ones."""
+    @property
+    def pins(self) -> dict[str, str]:
+        """Library -> its pin (see `diffusers_quantfix.advisories.ranges`)."""
+        return {name: functools.reduce(both, demands) for name, demands in self._demands.items()}
+
+    @property
+    def notes(self) -> list[str]:
+        more = [f"{self._more_notes} more such notes are left out"] if self._more_notes else []
+        return [*self._notes, *more]
+
+    def note(self, sentence: str) -> None:
+        """A sentence for the report; the first of them are kept."""
+        if sentence in self._notes:
+            return
+        if len(self._notes) < _MAX_NOTES:
+            self._notes.append(sentence)
+        else:
+            self._more_notes += 1
+
+    def add(self, place: Place | None, name: str, pin: str, constraint: bool = False) -> None:
+        """Another demand; it holds together with the earlier ones.
+
+        Raises:
+            UnreadableInput: it is one too many.
+        """
+        self.count += 1
         name = canonicalize_name(name)
-        self.pins[name] = both(self.pins[name], pin) if name in self.pins else pin
+        if name not in KNOWN:
+            return
+        if place is not None:
+            self.places.setdefault(name, place)
         if not constraint:
             self.required.add(name)
+        demands = self._demands.setdefault(name, {})
+        demands[either(self._comparable(place, name, part) for part in pin.split(" || "))] = None
+        if len(demands) > MAX_DEMANDS:
+            raise UnreadableInput(f"{place}: more than {MAX_DEMANDS} different demands on {name}")
 
-    def is_for_here(self, where: str, name: str, marker: str, text: str) -> bool:
-        """Whether a marker is true for this interpreter; where it is not, a note says that ``text`` was left out.
+    def is_of_another_package(self, text: str) -> bool:
+        """Count a requirement in the usual form that names a package without advisories; False for all else."""
+        plain = _PLAIN.match(text)
+        if plain is None or canonicalize_name(plain[1]) in KNOWN:
+            return False
+        if plain[2] and _is_true_here(plain[2].partition(" --")[0].strip()) is None:
+            return False
+        self.count += 1
+        return True
+
+    def is_for_here(self, place: Place, name: str, marker: str) -> bool:
+        """Whether a marker is true for this interpreter; where it is not, a note says that it was left out.
+
+        A marker with a variable of the environment counts as true: what it says is not compared with the
+        environment, which may hold secrets.
 
         Raises:
             UnreadableInput: it is no marker.
         """
-        try:
-            if Marker(marker).evaluate({"extra": ""}):
-                return True
-        except ValueError:  # what packaging raises for a bad marker, name or comparison
-            raise UnreadableInput(f"{where}: the marker of {name} cannot be understood") from None
-        self.notes.append(f"{where} was left out, its marker is false here: {text}")
-        return False
+        if _VARIABLE in marker:
+            return True
+        answer = _is_true_here(marker)
+        if answer is None:
+            raise UnreadableInput(f"{place}: the marker of {_quotable(name)} cannot be understood")
+        if not answer:
+            self.count += 1
+            if canonicalize_name(name) in KNOWN:
+                self.note(f"{place}: {name} was left out, its marker is false here")
+        return answer
 
-    def requirement(self, where: str, text: str, constraint: bool = False, written: str = "") -> None:
-        """A PEP 508 requirement; ``written`` is what sentences show for it, where that is something else.
+    def requirement(self, place: Place, text: str, constraint: bool = False) -> None:
+        """A PEP 508 requirement.
 
         Raises:
-            UnreadableInput: it is none; ``where`` names the file and the line.
+            UnreadableInput: it is none.
         """
-        try:
-            found = Requirement(text)
-        except InvalidRequirement as error:
-            reason = str(error).splitlines()[0]
-            raise UnreadableInput(f"{where}: {(written or text)!r} is no requirement ({reason})") from None
-        if found.marker is not None and not self.is_for_here(
-            where, found.name, str(found.marker), written or text
-        ):
+        if len(text) > MAX_REQUIREMENT:
+            raise UnreadableInput(f"{place} has a requirement of more than {MAX_REQUIREMENT} characters")
+        if self.is_of_another_package(text):
             return
-        specifier = str(found.specifier)
-        if found.url:
-            _, specifier = named_by(found.url)
-        self.add(found.name, specifier, constraint)
+        parsed = _parsed(text)
+        if parsed is None:
+            self._not_understood(place, text, constraint)
+            return
+        name, specifier, url, marker = parsed
+        if marker and not self.is_for_here(place, name, marker):
+            return
+        self.add(place, name, named_by(url)[1] if url else specifier, constraint)
+
+    def _not_understood(self, place: Place, text: str, constraint: bool) -> None:
+        found = _NAME_AND_VARIABLE.match(text) if _VARIABLE in text else None
+        if found is None:
+            name = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text)
+            about = f" (it begins with {name[0]})" if name and canonicalize_name(name[0]) in KNOWN else ""
+            hint = f"; `pip freeze` has no {_VARIABLE}...}}" if _VARIABLE in text else ""
+            raise UnreadableInput(f"{place} is no requirement{about}{hint}")
+        if canonicalize_name(found[1]) in KNOWN:
+            self.note(f"{place}: the version of {found[1]} is a variable, which is not read")
+        self.add(place, found[1], "", constraint)
+
+    def _comparable(self, place: Place | None, name: str, specifier: str) -> str:
+        if len(specifier) <= MAX_REQUIREMENT and comparable(specifier):
+            return specifier
+        self.note(f"{place or 'installed'}: the version of {name} cannot be compared")
+        return ""
 
 
 def with_all_extras(marker: str) -> str:
     """The marker of a project or lock file: which extras and groups are installed nobody knows, so that all count."""
-    return _CHOICE.sub("python_version >= '0'", marker)
+    return _CHOICE.sub("python_version >= '0'", marker[: MAX_REQUIREMENT + 1])
 
 
 def named_by(url: str) -> tuple[str, str]:
     """The name and the specifier that a URL or path tells of: a wheel or sdist has both, ``#egg=`` the name."""
     path, _, fragment = url.partition("#")
     file = path.replace("\\", "/").rpartition("/")[2].partition("?")[0].replace("%2B", "+")
-    try:
-        name, version, *_ = parse_wheel_filename(file)
-        return name, f"=={version}"
-    except InvalidWheelFilename:
-        pass
-    try:
-        name, version = parse_sdist_filename(file)
-        return name, f"=={version}"
-    except InvalidSdistFilename:
-        pass
+    if file.endswith(".whl"):
+        parts = file.split("-")
+        if len(parts) in (5, 6) and comparable(f"=={parts[1]}"):
+            return parts[0], f"=={parts[1]}"
+    for ending in (".tar.gz", ".zip"):
+        name, _, version = file.removesuffix(ending).rpartition("-")
+        if file.endswith(ending) and name and comparable(f"=={version}"):
+            return name, f"=={version}"
     for part in fragment.split("&"):
         key, _, value = part.partition("=")
         if key == "egg":
@@ -115,25 +219,27 @@ def named_by(url: str) -> tuple[str, str]:
     return "", ""
 
 
-def decoded(name: str, data: bytes) -> str:
-    """The text of a file; PowerShell's ``pip freeze > requirements.txt`` writes UTF-16."""
+def _quotable(name: str) -> str:
+    return name if canonicalize_name(name) in KNOWN else "a package"
+
+
+# Whatever packaging raises for what strangers write, a RecursionError for a thousand brackets included, says only that
+# the text is none.
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> tuple[str, str, str, str] | None:
+    """(name, specifier, URL, marker) of a requirement."""
     try:
-        for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            if data.startswith(mark):
-                return data.decode("utf-16")
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UnreadableInput(f"{name} is no UTF-8 text; save it as UTF-8") from None
+        found = Requirement(text)
+        return found.name, str(found.specifier), found.url or "", str(found.marker or "")
+    except Exception:
+        return None
 
 
-def text_of(file: str, called: str = "") -> str:
-    """The text of a file; ``called`` is its name in sentences, where that is another.
-
-    Raises:
-        UnreadableInput: it is not there, or is no text.
-    """
+@functools.lru_cache(maxsize=1024)
+def _is_true_here(marker: str) -> bool | None:
+    if len(marker) > MAX_REQUIREMENT:
+        return None
     try:
-        with open(file, "rb") as opened:
-            return decoded(called or file, opened.read())
-    except OSError as error:
-        raise UnreadableInput(f"{called or file}: {error.strerror or error}") from None
+        return bool(Marker(marker).evaluate({"extra": ""}))
+    except Exception:
+        return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 
+from .files import UnreadableInput, shown
 from .project import read_folder
-from .reading import Reading, UnreadableInput, named_by, text_of
+from .reading import MAX_REQUIREMENT, Place, Reading, named_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 
 # What pip freeze writes above an editable install, whose own line has no name
 _EDITABLE = re.compile(r"# Editable .*\((?P<name>[\w.-]+)==(?P<version>[^)\s]+)\)")
+_MAX_COMMENT = 500
 _NAMED_URL = re.compile(r"[\w.-]+\s*(\[[^\]]*\])?\s*@")
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 # As pip has them
-_COMMENT = re.compile(r"\s+#.*$")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+_OPTIONS = (("-r", "--requirement"), ("-c", "--constraint"), ("-e", "--editable"))
 
 
 def read_requirements(reading: Reading, file: str, text: str, folder: str, constraint: bool = False) -> None:
@@ -35,48 +37,53 @@ def read_requirements(reading: Reading, file: str, text: str, folder: str, const
         UnreadableInput: a line is no requirement, or a nested file cannot be read.
     """
     editable = None
-    for number, written in _logical_lines(text):
-        where = f"{file}, line {number}"
-        if written.startswith("#"):
-            editable = _EDITABLE.match(written)
+    for number, line in _logical_lines(text):
+        reading.files.step(file)
+        if reading.is_of_another_package(line):  # as nearly all lines of a large file are
+            editable = None
             continue
-        line = _expanded(written)
-        option, value = _option(line)
-        place = _option(written)[1] or written
+        if line[0] == "#":
+            editable = _EDITABLE.match(line) if len(line) <= _MAX_COMMENT else None
+            continue
+        place = Place(file, number)
+        # --hash and other options of one requirement stand behind it
+        option, value = _option(line) if line[0] == "-" else ("", line.partition(" --")[0].strip())
+        if len(value) > MAX_REQUIREMENT:
+            raise UnreadableInput(f"{place} has a requirement of more than {MAX_REQUIREMENT} characters")
         if option in ("-r", "-c"):
-            _nested(reading, where, folder, value, place, constraint or option == "-c")
+            _nested(reading, place, folder, value, constraint or option == "-c")
         elif option == "-e":
             if editable:  # the comment knows more than the path
-                reading.add(editable["name"], f"=={editable['version']}", constraint)
+                reading.add(place, editable["name"], f"=={editable['version']}", constraint)
             else:
-                _place(reading, where, folder, value, place)
+                _unnamed(reading, place, folder, value)
         elif not option:
-            _line(reading, where, folder, line, written, constraint)
+            plain = value.partition(";")[0].strip()
+            if _is_place(plain):
+                _unnamed(reading, place, folder, plain)
+            else:
+                reading.requirement(place, value, constraint)
         editable = None
 
 
-def _expanded(line: str) -> str:
-    """The line with its environment variables; sentences show it without, for those may hold passwords."""
-    return _VARIABLE.sub(lambda found: os.environ.get(found[1]) or found[0], line)
+def _is_place(text: str) -> bool:
+    """Whether a line without its marker is a URL or a path, not the name of a package."""
+    if "/" not in text and not text.startswith((".", "~")) and not text.partition("#")[0].endswith(_ARCHIVES):
+        return False
+    if _NAMED_URL.match(text):
+        return False
+    return "://" in text or text.startswith((".", "/", "~")) or text.partition("#")[0].endswith(_ARCHIVES)
 
 
-def _line(reading: Reading, where: str, folder: str, line: str, written: str, constraint: bool) -> None:
-    # --hash and other options of one requirement stand behind it
-    requirement, written = (text.partition(" --")[0].strip() for text in (line, written))
-    plain = requirement.partition(";")[0].strip()
-    if not _NAMED_URL.match(plain) and (
-        "://" in plain or plain.startswith((".", "/", "~")) or plain.partition("#")[0].endswith(_ARCHIVES)
-    ):
-        _place(reading, where, folder, plain, written.partition(";")[0].strip())
-    else:
-        reading.requirement(where, requirement, constraint, written)
+def _expanded(path: str) -> str:
+    """A path with its environment variables.  They are read nowhere else, and sentences show the path without: they
+    may hold passwords."""
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1]) or found[0], path)
 
 
 def _option(line: str) -> tuple[str, str]:
-    """("-r", value) of an option that matters, ("--other", "") of another, ("", "") of a requirement."""
-    if not line.startswith("-"):
-        return "", ""
-    for short, long in (("-r", "--requirement"), ("-c", "--constraint"), ("-e", "--editable")):
+    """("-r", value) of an option that matters, ("--other", "") of another."""
+    for short, long in _OPTIONS:
         if line.startswith(long) and line[len(long) : len(long) + 1] in ("=", " "):
             return short, line[len(long) + 1 :].strip()
         if line.startswith(short) and not line.startswith("--"):
@@ -84,50 +91,58 @@ def _option(line: str) -> tuple[str, str]:
     return "--other", ""  # of the installer: --index-url, --no-binary, ...
 
 
-def _nested(reading: Reading, where: str, folder: str, value: str, written: str, constraint: bool) -> None:
+def _nested(reading: Reading, place: Place, folder: str, value: str, constraint: bool) -> None:
     if "://" in value:
         raise UnreadableInput(
-            f"{where}: {written} is on the network, and nothing is fetched; name a copy of it"
+            f"{place}: the file that it includes is on the network, and nothing is fetched; name a copy of it"
         )
-    nested, called = os.path.join(folder, value), os.path.join(folder, written)
-    if os.path.abspath(nested) in reading.files:
-        return
-    try:
-        text = text_of(nested, called)
-    except UnreadableInput as error:
-        raise UnreadableInput(f"{where}: {error}") from None
-    reading.files.add(os.path.abspath(nested))
-    read_requirements(reading, called, text, os.path.dirname(nested), constraint)
+    path, called = os.path.join(folder, _expanded(value)), shown(os.path.join(folder, value))
+    text = reading.files.included(place, path, called, "-c" if constraint else "-r")
+    if text is not None:
+        with reading.files.deeper(place):
+            read_requirements(reading, called, text, os.path.dirname(path), constraint)
 
 
-def _place(reading: Reading, where: str, folder: str, value: str, written: str) -> None:
+def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
     """A URL or a path without a name of its own; a project of this machine says what it demands."""
     name, pin = named_by(value)
     if name:
-        reading.add(name, pin)
+        reading.add(place, name, pin)
         return
-    path = value.removeprefix("file://")
-    path, _, extras = path.partition("[")
-    if "://" in path:
-        reading.notes.append(f"{where}: nobody can tell what {written} is; write `name @ {written}`")
+    reading.count += 1
+    written, _, extras = value.removeprefix("file://").partition("[")
+    if "://" in written:
+        reading.note(f"{place}: nobody can tell what this URL is; write `name @ URL`")
         return
-    if not read_folder(reading, os.path.join(folder, path.strip()), extras.rstrip("] ").split(",")):
-        reading.notes.append(f"{where}: {written} has no pyproject.toml; what it demands is not known")
+    path, called = (
+        os.path.join(folder, part.strip(), "pyproject.toml") for part in (_expanded(written), written)
+    )
+    names = extras.rstrip("] ").split(",")
+    problem = read_folder(reading, place, path, shown(called), names, read_requirements)
+    if problem:
+        reading.note(f"{place}: {problem}; what it demands is not known")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of the first line, line), continuations joined, blank lines gone; comments are lines of their own."""
-    pending, first = "", 0
+    """(number of the first line, line): continuations joined, white space single, comments behind lines and blank
+    lines gone; comments of their own are lines."""
+    pending: list[str] = []
+    first = 0
     for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.rstrip()
-        first = first if pending else number
-        if line.endswith("\\") and not line.lstrip().startswith("#"):
-            pending += line[:-1] + " "
+        line = " ".join(raw.split())
+        if not pending:
+            first = number
+        if line.endswith("\\") and (pending or line[0] != "#"):
+            pending.append(line[:-1])
             continue
-        line, pending = pending + line, ""
-        if not line.lstrip().startswith("#"):
-            line = _COMMENT.sub("", line)
-        if line.strip():
-            yield first, " ".join(line.split())
-    if pending.strip():  # the file ends in a backslash
-        yield first, " ".join(pending.split())
+        if pending:
+            line = " ".join(" ".join([*pending, line]).split())
+            pending = []
+        if "#" in line and line[0] != "#":
+            line = line.partition(" #")[0]
+        if line:
+            yield first, line
+    if pending:  # the file ends in a backslash
+        line = " ".join(" ".join(pending).split())
+        if line:
+            yield first, line

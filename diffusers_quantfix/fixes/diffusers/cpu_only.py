@@ -15,7 +15,8 @@ Patch: without an accelerator, or when all of the model is asked onto the CPU, t
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import names_used, resolve, written_in
+from ...engine.versions import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def broken(bnb_quantizer: ModuleType) -> bool:
     validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
     if not quantizes_on_cpu():
         return False  # the message is true there
-    if validate.__code__.co_filename == __file__:
+    if written_in(validate, __file__):
         return False
     return any(_NO_GPU in name for name in names_used(validate))
 
@@ -115,9 +116,8 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
         if not getattr(config, "load_in_4bit", False) or getattr(config, "bnb_4bit_quant_type", "") != "fp4":
             return
         import bitsandbytes
-        from packaging.version import Version
 
-        if Version(bitsandbytes.__version__) < Version("0.47"):
+        if is_installed("bitsandbytes", "<0.47"):
             raise ValueError(
                 f"bitsandbytes {bitsandbytes.__version__} has no fp4 on the CPU, and there is no GPU for this model:"
                 ' pass bnb_4bit_quant_type="nf4", or upgrade to bitsandbytes>=0.47.'

@@ -11,7 +11,7 @@ Patch: it is given those keys only, and no list. They are found in a sorted list
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _NAME, _STATE_DICT, _UNEXPECTED = 2, 4, 5
 def broken(bnb_quantizer: ModuleType) -> bool:
     """Whether the state dict is gone through at all; a stand-in would need a bitsandbytes that works here."""
     create = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.create_quantized_param")
-    if create.__code__.co_filename == __file__:
+    if written_in(create, __file__):
         return False
     return {"items", "startswith"} <= set(create.__code__.co_names)
 

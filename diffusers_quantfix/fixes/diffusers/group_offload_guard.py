@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.method import method_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
     def aligning(model):
         """The hooks of a quantized model, if all of them only bring inputs to one device; otherwise none."""
-        method = getattr(model, "quantization_method", None)
-        if getattr(method, "value", method) != "bitsandbytes":
+        if method_of(model) != "bitsandbytes":
             return []
         hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
         hooks = [hook for hook in hooks if hook is not None]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
+from ...engine.versions import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _with_chosen_device(wrapped, cls, args, kwargs):
     from diffusers_quantfix.loading.device import chosen_device, is_plan
 
     device_map, device = kwargs.get("device_map"), kwargs.get("device")
-    if is_plan(device_map) and not _before_0_33():
+    if is_plan(device_map) and not is_installed("diffusers", "<0.33"):
         return wrapped(
             *args, **kwargs
         )  # ignored upstream: a program that passes "auto" in vain goes on working
@@ -86,12 +87,6 @@ def _with_chosen_device(wrapped, cls, args, kwargs):
 def _needs_an_accelerator(config) -> bool:
     from diffusers_quantfix.loading.device import is_bitsandbytes, quantizes_on_cpu
 
-    return is_bitsandbytes(config) and (_before_0_33() or (config.load_in_8bit and not quantizes_on_cpu()))
-
-
-def _before_0_33() -> bool:
-    from importlib.metadata import version
-
-    from packaging.version import Version
-
-    return Version(version("diffusers")) < Version("0.33")
+    return is_bitsandbytes(config) and (
+        is_installed("diffusers", "<0.33") or (config.load_in_8bit and not quantizes_on_cpu())
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ...engine.versions import is_installed
 from ..case import CannotReproduce
 from ..models import flux
 
@@ -11,14 +12,11 @@ WARNING = "cannot run with `cpu` device"
 
 
 def case(work: str) -> str | None:
-    from importlib.metadata import version
-
     import torch
-    from packaging.version import Version
 
     if not torch.cuda.is_available():
         raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
-    if Version(version("diffusers")) < Version("0.33"):
+    if is_installed("diffusers", "<0.33"):
         raise CannotReproduce("shows with text encoders of transformers only in diffusers before 0.33")
 
     from diffusers import BitsAndBytesConfig, DiffusionPipeline, FluxTransformer2DModel

@@ -21,6 +21,14 @@ inline at::Tensor same_shape_over(c10::Storage storage, c10::DispatchKeySet keys
   return result;
 }
 
+// What torch's own view operators return: a tensor with the dispatch keys of its base.
+inline at::Tensor view_of(const at::Tensor& base, const at::Tensor& tensor) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), tensor.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return result;
+}
+
 // A CPU storage over the memory of a device storage. It may be resized: then it has new memory, see take_back().
 inline c10::Storage host_storage_over(const c10::Storage& storage) {
   return c10::Storage(
@@ -207,6 +215,12 @@ class HostCall {
           &device_memory(),
           /*resizable=*/true);
       known = devices_.emplace(storage.unsafeGetStorageImpl(), std::move(taken_over)).first;
+    }
+    if (c10::InferenceMode::is_enabled()) {
+      for (const auto& [host, device] : tensors_) {
+        // In inference mode too, a view of a normal tensor is a normal one.
+        if (!device.is_inference() && device.storage().is_alias_of(known->second)) return view_of(device, tensor);
+      }
     }
     return same_shape_over(known->second, kCudaKeys, tensor);
   }

@@ -1,0 +1,51 @@
+"""``device_map="balanced"`` loses components that fit on no GPU.
+
+Symptom: of several components that no GPU has room for, only the last is in ``pipe.hf_device_map``. The others are
+    loaded onto the CPU without offloading hooks, or whole onto the current GPU if they are quantized: the first run
+    ends in RuntimeError "Expected all tensors to be on the same device" or out of memory.
+Cause: ``_assign_components_to_devices`` makes a new list for the CPU with each such component.
+Upstream: not reported; half of diffusers issue 10653 may be this.
+Patch: what is in no list goes onto the CPU's.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-balanced-lost-component",
+    title='device_map="balanced" loses components that fit on no GPU',
+    module="diffusers.pipelines.pipeline_loading_utils",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=("https://github.com/huggingface/diffusers/issues/10653",),
+    symptom='RuntimeError: Expected all tensors to be on the same device; with device_map="balanced", when components '
+    "are missing in pipe.hf_device_map",
+)
+
+
+def broken(pipeline_loading_utils: ModuleType) -> bool:
+    """Assign two components that are too large."""
+    assign = resolve(pipeline_loading_utils, "_assign_components_to_devices")
+    return sorted(assign({"one": 2, "two": 2}, {0: 1}).get("cpu", ())) != ["one", "two"]
+
+
+def patch(pipeline_loading_utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def _assign_components_to_devices(module_sizes, *args, **kwargs):
+            assigned = original(module_sizes, *args, **kwargs)
+            placed = {component for components in assigned.values() for component in components}
+            lost = [component for component in module_sizes if component not in placed]
+            if lost:
+                assigned["cpu"] = lost + assigned.get("cpu", [])
+            return assigned
+
+        return _assign_components_to_devices
+
+    draft.wrap_plain(pipeline_loading_utils, "_assign_components_to_devices", make)

@@ -1,0 +1,134 @@
+"""``device_map="balanced"`` measures a component that is about to be quantized at full precision.
+
+Symptom: a pipeline with a 4-bit transformer that would fit on a GPU ends in ValueError "Some modules are dispatched on
+    the CPU or the disk" (bitsandbytes), in TypeError "WeightQBytesTensor.__new__() missing" (quanto), or runs from the
+    CPU, not quantized (torchao). A quantized text encoder is sent to the CPU without a word.
+Cause: ``_get_final_device_map`` makes its plan from models on ``meta`` in the pipeline's dtype, and does not know of a
+    quantization config, neither the one that was passed nor the one in a saved model's own configuration.
+Upstream: diffusers issue 12719 (open) may be this.
+Patch: the model on ``meta`` of a component that will be quantized gets the size that its quantizer tells. A quantized
+    component that fits on no GPU all the same is named in a warning: on the CPU it is slow.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from contextvars import ContextVar
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+from ...loading.sizes import shrink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-balanced-quantized-size",
+    title='device_map="balanced" measures quantized components at full precision',
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=("https://github.com/huggingface/diffusers/issues/12719",),
+    symptom='ValueError: Some modules are dispatched on the CPU or the disk; with device_map="balanced", though the '
+    "quantized component would fit on a GPU",
+)
+
+# The quantization config of the pipeline that is being loaded, in this thread or task.
+_asked: ContextVar[Any] = ContextVar("diffusers_quantfix_pipeline_quantization", default=None)
+# The names of its components that are measured as quantized, while the plan is made; None outside of it.
+_measured: ContextVar[list[str] | None] = ContextVar("diffusers_quantfix_measured", default=None)
+
+_KNOWS = {"quantization_config", "hf_quantizer", "quantizer", "adjust_target_dtype"}
+
+
+def broken(pipeline_utils: ModuleType) -> bool:
+    """Whether nothing of quantization is mentioned where the plan is made."""
+    home = _home()
+    for function in (resolve(home, "_get_final_device_map"), resolve(home, "_load_empty_model")):
+        if written_in(function, __file__) or _KNOWS & names_used(function):
+            return False
+    return True
+
+
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
+    home = _home()
+    logger = pipeline_utils.logger
+
+    def make_from_pretrained(original):
+        def from_pretrained(cls, *args, **kwargs):
+            token = _asked.set(kwargs.get("quantization_config"))
+            try:
+                return original(cls, *args, **kwargs)
+            finally:
+                _asked.reset(token)
+
+        return from_pretrained
+
+    def make_final(original):
+        def _get_final_device_map(*args, **kwargs):
+            token = _measured.set([])
+            try:
+                plan = original(*args, **kwargs)
+                measured = _measured.get()
+            finally:
+                _measured.reset(token)
+            slow = [name for name in measured if isinstance(plan, dict) and plan.get(name) == "cpu"]
+            if slow:
+                logger.warning(
+                    f'device_map="balanced" finds no GPU with room for {", ".join(slow)}, quantized as asked. On the '
+                    "CPU every layer is copied to a GPU for each use, which is slow: pass a larger max_memory, free "
+                    "memory on the GPUs, or quantize to fewer bits."
+                )
+            return plan
+
+        return _get_final_device_map
+
+    def make_empty(original):
+        def _load_empty_model(*args, **kwargs):
+            model = original(*args, **kwargs)
+            measured = _measured.get()
+            if model is None or measured is None or not {"name", "cached_folder"} <= kwargs.keys():
+                return model
+            try:
+                config = quantization_of(model, kwargs["name"], kwargs["cached_folder"])
+                if config is not None and shrink(model, config):
+                    measured.append(kwargs["name"])
+            except Exception as error:  # the loading itself will say what is wrong, or will not use the size
+                logger.debug(f"the quantized size of {kwargs['name']} is not known: {error!r}")
+            return model
+
+        return _load_empty_model
+
+    draft.wrap_plain(resolve(pipeline_utils, "DiffusionPipeline"), "from_pretrained", make_from_pretrained)
+    draft.wrap_plain(home, "_get_final_device_map", make_final)
+    draft.wrap_plain(home, "_load_empty_model", make_empty)
+
+
+def quantization_of(model, name, folder):
+    """The quantization config of a component: its own, if it was saved quantized, else the pipeline's for it."""
+    import json
+    import os
+
+    file = os.path.join(folder, name, "config.json")
+    if os.path.isfile(file):
+        with open(file, encoding="utf-8") as opened:
+            own = json.load(opened).get("quantization_config")
+        if own is not None:
+            return own
+    asked = _asked.get()
+    if not hasattr(asked, "_resolve_quant_config"):
+        return None
+    from diffusers import ModelMixin
+
+    # A copy, because it takes note of every answer.
+    return copy.copy(asked)._resolve_quant_config(
+        is_diffusers=isinstance(model, ModelMixin), module_name=name
+    )
+
+
+def _home():
+    return sys.modules["diffusers.pipelines.pipeline_loading_utils"]

@@ -1,0 +1,217 @@
+"""What a group of diffusers' group offloading moves, where a weight is more than one tensor.
+
+Weights of bitsandbytes have companions (quant state, CB, SCB) that are no parameters. Those of optimum-quanto and
+torchao are wrappers around inner tensors; other ``.data`` exchanges the wrapper only. `places` names every attribute
+that holds a tensor of a group, whichever of these it is.
+
+Weights that quanto has packed for a kernel of the CPU can be unpacked, for good (`unpack`): no other device reads them.
+
+Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..weights.companions import companions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = [
+    "backends",
+    "companions_of_parameters",
+    "identity",
+    "is_on_disk",
+    "let_wrappers_follow",
+    "places",
+    "refuse_wrappers",
+    "rejoin",
+    "unpack",
+]
+
+_BACKENDS = ("bitsandbytes", "optimum", "torchao")
+_NOT_TO_DISK = (
+    "Weights of class {} cannot be offloaded to disk: safetensors does not store their inner tensors. "
+    "Offload them to memory, without `offload_to_disk_path`."
+)
+_known_types: dict[type, str] = {}
+
+
+def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
+    """Yield where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's."""
+    on_disk = is_on_disk(group)
+    if not on_disk:
+        for tensor in _tensors(group):
+            yield from _inside(tensor)
+    aliases = {(id(holder), name) for holder, name, _ in vars(group).get("_quantfix_aliases", ())}
+    for layer in _layers(group):
+        for found in companions(layer):
+            if not on_disk or (id(found.holder), found.attribute) not in aliases:
+                yield found.holder, found.attribute, True
+
+
+def _inside(tensor: Any) -> Iterator[tuple[Any, str, bool]]:
+    if not _is_wrapper(tensor):
+        yield tensor, "data", _backend_of(tensor) != ""
+        return
+    for name, inner in _inner_tensors(tensor):
+        if _is_wrapper(inner):
+            yield from _inside(inner)
+        else:
+            yield tensor, name, True
+
+
+def _tensors(group: Any) -> list[Any]:
+    """The parameters and buffers of ``group``, each once."""
+    found = [*group.parameters, *group.buffers]
+    for module in group.modules:
+        found.extend(module.parameters())
+        found.extend(module.buffers())
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def _layers(group: Any) -> Iterator[Any]:
+    """The modules that own the parameters of ``group``."""
+    for module in group.modules:
+        yield from module.modules()
+    yield from _owners(group)
+
+
+def _owners(group: Any) -> list[Any]:
+    """The modules whose parameters ``group`` has without having them."""
+    known: list[Any] | None = vars(group).get("_quantfix_owners")
+    if known is None:
+        loose = {id(parameter) for parameter in group.parameters if _backend_of(parameter)}
+        loose -= {id(parameter) for module in group.modules for parameter in module.parameters()}
+        known = group._quantfix_owners = [
+            module
+            for module in (group.offload_leader.modules() if loose else ())
+            if any(id(parameter) in loose for parameter in module._parameters.values())
+        ]
+    return known
+
+
+def backends(group: Any) -> frozenset[str]:
+    """The packages of which ``group`` holds weights."""
+    known: frozenset[str] | None = vars(group).get("_quantfix_backends")
+    if known is None:
+        found = {_backend_of(tensor) for tensor in _tensors(group)} - {""}
+        known = group._quantfix_backends = frozenset(found)
+    return known
+
+
+def _backend_of(tensor: Any) -> str:
+    """The package of the class of a quantized weight; empty for every other tensor."""
+    kind = type(tensor)
+    known = _known_types.get(kind)
+    if known is None:
+        packages = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
+        known = _known_types[kind] = next((name for name in packages if name in _BACKENDS), "")
+    return known
+
+
+def identity(tensor: Any) -> tuple[Any, ...]:
+    """Equal for tensors that share their memory; CB of an 8-bit layer is its weight, and must stay it."""
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+# ---------------------------------------------------------------------- wrappers
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    return _backend_of(tensor) != "" and hasattr(tensor, "__tensor_flatten__")
+
+
+def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
+    found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
+    return [(name, inner) for name, inner in found if inner is not None]
+
+
+def unpack(group: Any) -> None:
+    """Let weights that are packed for a kernel of the CPU be plain ones of quanto, as its own ``.to()`` would.
+
+    That one packs them anew for the kernel of the device, which at each use would cost more than the kernel saves; and
+    what is packed for a device can be neither saved nor moved where it waits.
+    """
+    torch = sys.modules["torch"]
+    if torch.device(group.onload_device).type == "cpu":
+        return
+    for tensor in _tensors(group):
+        if _is_packed_for_the_cpu(tensor):
+            with torch.inference_mode(False), torch.no_grad():
+                plain = tensor.weight_qbits_tensor()
+            # In place, as everyone has this parameter: the wrapper itself is the same, of size, type and device.
+            tensor.__class__ = type(plain)
+            del tensor._scale_shift
+            vars(tensor).update(vars(plain))
+
+
+def _is_packed_for_the_cpu(tensor: Any) -> bool:
+    if not _is_wrapper(tensor):
+        return False
+    # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
+    packed: Any = getattr(tensor, "_data", None)
+    return (
+        type(packed).__name__ == "TinyGemmPackedTensor" and packed._data.dtype == sys.modules["torch"].uint8
+    )
+
+
+def let_wrappers_follow(group: Any) -> None:
+    """Let the wrappers, which tell a device of their own, tell that of their inner tensors."""
+    for tensor in _tensors(group):
+        if _is_wrapper(tensor):
+            _follow(tensor)
+
+
+def _follow(wrapper: Any) -> None:
+    inner = [tensor for _, tensor in _inner_tensors(wrapper)]
+    for tensor in inner:
+        if _is_wrapper(tensor):
+            _follow(tensor)
+    if inner and wrapper.device != inner[0].device:
+        # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
+        # Not in inference mode: there the class itself is asked whether it takes other data, and reads the shell.
+        with sys.modules["torch"].inference_mode(False):
+            wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
+                type(wrapper),
+                wrapper.size(),
+                strides=wrapper.stride(),
+                storage_offset=wrapper.storage_offset(),
+                dtype=wrapper.dtype,
+                device=inner[0].device,
+            )
+
+
+# ---------------------------------------------------------------------- disk
+
+
+def is_on_disk(group: Any) -> bool:
+    return vars(group).get("offload_to_disk_path") is not None
+
+
+def refuse_wrappers(group: Any) -> None:
+    for tensor in _tensors(group):
+        if _is_wrapper(tensor):
+            raise ValueError(_NOT_TO_DISK.format(type(tensor).__name__))
+
+
+def companions_of_parameters(group: Any) -> list[tuple[Any, str, Any]]:
+    """The companions that are a parameter by another name: (holder, attribute, parameter)."""
+    parameters = {identity(parameter.data): parameter for parameter in _tensors(group)}
+    found = [one for layer in _layers(group) for one in companions(layer)]
+    return [
+        (one.holder, one.attribute, parameters[identity(one.tensor)])
+        for one in found
+        if identity(one.tensor) in parameters
+    ]
+
+
+def rejoin(group: Any) -> None:
+    """Let these companions be again what the parameter is, which diffusers has moved."""
+    for holder, attribute, parameter in vars(group).get("_quantfix_aliases", ()):
+        setattr(holder, attribute, parameter.data)

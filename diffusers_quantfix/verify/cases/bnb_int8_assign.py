@@ -1,0 +1,19 @@
+"""The state dict of an 8-bit model is assigned to another one."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+
+    from ..models import eight_bit
+
+    where = eight_bit.device()
+    source, model = eight_bit.layers(where), eight_bit.layers(where)
+    saved = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    reference = eight_bit.run(source, where)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    model.load_state_dict(saved, assign=True)
+    assert torch.equal(eight_bit.run(model, where), reference), "the output is not that of the checkpoint"
+    return "the state dict was assigned; the output is exact"

@@ -1,0 +1,63 @@
+"""Every case of `verify` is right where its fix is applied or not needed, with a device and without one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from diffusers_quantfix.engine.versions import contains, installed_version
+from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.verify.case import CannotReproduce
+from diffusers_quantfix.verify.child import case_module
+from tests.fixes import four_bit
+from tests.fixes import quanto_models as q
+
+# Why a case cannot be shown: what these releases or this machine lack.
+LACKS = re.compile(
+    "transformers: Using `bitsandbytes`|diffusers: |diffusers [0-9.]+ reads no GGUF files|needs gguf, which is not"
+    "|shows with text encoders of transformers only|this diffusers has no group offloading|needs an NVIDIA GPU"
+    "|needs a CPU with AVX512-BF16"
+)
+NO_DEVICE = re.compile("needs (a|two) CUDA device")
+A_DEVICE = re.compile("this machine has a GPU")
+
+
+def is_not_concerned(fix_id: str) -> str:
+    """Why the situation of a fix is not there in these releases, as a sentence; empty where it is, fixed or not."""
+    fix = importlib.import_module(f"diffusers_quantfix.fixes.{INDEX[fix_id][0]}").FIX
+    for name, specifier in fix.claims.items():
+        version = installed_version(name)
+        since = ",".join(part for part in specifier.split(",") if part.startswith(">"))
+        if version is None or not contains(since, version):
+            return f"needs {name}{since}: {version or 'nothing'} is installed"
+    return ""
+
+
+def show(fix_id: str, folder, cannot: re.Pattern[str]) -> None:
+    case = importlib.import_module(case_module(fix_id)).case
+    if reason := is_not_concerned(fix_id):
+        pytest.skip(reason)
+    if "quanto" in fix_id:
+        q.quanto()
+    try:
+        with four_bit.skip_for_other_reasons():
+            assert case(str(folder))
+    except CannotReproduce as reason:
+        assert LACKS.match(str(reason)) or cannot.match(str(reason))
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("fix_id", INDEX)
+def test_without_a_device(tmp_path, fix_id):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    show(fix_id, tmp_path, NO_DEVICE)
+
+
+@pytest.mark.parametrize("fix_id", INDEX)
+def test_on_a_device(gpu, tmp_path, fix_id):
+    show(fix_id, tmp_path, A_DEVICE)
