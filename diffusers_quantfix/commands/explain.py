@@ -41,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--here", action="store_true", help="import the library and say whether the fix is applied here"
     )
+    parser.add_argument(
+        "--script", action="store_true", help="print a program that shows the defect, without this package"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="print the text of a report to upstream, for a defect without one",
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
@@ -51,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
         return _refuse("name a fix, an error message in quotes, a file, or - for standard input")
     if len(words) == 1 and _is_id(words[0]):
         return _explain_id(words[0], options)
+    if options.script or options.report:
+        return _refuse("--script and --report need the id of a fix")
     try:
         text = _text(words)
     except Unreadable as error:
@@ -71,6 +81,8 @@ def _explain_id(fix_id: str, options: argparse.Namespace) -> int:
         known_ids((fix_id,))
     except ValueError as error:
         return _refuse(str(error))
+    if options.script or options.report:
+        return _reproduce(fix_id, options)
     answer = _answer(fix_id) if options.here else None
     if options.json:
         import json
@@ -78,6 +90,16 @@ def _explain_id(fix_id: str, options: argparse.Namespace) -> int:
         print(json.dumps(page_data(fix_id, answer), indent=2))
     else:
         show("\n".join(page(fix_id, answer)))
+    return 0
+
+
+def _reproduce(fix_id: str, options: argparse.Namespace) -> int:
+    from .reproduction import report, script
+
+    links = declaration(fix_id).upstream
+    if options.report and links:
+        return _refuse(f"{fix_id} is known to upstream: {', '.join(links)}")
+    print(report(fix_id) if options.report else script(fix_id), end="")
     return 0
 
 

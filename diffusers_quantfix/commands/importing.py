@@ -152,11 +152,14 @@ def _death(code: int, module: str) -> str:
 
 
 class _Names:
-    """A finder that finds nothing, and writes down what is being imported."""
+    """A finder that finds nothing, and writes down what is being imported, but for Python's own modules and ours."""
 
     def __init__(self, shared: mmap) -> None:
         self._shared = shared
+        self._unsaid = frozenset((*sys.stdlib_module_names, __name__.partition(".")[0]))
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in self._unsaid:
+            return
         data = name.encode("utf-8", errors="replace")[: _SIZE - 2] + b"\0"
         self._shared[1 : 1 + len(data)] = data

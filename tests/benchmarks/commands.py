@@ -1,7 +1,8 @@
-"""Wall time of the commands that people type."""
+"""Time of the commands that people type."""
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,16 @@ from pathlib import Path
 from .figure import Row, figure
 from .measure import ROOT, environment
 
+# What `status` imports, without us.
+IMPORTS = """
+import importlib, runpy
+index = runpy.run_path("diffusers_quantfix/fixes/__init__.py")["INDEX"]
+for target in dict.fromkeys(target for _, target in index.values()):
+    try:
+        importlib.import_module(target)
+    except ImportError:
+        pass
+"""
 PINS = "diffusers==0.33.1\ntransformers==4.51.3\naccelerate==1.6.0\nbitsandbytes==0.45.5\ntorch==2.7.0\n"
 
 
@@ -35,3 +46,28 @@ def commands() -> Iterator[Row]:
                 )  # fmt: skip
                 taken.append(time.perf_counter() - began)
             yield Row(f"`{words[0]}`, wall time", statistics.median(taken), "s", goal, detail=f"{runs} runs")
+    for words in (
+        ["bnb-quant-state-meta"],
+        ["NotImplementedError: Cannot copy out of meta tensor; no data!"],
+    ):
+        taken = [_processor_time("-m", "diffusers_quantfix", "explain", *words) for _ in range(7)]
+        what = "an error text" if " " in words[0] else "ID"
+        yield Row(f"`explain` {what}, processor time", statistics.median(taken), "s", 0.3, detail="7 runs")
+    # In turns, and the best of each: other work on this machine slows both down.
+    pairs = [
+        (_processor_time("-m", "diffusers_quantfix", "status"), _processor_time("-c", IMPORTS))
+        for _ in range(5)
+    ]
+    ratio = min(ours for ours, _ in pairs) / min(theirs for _, theirs in pairs)
+    yield Row(
+        "`status` / importing the same libraries", ratio, "x", 1.10, detail="processor time, 5 runs each"
+    )
+
+
+def _processor_time(*arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, *arguments], env=environment(), cwd=ROOT, capture_output=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

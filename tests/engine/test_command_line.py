@@ -35,9 +35,57 @@ def test_json_alone_on_stdout_whatever_a_library_prints(world) -> None:
 def test_the_table(simple) -> None:
     outcome = simple.command("status")
     assert outcome.code == 0
+    assert outcome.out.startswith("1 applied\nactivation: "), "the summary first"
     assert "applied      fix-f" in outcome.out
     assert "imported to answer: lib.core" in outcome.out
     assert not outcome.err
+
+
+def test_the_summary_alone_and_some_states(simple) -> None:
+    simple.fix("fix-g", claims={"lib": "<1"}, body="def broken(m): return True\ndef patch(m, draft): pass")
+    brief = simple.command("status", "--brief").out
+    assert brief.startswith("1 applied, 1 candidate\ncandidate: fix-g\n")
+    assert "title of" not in brief
+    only = simple.command("status", "--only", "candidate").out
+    assert "title of fix-g" in only and "title of fix-f" not in only
+    data = json.loads(simple.command("status", "--only", "applied,failed", "--json").out)
+    assert [answer["id"] for answer in data["fixes"]] == ["fix-f"]
+    assert (data["summary"]["applied"], data["summary"]["candidate"]) == (["fix-f"], ["fix-g"])
+    wrong = simple.command("status", "--only", "aplied")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "'aplied' is no state; the states are applied, " in wrong.err
+
+
+def test_where_none_of_the_libraries_is_installed(world) -> None:
+    world.fix()
+    outcome = world.command("status")
+    assert outcome.code == 0
+    said = " ".join(outcome.out.split())
+    assert said.startswith("none of the libraries that are patched (lib) is installed for this interpreter, ")
+    assert sys.executable in said
+    assert "missing" not in said
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only there the command has a process of its own"
+)
+@pytest.mark.parametrize(
+    ("dies", "how"),
+    [
+        ("import os\nos.abort()", "the process was killed by SIGABRT"),
+        ("import os\nos._exit(7)", "the process ended with exit code 7"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_a_library_that_ends_the_process_is_named(world, dies, how, command) -> None:
+    world.library(core="import lib.deep", deep=dies)
+    world.fix()
+    outcome = world.command(command)
+    assert outcome.code == 2
+    assert (
+        f"diffusers-quantfix: {how} while lib was being imported, the last module was lib.deep" in outcome.err
+    )
+    assert not outcome.out
 
 
 def test_a_broken_library_is_one_sentence_and_exit_1(world) -> None:
@@ -61,7 +109,7 @@ def test_nothing_installed_is_no_fault(world) -> None:
 
 
 def test_wrong_usage(simple) -> None:
-    for arguments in (("statsu",), (), ("status", "--jsno"), ("status", "extra")):
+    for arguments in (("statsu",), ("status", "--jsno"), ("status", "extra")):
         outcome = simple.command(*arguments)
         assert outcome.code == 2, arguments
         assert "usage: diffusers-quantfix" in outcome.err
@@ -81,6 +129,58 @@ def test_wrong_usage(simple) -> None:
 )
 def test_only_a_near_command_is_suggested(simple, word, hint) -> None:
     assert simple.command(word).err.endswith(f"no command is called {word!r}; {hint}\n")
+
+
+def test_the_bare_command_prints_its_help(simple) -> None:
+    outcome = simple.command()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out == simple.command("--help").out
+    assert all(command in outcome.out for command in ("status", "explain", "verify"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a pseudo terminal")
+@pytest.mark.parametrize("columns", [50, 100])
+def test_on_a_terminal_something_moves_and_the_answer_fits(world, columns) -> None:
+    world.library(core="import time; time.sleep(1.5)\ndef f(): return 'broken'")
+    world.fix()
+    world.command("status")  # writes main.py
+    said, gaps = on_a_terminal([sys.executable, str(world.folder / "main.py"), "status"], world, columns)
+    assert max(gaps) < 1.0, "half a second on a machine that does nothing else"
+    assert "importing lib (1 s)" in said
+    answer = said.rpartition("\r" + " " * 10)[2].rpartition("\r ")[2].replace("\r\n", "\n")
+    assert any(len(line) > columns - 15 for line in answer.splitlines())
+    assert max(len(line.rpartition("\r")[2]) for line in answer.splitlines()) <= columns
+
+
+def on_a_terminal(command: list[str], world, columns: int) -> tuple[str, list[float]]:
+    """What a command writes to a terminal, and the seconds between its writes."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+    import time
+
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {**world.environment(""), "TERM": "xterm", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        command, stdin=there, stdout=there, stderr=there, env=environment, cwd=world.folder
+    )
+    os.close(there)
+    said, gaps, last = b"", [], time.monotonic()
+    while True:
+        try:
+            data = os.read(here, 65536)
+        except OSError:  # how Linux says that the other end was closed
+            break
+        if not data:
+            break
+        said += data
+        gaps.append(time.monotonic() - last)
+        last = time.monotonic()
+    os.close(here)
+    process.wait(30)
+    return said.decode(), gaps
 
 
 def test_the_version(simple) -> None:

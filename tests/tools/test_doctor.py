@@ -51,6 +51,34 @@ def test_a_candidate_is_no_problem():
     assert found["candidates"] == ["a: the defect seems to be there"]
 
 
+def printed(made: Board) -> str:
+    return " ".join(" ".join(doctor._lines(made, doctor.examine(made))).split())
+
+
+def test_candidates_stand_first():
+    made = board(("a", "applied", "patched"), ("b", "candidate", "the defect seems to be there"))
+    made.installed["lib"] = "9.0"
+    assert printed(made).startswith("1 applied, 1 candidate candidate: b ")
+    made.answers[1].above = True
+    found = doctor.examine(made)
+    assert found["problems"] == ["b is candidate: the defect seems to be there"]
+    assert "lib 9.0: newer than this version of the package knows" in printed(made)
+
+
+def test_an_unclaimed_release_that_is_patched_counts_as_patched():
+    found = doctor.examine(board(("bnb-linear8bit-move", "applied (unclaimed release)", "patched")))
+    assert list(found["patched"]) == ["bnb-linear8bit-move"]
+
+
+def test_an_interpreter_without_the_libraries_is_named():
+    made = board(("a", "missing", "lib is not installed"))
+    said = printed(made)
+    assert said.startswith("none of the libraries that are patched (lib) is installed for this interpreter, ")
+    assert sys.executable in said
+    assert "problems" not in said and "patched here" not in said
+    assert doctor.examine(made)["interpreter"] == sys.executable
+
+
 INSTALLED = {"torch": "2.13.0+cpu", "diffusers": "0.33.1", "bitsandbytes": "0.45.2", "optimum-quanto": None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import random
 import re
 import resource
 import subprocess
+import symtable
 import sys
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from diffusers_quantfix import text as printed
 from diffusers_quantfix.advisories import symptoms
 from diffusers_quantfix.commands import explain as command
+from diffusers_quantfix.commands import reproduction
 from diffusers_quantfix.commands.pages import declaration, page
 from diffusers_quantfix.fixes import INDEX
 
@@ -356,6 +359,91 @@ def test_a_long_text_takes_no_longer(unit):
     symptoms.search(unit * (symptoms.LIMIT // len(unit)), DECLARATIONS, lambda name: None)
     symptoms.look_alike(unit * (symptoms.LIMIT // len(unit)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - used < 5
+
+
+# ------------------------------------------------------------------ for upstream
+
+
+@pytest.mark.parametrize("fix_id", INDEX)
+def test_a_script_stands_alone(fix_id):
+    text = reproduction.script(fix_id)
+    assert "diffusers_quantfix" not in text
+    assert declaration(fix_id).title.lower() in text.lower()
+    defined = set(dir(builtins)) | {"__name__", "__file__"}
+    tables = [symtable.symtable(text, fix_id, "exec")]
+    defined |= {
+        symbol.get_name()
+        for symbol in tables[0].get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        wanted = {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_global() and symbol.is_referenced()
+        }
+        assert not wanted - defined
+    functions = re.findall(r"(?m)^(?:def|class) (\w+)", text)
+    assert len(functions) == len(set(functions))
+
+
+SCRIPTS = """
+import json, os, sys, tempfile
+said = {}
+for name, text in json.load(sys.stdin).items():
+    scope = {"__name__": name}
+    try:
+        exec(compile(text, name, "exec"), scope)
+        said[name] = ["", scope["case"](tempfile.mkdtemp(dir=sys.argv[1])) or "no defect"]
+    except Exception as error:
+        said[name] = [type(error).__name__, str(error)]
+with open(os.path.join(sys.argv[1], "said.json"), "w") as file:
+    json.dump([said, "diffusers_quantfix" in sys.modules], file)
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_shows_the_defect_where_the_release_has_it(tmp_path):
+    """All in one process, but for the one that ends it."""
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    board = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "diffusers_quantfix", "status", "--json"], capture_output=True, check=True
+        ).stdout
+    )
+    applied = [answer["id"] for answer in board["fixes"] if answer["state"] == "applied"]
+    assert applied
+    crashes = {"quanto-int8-cpu-kernel"} & set(applied)
+    texts = {fix_id: reproduction.script(fix_id) for fix_id in applied}
+    for fix_id in crashes:
+        (tmp_path / "crash.py").write_text(texts.pop(fix_id))
+        done = subprocess.run([sys.executable, tmp_path / "crash.py"], capture_output=True, check=False)
+        assert done.returncode != 0
+    subprocess.run(
+        [sys.executable, "-c", SCRIPTS, tmp_path],
+        input=json.dumps(texts), text=True, capture_output=True, check=True,
+        env={**os.environ, "DIFFUSERS_QUANTFIX_AUTO": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    said, active = json.loads((tmp_path / "said.json").read_text())
+    assert not active
+    for fix_id, (error, text) in said.items():
+        assert error and error not in ("NameError", "UnboundLocalError", "ImportError"), (fix_id, error, text)
+    shown = [fix_id for fix_id, (error, _) in said.items() if error != "CannotReproduce"]
+    assert len(shown) > len(applied) / 2
+
+
+def test_a_report_is_for_what_upstream_does_not_know():
+    done = explain("quanto-weight-clone", "--report")
+    assert done.returncode == 0
+    for part in (b"### Describe the bug", b"Symptom: ", b"Cause: ", b"```python", b"### System info"):
+        assert part in done.stdout
+    assert b"Patch: " not in done.stdout
+    known = explain("bnb-quant-state-meta", "--report")
+    assert known.returncode == 2
+    assert b"is known to upstream: https://github.com/" in known.stderr
+    assert explain("some text", "--script").returncode == 2
 
 
 # ------------------------------------------------------------------ what it costs

@@ -1,0 +1,231 @@
+"""``explain ID --script`` and ``--report``: what upstream needs to see a defect, without this package.
+
+The script is made of the case that `verify` runs: every function that the case reaches, its own and those of the tiny
+models, stands in one file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import platform
+import re
+
+from ..engine.versions import installed_version
+from ..fixes import DISTRIBUTIONS
+from ..text import wrapped
+from .pages import declaration, explanation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_PACKAGE = __name__.partition(".")[0]
+_MAIN = """
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        print(case(folder) or "no defect")
+"""
+
+
+class _Module:
+    """One of our modules: what it defines at the top, and which names in it mean something of another."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tree = ast.parse(_source(name))
+        self.defined: dict[str, ast.stmt] = {}
+        self.imports: list[ast.stmt] = []  # of other people's modules, at the top
+        self.meant: dict[
+            str, tuple[str, str]
+        ] = {}  # a name -> (module of ours, a name in it or "" for itself)
+        for node in self.tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                self.defined[node.name] = node
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if isinstance(target, ast.Name) and target.id != "TYPE_CHECKING":
+                        self.defined[target.id] = node
+            elif isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
+                self.imports.append(node)
+        for found in ast.walk(self.tree):
+            if isinstance(found, ast.ImportFrom) and found.level:
+                base = ".".join(self.name.split(".")[: -found.level])
+                base = ".".join(part for part in (base, found.module) if part)
+                for alias in found.names:
+                    inner = f"{base}.{alias.name}"
+                    here = alias.asname or alias.name
+                    self.meant[here] = (inner, "") if _is_module(inner) else (base, alias.name)
+
+
+class _Rename(ast.NodeTransformer):
+    """Names of our modules become those of the script, and imports of our modules go."""
+
+    def __init__(self, module: _Module, names: dict[tuple[str, str], str]) -> None:
+        self._module = module
+        self._names = names
+        self._locals: frozenset[str] = frozenset()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        return None if node.level else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name):
+            module, inner = self._module.meant.get(node.value.id, ("", ""))
+            name = self._names.get((module, node.attr)) if module and not inner else None
+            if name:
+                return ast.copy_location(ast.Name(name, node.ctx), node)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in self._locals:
+            return node
+        meant = self._module.meant.get(node.id)
+        key = meant if meant and meant[1] else (self._module.name, node.id)
+        node.id = self._names.get(key, node.id)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is None:
+            return ast.Pass()
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None  # types of ours, and of libraries that may not be there
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        outer, self._locals = self._locals, self._locals | _locals_of(node)
+        self.generic_visit(node)
+        self._locals = outer
+        if not node.body:  # nothing but an import of ours stood there
+            node.body = [ast.Pass()]
+        return node
+
+
+def script(fix_id: str) -> str:
+    """A program that shows the defect of a fix on the installed releases, and does not know this package."""
+    case = f"{_PACKAGE}.verify.cases.{fix_id.replace('-', '_')}"
+    modules: dict[str, _Module] = {}
+    reached = _reached(case, modules)
+    names: dict[tuple[str, str], str] = {}
+    for module, name in reached:
+        # A local variable is often called as the function that made it: ``transformer = flux.transformer()``.
+        own = module == case or not name.islower()
+        names[module, name] = name if own else f"{module.rpartition('.')[2]}_{name.lstrip('_')}"
+    imports: dict[str, None] = {}
+    parts: list[str] = []
+    # What others need stands first: the case reaches its models, and those reach theirs.
+    for module in reversed(list(dict.fromkeys(module for module, _ in reached))):
+        tree = modules[module]
+        imports.update((ast.unparse(node), None) for node in tree.imports)
+        wanted = {id(tree.defined[name]) for inner, name in reached if inner == module}
+        for node in tree.tree.body:
+            if id(node) in wanted:
+                renamed = _Rename(tree, names).visit(node)
+                if isinstance(renamed, (ast.FunctionDef, ast.ClassDef)):
+                    renamed.name = names[module, renamed.name]
+                parts.append(ast.unparse(ast.fix_missing_locations(renamed)))
+    body = "\n\n\n".join(parts)
+    used = [line for line in imports if re.search(rf"\b{re.escape(line.split()[-1])}\b", body)]
+    return "\n\n".join([_head(fix_id), *(["\n".join(used)] if used else []), f"\n{body}\n{_MAIN}"])
+
+
+def report(fix_id: str) -> str:
+    """The text of a report to upstream."""
+    fix = declaration(fix_id)
+    said = explanation(fix_id).replace("``", "`")
+    entries = [part.partition(": ") for part in said.split("\n")]
+    keep, lines = True, []
+    for title, colon, _ in entries:
+        if colon and title in ("Symptom", "Cause", "Upstream", "Patch"):
+            keep = title in ("Symptom", "Cause")
+        lines.append((title + colon + _, keep))
+    described = "\n".join(line for line, wanted in lines if wanted).strip()
+    claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
+    return (
+        f"{fix.title}\n\n### Describe the bug\n\n{described}\n\nSeen with {claims}.\n\n### Reproduction\n\n"
+        f"```python\n{script(fix_id)}```\n\n### System info\n\n{_versions()}; Python {platform.python_version()}, "
+        f"{platform.platform()}\n"
+    )
+
+
+def _locals_of(function: ast.FunctionDef) -> set[str]:
+    """The names that a function binds, which hide those of its module; an import of ours binds none."""
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add(node.name)
+        elif isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
+            found.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            found.difference_update(node.names)
+    return found
+
+
+def _reached(case: str, modules: dict[str, _Module]) -> list[tuple[str, str]]:
+    """(module, name) of all that the case reaches, itself first; ``modules`` is filled on the way."""
+    reached: dict[tuple[str, str], None] = {}
+    pending = [(case, "case")]
+    while pending:
+        module, name = pending.pop(0)
+        if module not in modules:
+            modules[module] = _Module(module)
+        one = modules[module]
+        if name not in one.defined:
+            if name in one.meant:  # handed on from elsewhere
+                pending.append(one.meant[name])
+            continue
+        if (module, name) in reached:
+            reached[module, name] = reached.pop((module, name))  # as late as the last who needs it
+            continue
+        reached[module, name] = None
+        for node in ast.walk(one.defined[name]):
+            if isinstance(node, ast.Name):
+                meant = one.meant.get(node.id)
+                if node.id in one.defined:
+                    pending.append((module, node.id)) if node.id != name else None
+                elif meant and meant[1]:
+                    pending.append(meant)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                meant = one.meant.get(node.value.id)
+                if meant and not meant[1]:
+                    pending.append((meant[0], node.attr))
+    return list(reached)
+
+
+def _head(fix_id: str) -> str:
+    fix = declaration(fix_id)
+    claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
+    lines = [f'"""{fix.title[:1].upper()}{fix.title[1:]}.', ""]
+    lines += wrapped(
+        "Where the defect is there, this ends in upstream's own error, or in an AssertionError with the figures."
+    )
+    lines += ["", *wrapped(f"affected: {claims}"), *wrapped(f"here: {_versions()}")]
+    lines += [f"upstream: {link}" for link in fix.upstream or ("not reported yet",)]
+    return "\n".join([*lines, '"""'])
+
+
+def _versions() -> str:
+    found = ((name, installed_version(name)) for name in DISTRIBUTIONS if name not in ("wrapt", "packaging"))
+    return ", ".join(f"{name} {version}" for name, version in found if version) or "none of the libraries"
+
+
+def _source(name: str) -> str:
+    spec: Any = importlib.util.find_spec(name)
+    return str(spec.loader.get_source(name))
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what it would be in is no package
+        return False
