@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 
 def case(work: str) -> str | None:
@@ -28,7 +28,7 @@ def case(work: str) -> str | None:
         )
     except (AttributeError, TypeError) as error:
         # Before 0.34 there is no such option, and before 0.37 it asks for an accelerator.
-        raise CannotShow(f"this diffusers does not offload to disk here ({error})") from None
+        raise CannotReproduce(f"this diffusers does not offload to disk here ({error})") from None
     vae.save_pretrained(f"{work}/saved")
     again = AutoencoderKL.from_pretrained(f"{work}/saved").state_dict()
     wrong = [name for name, tensor in weights.items() if not torch.equal(again[name], tensor)]
