@@ -178,10 +178,11 @@ def test_a_constraint_that_is_also_a_requirement_is_both(tmp_path):
     assert read([str(tmp_path / "r.txt")]).required == {"diffusers-quantfix"}
 
 
-def test_names_are_printed_without_control_characters(tmp_path):
-    file = tmp_path / "a\x1b[31m\n::error::b\udce9.txt"
+def test_names_are_printed_without_control_characters_and_commands(tmp_path):
+    file = tmp_path / "a\x1b[31m\n::error::b ##[add-path]\udce9.txt"
     file.write_text("]")
-    assert refusal(file).endswith(r"a\x1b[31m\n::error::b\udce9.txt, line 1 is no requirement")
+    said = r"a\x1b[31m\n:\x3aerror:\x3ab #\x23[add-path]\udce9.txt, line 1 is no requirement"
+    assert refusal(file).endswith(said)
 
 
 LINES = {
