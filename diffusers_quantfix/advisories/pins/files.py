@@ -161,11 +161,13 @@ class Files:
 
 
 def shown(name: str) -> str:
-    """The name of a file as it may be printed: without control characters and broken Unicode."""
-    return "".join(
+    """The name of a file as it may be printed: without control characters, broken Unicode, and what a log of GitHub
+    Actions takes for a command."""
+    printable = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in name
     )
+    return printable.replace("::", r":\x3a").replace("##[", r"#\x23[")
 
 
 def _decoded(called: str, data: bytes) -> str:
