@@ -38,7 +38,7 @@ def audit(model_or_pipe: Any) -> Audit:
     Raises:
         TypeError: ``model_or_pipe`` is none of these.
     """
-    from ..memory.guard import released_message
+    from .released import released_message
 
     components = components_of(model_or_pipe, "audit")
     records: list[TensorRecord] = []
