@@ -64,7 +64,8 @@ def plot(
         scale, unit = next(((scale, unit) for scale, unit in _UNITS if top >= scale), _UNITS[-1])
         for column, (name, samples) in enumerate(runs.items()):
             axes = grid[row][column]
-            _draw(axes, samples, device, colours, scale)
+            if samples:
+                _draw(axes, samples, device, colours, scale)
             axes.set_ylim(0, (top / scale or 1.0) * 1.05)
             if row == 0:
                 axes.set_title(name, fontsize=11, loc="left")
@@ -106,12 +107,12 @@ def _draw(axes: Any, samples: Sequence[Sample], device: str, colours: dict[str, 
     if any(high > low for low, high in zip(floor, total, strict=True)):
         axes.stairs(total, edges, baseline=floor, fill=True, color=_OTHER, label="activations and all else")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlim(0, max(1, len(samples)))
+    axes.set_xlim(0, len(samples))
     if device == "cpu":
         return
     # The peak was reached before the sample that reports it: it belongs to the step that ends there.
     peaks = [sample.peak.get(device, 0) / scale for sample in samples]
-    peaks = [*peaks[1:], total[-1]] if peaks else peaks
+    peaks = [*peaks[1:], total[-1]]
     axes.stairs(peaks, edges, baseline=total, fill=True, color=_PEAK, alpha=0.12)
     axes.stairs(peaks, edges, baseline=None, color=_PEAK, linewidth=1.4, label="peak within the step")
 

@@ -16,8 +16,8 @@ __all__ = ["Track", "track"]
 # So many samples are kept at most.
 _MOST = 1000
 # Without an interval of the caller's: the first samples are taken whatever they cost, and after them as many as take
-# a twentieth of the time.
-_FIRST, _SHARE = 16, 0.05
+# this share of the time.
+_FIRST, _SHARE = 12, 0.03
 # Samples that take more seconds than this on average are those of a model with tens of thousands of layers. Even the
 # first of them have to stay within the share.
 _SLOW = 0.05
@@ -230,7 +230,7 @@ def track(pipe: Any, interval: float | None = None) -> Track:
     (``module.compile()``) is not sampled at its calls.
 
     Every sample looks at every tensor, which takes microseconds per layer. Calls that are shorter than that are not
-    all sampled: after the first 16 samples as many are taken as need a twentieth of the time. A run of more than 1,000
+    all sampled: after the first 12 samples as many are taken as need 3 % of the time. A run of more than 1,000
     samples is thinned, neighbours are merged two by two. Neither loses a peak of an accelerator, and merging loses
     none of the CPU.
 

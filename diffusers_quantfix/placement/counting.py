@@ -169,10 +169,12 @@ def _sums(ends: Mapping[str, int], blocks: Blocks) -> dict[str, dict[str, int]]:
     sums: dict[str, dict[str, int]] = {}
     first = 0
     for name, end in ends.items():
-        counts: dict[torch.device, int] = {}
-        for index in range(first, end):
-            device = blocks.devices[index]
-            counts[device] = counts.get(device, 0) + added[index]
+        counts = dict.fromkeys(blocks.devices[first:end], 0)
+        if len(counts) == 1:
+            counts = dict.fromkeys(counts, sum(added[first:end]))
+        else:
+            for device, count in zip(blocks.devices[first:end], added[first:end], strict=True):
+                counts[device] += count
         sums[name] = {str(device): count for device, count in counts.items() if device.type != "meta"}
         first = end
     return sums

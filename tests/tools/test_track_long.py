@@ -105,6 +105,17 @@ def test_the_interval_is_the_callers(monkeypatch):
         assert memory.left_out == 22 - expected
 
 
+def test_a_model_whose_samples_are_slow_is_sampled_less_from_the_first_on(monkeypatch):
+    from diffusers_quantfix.memory import tracking
+
+    monkeypatch.setattr(tracking, "_SLOW", 0.0)
+    model, x = _tiny()
+    with qf.track(model) as memory:
+        model(x)
+    assert [sample.label for sample in memory.samples] == ["start", "end"]
+    assert memory.left_out == 2
+
+
 def test_ten_thousand_calls_are_bounded():
     model, x = _tiny()
     with qf.track(model, interval=0) as memory:
@@ -113,6 +124,18 @@ def test_ten_thousand_calls_are_bounded():
     assert len(memory.samples) <= 1000
     assert memory.left_out == 0
     assert memory.peak == qf.audit(model).bytes
+
+
+def test_a_picture_of_a_long_run_is_drawn_from_few_samples_with_all_peaks(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from diffusers_quantfix.memory import plot
+
+    samples = [_sample(-1, "start", 5), *_calls(20_000), *(_sample(0, f"mark {n}", 1) for n in range(2000))]
+    thinned = plot._thinned(samples)
+    assert len(thinned) <= 600
+    assert peak_of(thinned) == peak_of(samples)
+    plot.plot({"a long run": samples, "nothing": []}, tmp_path / "long.png")
+    assert (tmp_path / "long.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("interval", [-1, float("nan")])
