@@ -81,6 +81,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
+    "diffusers-layerwise-casting-quantized": (
+        "diffusers.layerwise_casting_quantized",
+        "diffusers.hooks.layerwise_casting",
+    ),
     "diffusers-lora-offload-flip": ("diffusers.lora_offload_flip", "diffusers.loaders.lora_pipeline"),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
     "diffusers-meta-pipeline-device": (
@@ -110,6 +114,8 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-dora-8bit-cpu": ("peft.dora_8bit_cpu", "peft.utils.integrations"),
+    "peft-dora-gguf": ("peft.dora_gguf", "peft.utils.integrations"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
