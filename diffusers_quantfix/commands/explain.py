@@ -94,12 +94,16 @@ def _explain_id(fix_id: str, options: argparse.Namespace) -> int:
 
 
 def _reproduce(fix_id: str, options: argparse.Namespace) -> int:
-    from .reproduction import report, script
+    from .reproduction import NoScript, report, script
 
     links = declaration(fix_id).upstream
     if options.report and links:
         return _refuse(f"{fix_id} is known to upstream: {', '.join(links)}")
-    print(report(fix_id) if options.report else script(fix_id), end="")
+    try:
+        text = report(fix_id) if options.report else script(fix_id)
+    except NoScript as reason:
+        return _refuse(str(reason))
+    print(text, end="")
     return 0
 
 

@@ -30,6 +30,10 @@ if __name__ == "__main__":
 """
 
 
+class NoScript(Exception):
+    """A case that needs this package; the text is the sentence."""
+
+
 class _Module:
     """One of our modules: what it defines at the top, and which names in it mean something of another."""
 
@@ -108,7 +112,11 @@ class _Rename(ast.NodeTransformer):
 
 
 def script(fix_id: str) -> str:
-    """A program that shows the defect of a fix on the installed releases, and does not know this package."""
+    """A program that shows the defect of a fix on the installed releases, and does not know this package.
+
+    Raises:
+        NoScript: the case needs this package.
+    """
     case = f"{_PACKAGE}.verify.cases.{fix_id.replace('-', '_')}"
     modules: dict[str, _Module] = {}
     reached = _reached(case, modules)
@@ -116,7 +124,10 @@ def script(fix_id: str) -> str:
     for module, name in reached:
         # A local variable is often called as the function that made it: ``transformer = flux.transformer()``.
         own = module == case or not name.islower()
-        names[module, name] = name if own else f"{module.rpartition('.')[2]}_{name.lstrip('_')}"
+        private = "_" if name.startswith("_") else ""
+        names[module, name] = name if own else f"{private}{module.rpartition('.')[2]}_{name.lstrip('_')}"
+    if _takes_modules(modules, reached):
+        raise NoScript(f"the case of {fix_id} changes this package, so it cannot stand alone")
     imports: dict[str, None] = {}
     parts: list[str] = []
     # What others need stands first: the case reaches its models, and those reach theirs.
@@ -152,6 +163,22 @@ def report(fix_id: str) -> str:
         f"```python\n{script(fix_id)}```\n\n### System info\n\n{_versions()}; Python {platform.python_version()}, "
         f"{platform.platform()}\n"
     )
+
+
+def _takes_modules(modules: dict[str, _Module], reached: list[tuple[str, str]]) -> bool:
+    """Whether one of our modules is used as a value, not only for what it defines."""
+    for module, name in reached:
+        one = modules[module]
+        tree = one.defined[name]
+        owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Name)
+                and id(node) not in owners
+                and one.meant.get(node.id, ("", "x"))[1] == ""
+            ):
+                return True
+    return False
 
 
 def _locals_of(function: ast.FunctionDef) -> set[str]:

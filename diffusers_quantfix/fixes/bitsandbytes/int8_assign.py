@@ -27,6 +27,8 @@ FIX = Fix(
     upstream=(),
     symptom="RuntimeError: Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported, with "
     "assign=True",
+    patterns=("Loading a quantized checkpoint into non-quantized Linear8bitLt",),
+    frames=(r"load_state_dict\([^()]{0,200}assign=True", "assign=True"),
 )
 
 

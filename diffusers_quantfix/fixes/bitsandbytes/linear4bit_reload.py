@@ -32,6 +32,8 @@ FIX = Fix(
     upstream=(),
     symptom='RuntimeError: Error(s) in loading state_dict: Unexpected key(s) in state_dict: "weight.absmax", '
     '"weight.quant_map", "weight.quant_state.bitsandbytes__nf4"',
+    patterns=(r"Unexpected key\(s\) in state_dict: .{0,200}(absmax|quant_map|quant_state)",),
+    frames=("load_state_dict", "4.?bit|bitsandbytes__nf4"),
 )
 
 # What bitsandbytes saves beside a weight.

@@ -27,6 +27,8 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/issues/10653",),
     symptom='RuntimeError: Expected all tensors to be on the same device; with device_map="balanced", when components '
     "are missing in pipe.hf_device_map",
+    patterns=("Expected all tensors to be on the same device",),
+    frames=("balanced", "hf_device_map"),
 )
 
 

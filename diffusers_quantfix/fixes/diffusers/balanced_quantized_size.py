@@ -35,6 +35,8 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/issues/12719",),
     symptom='ValueError: Some modules are dispatched on the CPU or the disk; with device_map="balanced", though the '
     "quantized component would fit on a GPU",
+    patterns=("Some modules are dispatched on the CPU or the disk",),
+    frames=("balanced", "pipeline_loading_utils.py"),
 )
 
 # The quantization config of the pipeline that is being loaded, in this thread or task.

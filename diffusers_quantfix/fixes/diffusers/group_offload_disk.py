@@ -38,6 +38,7 @@ FIX = Fix(
     ),
     symptom="NaN, or noise, from a model that was saved while it was group-offloaded to disk, or that a LoRA was "
     "loaded into",
+    frames=("offload_to_disk_path", "group_offload", "disk"),
     hot=True,
 )
 

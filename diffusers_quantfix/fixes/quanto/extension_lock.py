@@ -33,6 +33,8 @@ FIX = Fix(
     upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/file_baton.py",),
     symptom="the first use of int4 or int2 weights never returns; optimum/quanto/library/extensions/cpp/build/lock "
     "exists",
+    patterns=(r"extensions/\w+/build/lock", "optimum/quanto.{0,60}file_baton"),
+    frames=("file_baton", "quanto", "lock"),
 )
 
 QUIET = 45.0  # seconds without a change after which a process does without the extension
