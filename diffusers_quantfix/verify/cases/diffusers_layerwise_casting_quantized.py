@@ -8,7 +8,7 @@ def case(work: str) -> str | None:
     import torch
     from diffusers.hooks import apply_layerwise_casting
 
-    from ..case import CannotShow
+    from ..case import CannotReproduce
 
     torch.manual_seed(0)
     layers = [
@@ -23,9 +23,9 @@ def case(work: str) -> str | None:
             given = torch.randn(3, 64, dtype=torch.bfloat16)
             expected = model[:2](given)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CannotShow(f"bitsandbytes does not quantize here: {error}") from None
+        raise CannotReproduce(f"bitsandbytes does not quantize here: {error}") from None
     if model[0].weight.quant_state is None:
-        raise CannotShow("this bitsandbytes does not quantize on a CPU")
+        raise CannotReproduce("this bitsandbytes does not quantize on a CPU")
     apply_layerwise_casting(model, torch.float8_e4m3fn, torch.bfloat16)
     with torch.no_grad():
         off = (model[:2](given) - expected).abs().max().item()

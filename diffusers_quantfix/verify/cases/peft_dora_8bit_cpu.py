@@ -7,16 +7,16 @@ def case(work: str) -> str | None:
     import torch
     from peft import LoraConfig, inject_adapter_in_model
 
-    from ..case import CannotShow
+    from ..case import CannotReproduce
 
     try:
         import bitsandbytes as bnb
 
         layer = bnb.nn.Linear8bitLt(64, 64, has_fp16_weights=False).to("cpu")
         if layer.weight.dtype != torch.int8:
-            raise CannotShow("this bitsandbytes does not quantize on a CPU")
+            raise CannotReproduce("this bitsandbytes does not quantize on a CPU")
     except (ImportError, RuntimeError, AssertionError) as error:
-        raise CannotShow(f"bitsandbytes does not quantize here: {error}") from None
+        raise CannotReproduce(f"bitsandbytes does not quantize here: {error}") from None
     model = torch.nn.Sequential(layer)
     inject_adapter_in_model(
         LoraConfig(r=4, target_modules=["0"], use_dora=True), model, low_cpu_mem_usage=True
