@@ -68,7 +68,12 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _answer(arguments: list[str]) -> int:
-    parser = _parser(arguments)
+    try:
+        parser = _parser(arguments)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "packaging":
+            raise
+        return _refuse("packaging is not installed, without which versions cannot be compared; install it")
     try:
         options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # after --help and --version, and for wrong usage

@@ -62,5 +62,7 @@ def _hint(error: BaseException) -> str:
 
 def _sentence(answer: Answer) -> str:
     advice = _ADVICE[answer.state].format(id=answer.id)
+    if answer.above:
+        advice = f"DIFFUSERS_QUANTFIX=newer:{answer.id} patches it all the same"
     about = "" if "explain" in advice else f" (`{_COMMAND} explain {answer.id}`)"
     return f"this looks like {answer.id}, which is not patched here: {answer.reason}; {advice}{about}"

@@ -190,7 +190,7 @@ def _inside(fix: Fix, known: Callable[[str], str | None]) -> bool | None:
         version = known(distribution)
         try:
             verdicts.append(contains(claim, version) if version else None)
-        except ValueError:  # a version or a claim that is none
+        except (ValueError, ImportError):  # no valid version; packaging, our own dependency, is not there
             verdicts.append(None)
     if False in verdicts:
         return False

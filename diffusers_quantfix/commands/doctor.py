@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..engine.board import Board
 
 EXIT_CODES = (
-    "0; with --strict 1 when a fix that applies failed or was overwritten, or a library cannot be imported; "
-    "2 wrong usage, or a library that ends the process"
+    "0; with --strict 1 when a fix that applies failed or was overwritten, a library cannot be imported, or a fix is a "
+    "candidate above its claimed range; 2 wrong usage, or a library that ends the process"
 )
 
 

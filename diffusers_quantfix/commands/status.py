@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ..engine.board import Board
 
 EXIT_CODES = (
-    "0 every fix that is needed is in; 1 one failed, was overwritten, or waits for a library that cannot be imported; "
-    "2 wrong usage, settings that cannot be understood, or a library that ends the process"
+    "0 every fix that is needed is in; 1 one failed, was overwritten, waits for a library that cannot be imported, or "
+    "is a candidate above its claimed range; 2 wrong usage, settings that cannot be understood, or a library that ends "
+    "the process"
 )
 
 

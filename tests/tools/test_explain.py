@@ -316,6 +316,19 @@ def test_an_ambiguous_message_asks_for_the_traceback():
     assert b"what to try" in done.stdout
 
 
+def test_without_our_own_dependency():
+    program = (
+        "import sys; sys.modules['packaging'] = sys.modules['packaging.version'] = None\n"
+        "from diffusers_quantfix.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for arguments, code in ((["explain", "KeyError: None from GGUFParameter"], 0), (["doctor"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="there is no /dev/zero here")
 def test_an_input_that_cannot_be_read_is_one_sentence(tmp_path):
     for arguments in (("/dev/zero",), (str(tmp_path),), ()):
