@@ -61,7 +61,7 @@ def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
                 return None
             raise ValueError(
                 f"layerwise casting of {type(module).__name__} as a whole would cast the packed weights of "
-                f"{len(packed)} quantized layers; pass skip_modules_pattern (its default, for example) to leave them out"
+                f"{len(packed)} quantized layers; with skip_modules_pattern, for example its default, they are left out"
             )
 
         return apply_layerwise_casting_hook
