@@ -74,6 +74,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-buffers": (
+        "diffusers.group_offload_buffers",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-disk": ("diffusers.group_offload_disk", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),

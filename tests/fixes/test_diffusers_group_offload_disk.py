@@ -142,6 +142,8 @@ def test_a_lora_is_loaded_into_a_quantized_model(gpu, tmp_path, level, bits):
 
 def load_lora(gpu, tmp_path, level, bits) -> None:
     pytest.importorskip("peft")
+    if sentence := unmet("diffusers>=0.35"):
+        pytest.skip(f"before, a LoRA cannot be loaded under group offload; {sentence}")
     device = gpu.devices[0]
     folder = models.saved(models.flux_transformer(), tmp_path / "flux")
 
