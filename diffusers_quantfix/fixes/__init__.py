@@ -45,6 +45,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.four_bit_load_scan",
         "diffusers.quantizers.bitsandbytes.bnb_quantizer",
     ),
+    "diffusers-4bit-storage": ("diffusers.four_bit_storage", "diffusers.models.modeling_utils"),
     "diffusers-8bit-hooks-follow": ("diffusers.eight_bit_hooks_follow", "diffusers.models.modeling_utils"),
     "diffusers-8bit-model-gate": ("diffusers.eight_bit_model_gate", "diffusers.models.modeling_utils"),
     "diffusers-8bit-modular-gate": (
@@ -108,6 +109,11 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
+    "diffusers-quanto-string-map": (
+        "diffusers.quanto_string_map",
+        "diffusers.quantizers.quanto.quanto_quantizer",
+    ),
+    "diffusers-quanto-warmup": ("diffusers.quanto_warmup", "diffusers.models.model_loading_utils"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
     "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
