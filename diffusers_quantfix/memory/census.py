@@ -68,26 +68,28 @@ class Census:
                 append(value)
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
 
-    def users_of(self, root: Any, but: set[int]) -> list[str]:
-        """The live pipelines that use any module of the tree of ``root``, without those whose ``id`` is in ``but``."""
+    def users_of(self, modules: Iterable[Any], but: set[int]) -> list[str]:
+        """The live pipelines that use any of ``modules``, without those whose ``id`` is in ``but``."""
         users: dict[int, str] = {}
-        for module in bearing_modules(root):
-            for pipeline, user in self._by_module().get(id(module), ()):
+        by_module = self._by_module()
+        for module in modules if by_module else ():
+            for pipeline, user in by_module.get(id(module), ()):
                 if pipeline not in but:
                     users.setdefault(pipeline, user)
         return [users[id(pipeline)] for pipeline in self.pipelines if id(pipeline) in users]
 
-    def other_owners(self, storages: Iterable[int], trees: set[int]) -> dict[int, str]:
-        """Of ``storages``, those that a live module outside of ``trees`` has as a weight too, and its name."""
+    def other_owners(self, storages: Iterable[int], trees: set[int]) -> dict[int, tuple[str, torch.Tensor]]:
+        """Of ``storages``, those that a live module outside of ``trees`` has too: its name, and the weight."""
         wanted = set(storages)
-        owners: dict[int, str] = {}
+        owners: dict[int, tuple[str, torch.Tensor]] = {}
         for module in self.modules:
             if id(module) in trees:
                 continue
             for name, tensor in _own_tensors(module):
                 storage = storage_of(tensor)
                 if storage is not None and storage._cdata in wanted:
-                    owners.setdefault(storage._cdata, f"also {name} of a live {type(module).__name__}")
+                    why = f"also {name} of a live {type(module).__name__}"
+                    owners.setdefault(storage._cdata, (why, tensor))
         return owners
 
     def _by_module(self) -> dict[int, list[tuple[int, str]]]:

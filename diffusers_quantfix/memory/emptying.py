@@ -43,6 +43,7 @@ class Block:
         spared: why it must not be emptied, "" if it may.
         outside: whether that is because something outside can reach it.
         error: what torch said when it could not be.
+        tensor: a tensor on it that is known to be left.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Block:
     spared: str = ""
     outside: bool = False
     error: str = ""
+    tensor: torch.Tensor | None = None
 
 
 def blocks_of(found: Iterable[Held]) -> dict[int, Block]:
@@ -124,21 +126,27 @@ def _empty_tensors(references: References, wanted: dict[int, Block], to_cpu: dic
     # Made before: making one lets other threads go on. Each its own, and on its device, where it costs nothing: a
     # pipeline asks its first component for the device to run on, and that may be a text encoder that was released.
     nothings = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in references.tensors]
-    for tensor, count, nothing in zip(references.tensors, counts, nothings, strict=True):
-        storage = storage_of(tensor)
-        if storage is None or wanted[storage._cdata].spared or id(tensor) in references.outside:
-            continue
-        if storage._cdata in to_cpu:
-            if tensor.device.type not in ("cpu", "meta"):
-                with contextlib.suppress(Exception), torch.no_grad():
-                    tensor.data = tensor.detach().cpu()
-            continue
-        with contextlib.suppress(Exception):
-            torch.autograd.graph.increment_version(tensor)
-        # Since the references were counted a thread may have begun to compute with it.
-        if tensor._use_count() == count:
-            with contextlib.suppress(Exception):
-                _give(tensor, nothing)
+    # Subclasses (GGUF) intercept even the setting of an attribute; the plain one is meant.
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        for tensor, count, nothing in zip(references.tensors, counts, nothings, strict=True):
+            key = references.keys[id(tensor)]
+            if wanted[key].spared or id(tensor) in references.outside:
+                continue
+            # What cannot be given other data is found on its storage again, and is left.
+            try:
+                if key in to_cpu:
+                    if tensor.device.type != "cpu":
+                        tensor.data = tensor.detach().cpu()
+                    continue
+                if not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)
+                # Since the references were counted a thread may have begun to compute with it.
+                if tensor._use_count() == count:
+                    if tensor.is_leaf and tensor.grad is not None:
+                        tensor.grad = None
+                    tensor.data = nothing
+            except Exception:
+                continue
 
 
 def is_gone(block: Block) -> bool:
@@ -161,11 +169,3 @@ def _undisturbed() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval)
-
-
-def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    # Subclasses (GGUF) intercept even the setting of an attribute; the plain one is meant.
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        if tensor.is_leaf and tensor.grad is not None:
-            tensor.grad = None
-        tensor.data = data

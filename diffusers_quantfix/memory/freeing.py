@@ -14,6 +14,7 @@ from .report import Bystander, Kept, Release, Survivor
 if TYPE_CHECKING:
     from .emptying import Block
     from .plan import Part
+    from .threads import Inside
 
 __all__ = ["release", "releasing"]
 
@@ -165,8 +166,8 @@ class _Releasing:
         }
         if not self._force:
             trees = self.released | {id(m) for part in self.plan.again for m in part.modules}
-            for address, owner in self.census.other_owners(self.blocks, trees).items():
-                self.blocks[address].spared = owner
+            for address, (owner, weight) in self.census.other_owners(self.blocks, trees).items():
+                self.blocks[address].spared, self.blocks[address].tensor = owner, weight
 
     def carry_out(self, verify: bool, search: float) -> Release:
         """Do it, and say what came of it."""
@@ -234,14 +235,15 @@ class _Releasing:
             if gates:
                 gates.open()
 
-    def _inside(self) -> Any:
+    def _inside(self) -> Inside:
         from .threads import Inside
         from .trees import with_ancestors
 
-        owners = with_ancestors(
-            [module for part in self.plan.models for module in part.modules], self.census.modules
-        )
-        owners.update(id(pipeline) for pipeline in self.plan.pipelines)
+        def owners() -> set[int]:
+            modules = [module for part in self.plan.models for module in part.modules]
+            found = with_ancestors(modules, self.census.modules)
+            return found | {id(pipeline) for pipeline in self.plan.pipelines}
+
         return Inside(owners, set(self.blocks))
 
     def _guard(self) -> Any:

@@ -9,6 +9,7 @@ import itertools
 import sys
 import time
 import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +95,34 @@ def holders(values: list[Any], until: float, most: int = 3) -> list[list[str]]:
 def holders_of_storages(blocks: list[Block], until: float, most: int = 3) -> list[list[str]]:
     """As `holders`, of what has the memory of ``blocks``: tensors, storages, and where something outside of torch has
     it, NumPy arrays, DLPack capsules and ctypes objects on it."""
-    values: list[Any] = []
-    indices: list[int] = []
-    prefixes: list[str] = []
+    met: list[tuple[int, str, Any]] = []
+    for index, block in enumerate(blocks):
+        if block.tensor is not None:
+            met.append((index, "", block.tensor))
+            block.tensor = None
     alive = [storage_in(block) for block in blocks]
-    by_key = {storage._cdata: index for index, storage in enumerate(alive) if storage is not None}
+    known = {index for index, _, _ in met}
+    by_key = {
+        storage._cdata: index
+        for index, storage in enumerate(alive)
+        if storage is not None and index not in known
+    }
     outside = {index for index, block in enumerate(blocks) if block.outside}
-    for index, what, value in _on_memory(by_key, alive, outside, until):
+    if by_key:
+        met += _on_memory(by_key, alive, outside, until)
+    chosen: list[tuple[int, str, Any]] = []
+    number: Counter[int] = Counter()
+    one: Any
+    for one in met:
         # One tensor is enough where nobody outside is at fault.
-        if indices.count(index) < (most if index in outside else 1):
-            values.append(value)
-            indices.append(index)
-            prefixes.append(what)
+        if number[one[0]] < (most if one[0] in outside else 1):
+            number[one[0]] += 1
+            chosen.append(one)
+    indices, prefixes = [index for index, _, _ in chosen], [what for _, what, _ in chosen]
+    values = [value for _, _, value in chosen]
+    met.clear()
+    chosen.clear()
+    one = None
     chains: list[list[str]] = [[] for _ in blocks]
     del alive, by_key
     for index, what, steps in zip(indices, prefixes, holders(values, until, most), strict=True):
@@ -178,7 +195,10 @@ def _on_memory(
                     look_inside(value, value, "")
                 elif kind:
                     look(value, kind)
-    return found + tensors
+    answer = found + tensors
+    found.clear()  # the functions above are cycles: garbage that would be met as holders
+    tensors.clear()
+    return answer
 
 
 def _exporters() -> dict[type, int]:

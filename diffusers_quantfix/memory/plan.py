@@ -61,7 +61,7 @@ class Plan:
                 self.again.append(part)
                 continue
             if not force:
-                users = census.users_of(part.value, ours)
+                users = census.users_of(part.modules, ours)
                 # A model given by itself is meant, although the one pipeline that it was taken from is alive.
                 if len(users) > (0 if is_pipeline(part.target) else 1):
                     part.users = tuple(users)

@@ -88,6 +88,7 @@ class References:
 
     Attributes:
         tensors: every tensor on them, those that were met in autograd graphs only included.
+        keys: ``id`` of a tensor -> key of its storage.
         outside: ``id`` of the tensors that something outside can reach.
         spared: key of a storage -> why nothing on it can be emptied.
         hidden: key of a storage -> references to it by something that is no known tensor.
@@ -104,8 +105,8 @@ class References:
         self._storages = storages
         self._ranges = Ranges(storages)
         self.spared: dict[int, str] = {}
+        self.keys: dict[int, int] = {}
         self.tensors = self._on_storages(census.tensors)
-        self._ids = set(map(id, self.tensors))
         roots = [*census.nodes]
         for tensor in census.tensors:
             if not tensor.is_leaf:
@@ -152,6 +153,7 @@ class References:
                 continue
             if storage._cdata in self._storages:
                 found.append(tensor)
+                self.keys[id(tensor)] = storage._cdata
             elif address:
                 for key in self._ranges.overlapping(storage.data_ptr(), storage.nbytes()):
                     self.spared[key] = f"a tensor {list(tensor.shape)} of another storage is on its memory"
@@ -211,12 +213,12 @@ class References:
 
     def _add(self, tensor: torch.Tensor) -> bool:
         """Take one more tensor in; False if it is on other memory, or in already."""
-        if id(tensor) in self._ids:
+        if id(tensor) in self.keys:
             return False
         storage = storage_of(tensor)
         if storage is None or storage._cdata not in self._storages:
             return False
-        self._ids.add(id(tensor))
+        self.keys[id(tensor)] = storage._cdata
         self.tensors.append(tensor)
         return True
 
@@ -224,12 +226,7 @@ class References:
         return {id(tensor) for tensor in self.tensors if tensor._use_count() - 1 > known[id(tensor)]}
 
     def _hidden(self, saved: Counter[int]) -> dict[int, int]:
-        on: Counter[int] = Counter()
-        for tensor in self.tensors:
-            storage = storage_of(tensor)
-            if storage is not None:
-                on[storage._cdata] += 1
-                del storage
+        on = Counter(self.keys.values())
         # One more reference is that of the Python object, which is in the dict.
         left = {key: _use_count(item) - 1 - on[key] - saved[key] for key, item in self._storages.items()}
         return {key: count for key, count in left.items() if count > 0}

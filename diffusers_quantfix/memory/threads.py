@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import time
@@ -40,9 +41,19 @@ class Inside:
     function of the user's own. What these compute with is left by the count of references instead.
     """
 
-    def __init__(self, owners: set[int], storages: set[int]) -> None:
-        self._owners = owners
+    def __init__(self, owners: Callable[[], set[int]], storages: set[int]) -> None:
+        """
+        Args:
+            owners: gives ``id`` of the modules, of those that contain them, and of the pipelines; called when there is
+                another thread.
+            storages: of the weights.
+        """
+        self._find_owners = owners
         self._storages = storages
+
+    @functools.cached_property
+    def _owners(self) -> set[int]:
+        return self._find_owners()
 
     def threads(self, but: Iterable[int] = ()) -> dict[int, tuple[types.FrameType, str]]:
         """The threads (``ident``) inside now, but for the calling one: where they went in, and where they are."""

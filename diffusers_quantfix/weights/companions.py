@@ -86,7 +86,8 @@ def companions(module: Any) -> Iterator[Companion]:
         if _is_a(parameter, _QUANTIZED_PARAMETERS):
             yield from _walk(name, parameter, seen)
     for name, value in vars(module).items():
-        if _is_a(value, _CARRIERS):
+        # Nearly all are not, and a model may have a million of them.
+        if _answers.get((type(value), _CARRIERS)) is not False and _is_a(value, _CARRIERS):
             yield from _walk(name, value, seen)
 
 
