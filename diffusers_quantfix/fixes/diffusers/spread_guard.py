@@ -1,8 +1,8 @@
 """``pipe.to("cuda")`` accepts a bitsandbytes text encoder that is spread over two GPUs.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and
-    cuda:1!" from every call of a pipeline after ``pipe.to("cuda:0")``, when a 4-bit or 8-bit component was loaded with a
-    ``device_map`` over several devices. With a component that is not quantized the same ``to`` raises a ValueError.
+    cuda:1!" from every call of a pipeline after ``pipe.to("cuda:0")``, when a 4-bit or 8-bit component was loaded
+    with a ``device_map`` over several devices. Without quantization the same ``to`` raises a ValueError.
 Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes. The weights
     move, and the hooks of the component still send the inputs of each layer to where its weights were.
 Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
