@@ -1,0 +1,115 @@
+"""``pipe.to("cuda")`` accepts a bitsandbytes text encoder that is spread over two GPUs.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and
+    cuda:1!" from every call of a pipeline after ``pipe.to("cuda:0")``, when a 4-bit or 8-bit component was loaded
+    with a ``device_map`` over several devices. Without quantization the same ``to`` raises a ValueError.
+Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes. The weights
+    move, and the hooks of the component still send the inputs of each layer to where its weights were.
+Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
+Patch: such a pipeline is refused before anything moves, with a ValueError that names the component.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...models import eight_bit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-spread-guard",
+    title='pipe.to("cuda") accepts bitsandbytes components that are spread over several devices',
+    module="diffusers.pipelines.pipeline_utils",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ">=1.1.0", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/diffusers/pull/9840",),
+    symptom='Expected all tensors to be on the same device, but found at least two devices; after pipe.to("cuda:0") '
+    "with a text encoder that has a device_map",
+)
+
+_GUARDED = ("cuda", "xpu")  # as upstream
+
+
+def broken(pipeline_utils: ModuleType) -> bool:
+    """Send a pipeline with one component, 4-bit and on two devices, to a GPU, as far as the guard."""
+    component = _spread_4bit_model()
+    if component is None:
+        return False
+
+    class Unguarded(Exception):
+        pass
+
+    class Pipeline:
+        hf_device_map = None
+
+        def __init__(self):
+            self.components = {"text_encoder": component}
+
+        def _is_pipeline_device_mapped(self):
+            return False
+
+        def _get_signature_keys(self, obj):
+            raise Unguarded
+
+    try:
+        resolve(pipeline_utils, "DiffusionPipeline").to(Pipeline(), "cuda")
+    except Unguarded:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
+def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def to(self, *args, **kwargs):
+            device = eight_bit.asked_device(args, kwargs)
+            # For a pipeline with a device map of its own upstream says what is wrong.
+            if (
+                device is not None
+                and device.type in _GUARDED
+                and getattr(self, "hf_device_map", None) is None
+            ):
+                for name, component in self.components.items():
+                    refuse(name, component, device)
+            return original(self, *args, **kwargs)
+
+        return to
+
+    def refuse(name, component, device):
+        places = getattr(component, "hf_device_map", None)
+        if not isinstance(places, dict) or len(set(map(str, places.values()))) < 2:
+            return
+        if not hasattr(component, "_hf_hook") or not any(pipeline_utils._check_bnb_status(component)):
+            return
+        listed = ", ".join(sorted(set(map(str, places.values()))))
+        raise ValueError(
+            f"{name} ({type(component).__name__}) is spread over several devices by its device_map ({listed}), so the"
+            f" pipeline cannot be moved to {device}. Load {name} onto one device, for example with"
+            f' device_map={{"": "{device}"}}, or move the other components one by one and leave {name} where it is.'
+        )
+
+    draft.wrap_plain(resolve(pipeline_utils, "DiffusionPipeline"), "to", make)
+
+
+def _spread_4bit_model():
+    """A module without weights whose hook only sends inputs, as accelerate's do where nothing is offloaded."""
+    hooks = sys.modules.get("accelerate.hooks")
+    if not hasattr(hooks, "AlignDevicesHook"):
+        return None
+    import torch
+    from diffusers.quantizers.quantization_config import QuantizationMethod
+
+    component = torch.nn.Module()
+    component._hf_hook = hooks.AlignDevicesHook(io_same_device=True)
+    component.hf_device_map = {"one": 0, "two": 1}
+    component.is_quantized = component.is_loaded_in_4bit = True
+    component.is_loaded_in_8bit = False
+    component.quantization_method = QuantizationMethod.BITS_AND_BYTES
+    return component
