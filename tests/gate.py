@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+from types import ModuleType
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from diffusers_quantfix.engine.errors import TargetMissing
+from diffusers_quantfix.engine.errors import TargetMissing, Undecided
 from diffusers_quantfix.engine.versions import contains, installed_version, judge
 from diffusers_quantfix.fixes import INDEX
 
@@ -24,10 +26,20 @@ def gate(fix_id: str) -> tuple[bool, str]:
     if not verdict.fits:
         return False, f"{verdict.kind}: {verdict.reason}"
     try:
-        broken = fix.broken(importlib.import_module(target))
+        broken = probe(fix, importlib.import_module(target))
     except TargetMissing as gone:
         return False, f"missing: {gone}"
     return broken, f"{'broken' if broken else 'healthy'}: {verdict.reason}"
+
+
+def probe(fix: Any, module: ModuleType) -> bool:
+    """What the probe of a fix says of its target; a module that it needs is imported, as `status` does."""
+    for _ in range(3):
+        try:
+            return bool(fix.broken(module))
+        except Undecided as later:
+            importlib.import_module(later.needs)
+    raise AssertionError(f"{fix.FIX.id} names one more module that it needs, again and again")
 
 
 def unmet(requirement: str) -> str:

@@ -16,11 +16,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from diffusers_quantfix import __version__
+from diffusers_quantfix.engine.fix import Fix
 from diffusers_quantfix.fixes import INDEX
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,6 +115,8 @@ def fix_stub(new: Draft) -> str:
         f"(\n{links}    )" if len(new.upstream) > 1 else f"({_quoted(new.upstream[0])},)" if links else "()"
     )
     argument = new.target.rpartition(".")[2]
+    # the release of this package that brings it, where a declaration says that
+    since = f"    since={_quoted(__version__)},\n" if "since" in signature(Fix).parameters else ""
     return f'''"""{new.title[0].upper()}{new.title[1:]}.
 
 {paragraphs}
@@ -134,7 +139,7 @@ FIX = Fix(
 {claims}
     upstream={upstream},
     symptom={_quoted(new.symptom)},
-)
+{since})
 
 
 def broken({argument}: ModuleType) -> bool:

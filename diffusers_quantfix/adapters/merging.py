@@ -20,6 +20,7 @@ import contextlib
 import functools
 import sys
 
+from ..engine.errors import Undecided
 from ..offloading.hooks import is_sequentially_offloaded, offload_execution_device
 from ..offloading.suspended import hooks_aside
 
@@ -145,12 +146,15 @@ def _offloading(name: str) -> Any:
 def offloaded_adapter_layer(cls: Any) -> Any:
     """A bare instance of the module class ``cls`` whose ``layer`` is an offloaded layer of peft, for probes.
 
-    ``layer.met_meta`` says whether its weight was on meta when it was unmerged. Its hook runs on the CPU. None where
-    accelerate or peft is not loaded, and nothing can be offloaded or merged.
+    ``layer.met_meta`` says whether its weight was on meta when it was unmerged. Its hook runs on the CPU.
+
+    Raises:
+        Undecided: accelerate or peft is not imported yet; until then nothing can be offloaded or merged.
     """
-    hooks, layers = sys.modules.get("accelerate.hooks"), sys.modules.get("peft.tuners.tuners_utils")
-    if hooks is None or layers is None:
-        return None
+    for needed in ("accelerate.hooks", "peft.tuners.tuners_utils"):
+        if needed not in sys.modules:
+            raise Undecided(needed)
+    hooks, layers = sys.modules["accelerate.hooks"], sys.modules["peft.tuners.tuners_utils"]
     torch = sys.modules["torch"]
 
     def unmerge(self: Any) -> None:

@@ -46,7 +46,7 @@ def accelerator() -> tuple[str, str]:
 
 
 def covers(claims: Mapping[str, str]) -> bool:
-    """Whether a bad combination is a matter of this machine, on which `advice` has the word."""
+    """Whether a bad combination depends on this machine, so that `advice` reports it."""
     return list(claims) == ["bitsandbytes"]
 
 

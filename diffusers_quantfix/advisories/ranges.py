@@ -45,6 +45,7 @@ def both(first: str, second: str) -> str:
     return either(joined or [*alternatives(first), *alternatives(second)])
 
 
+@functools.lru_cache(maxsize=1024)
 def comparable(specifier: str) -> bool:
     """Whether every version of a specifier can be compared: ``===weird`` and 5000 digits cannot."""
     try:

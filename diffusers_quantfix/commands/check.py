@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ..advisories.findings import Finding
 
 EXIT_CODES = (
-    f"0 no known defect, or every one is patched by the {SELF} that the same files pin; 1 a defect is not; "
-    "2 an input that cannot be read or names no requirement, or wrong usage"
+    f"0 no known defect, or every one is patched by the {SELF} that the same files pin; 1 a defect is not, or there "
+    "is one under --fail-on any; 2 an input that cannot be read or names no requirement, or wrong usage"
 )
 
 _MARK = 16

@@ -45,9 +45,21 @@ class Answer:
         reason: one sentence a person can act on.
         changes: the dotted names of the slots that were written.
         above: for a candidate: whether the release is newer than the claimed range, so that ``newer`` patches it.
+        needs: for a fix that waits although its target is imported: the module whose import decides it.
     """
 
-    __slots__ = ("above", "changes", "claims", "id", "module", "reason", "state", "title", "upstream")
+    __slots__ = (
+        "above",
+        "changes",
+        "claims",
+        "id",
+        "module",
+        "needs",
+        "reason",
+        "state",
+        "title",
+        "upstream",
+    )
 
     def __init__(
         self,
@@ -70,6 +82,7 @@ class Answer:
         self.reason = reason
         self.changes = changes
         self.above = above
+        self.needs = ""
 
     def to_dict(self) -> dict[str, object]:
         """The answer for machines."""

@@ -10,7 +10,7 @@ import logging
 
 from . import board as states
 from .board import Answer
-from .errors import ForeignPatch, TargetMissing
+from .errors import ForeignPatch, TargetMissing, Undecided
 from .foreign import foreign_home
 from .probe import name_of
 from .settings import VARIABLE
@@ -76,6 +76,14 @@ class Decider:
         verdict = judge(fix.declaration.claims)
         try:
             broken = bool(fix.broken(module))
+        except Undecided as later:
+            if not verdict.fits:
+                return self.answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
+            answer = self.answer(
+                fix_id, states.WAITING, f"cannot be decided before {later.needs} is imported"
+            )
+            answer.needs = later.needs
+            return answer
         except TargetMissing as gone:
             if verdict.fits:
                 return self.answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")

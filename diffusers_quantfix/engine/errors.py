@@ -1,10 +1,25 @@
-"""Why a fix cannot be installed: the two answers that are no fault."""
+"""Why a fix cannot be installed, or not yet: answers that are no fault."""
 
 from __future__ import annotations
 
 
 class TargetMissing(LookupError):
     """This release has no such class or function: there is nothing to patch, and nothing is wrong."""
+
+
+class Undecided(LookupError):
+    """A probe cannot be answered before another module is imported; the fix is asked again then.
+
+    Args:
+        needs: the full name of that module.
+
+    Attributes:
+        needs: as above.
+    """
+
+    def __init__(self, needs: str) -> None:
+        super().__init__(needs)
+        self.needs = needs
 
 
 class ForeignPatch(RuntimeError):

@@ -222,6 +222,14 @@ class Runner:
                 elif not was_there:
                     loaded.append(target)
             self.sweep()
+            undecided = [
+                answer for answer in self._answers.values() if answer.state == states.WAITING and answer.needs
+            ]
+            for needed in dict.fromkeys(answer.needs for answer in undecided) if load else ():
+                if needed not in sys.modules and not import_target(needed)[0]:
+                    loaded.append(needed)
+            if undecided:
+                self.sweep()
         finally:
             self._collecting.discard(threading.get_ident())
         return loaded

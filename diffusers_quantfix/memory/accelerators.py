@@ -36,14 +36,15 @@ def reset_peak(device: str) -> None:
 
 
 def synchronize(names: Iterable[str]) -> None:
-    """Wait until the devices have done all that was asked of them: kernels still read what is to be freed."""
+    """Wait until the devices have done all that was asked of them: kernels still read what is to be freed, and copies
+    under way the buffers in host memory. A device that has nothing is not asked, since that would take memory there."""
     for name in names:
         device = torch.device(name)
-        backend: Any = getattr(torch, device.type, None)
-        if device.type in ("cuda", "xpu") and backend.is_available():
+        backend = _backend(name)
+        if backend.memory_allocated(device) or backend.memory_reserved(device):
             backend.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def empty_caches(kinds: Iterable[str]) -> None:

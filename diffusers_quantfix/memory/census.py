@@ -1,8 +1,9 @@
-"""Who is alive in this process: pipelines, modules, tensors, tracebacks, found through the garbage collector."""
+"""Live objects of this process: pipelines, modules, tensors, tracebacks, found in one walk over the Python heap."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 
 from ..placement.components import components_of, is_module, is_pipeline
-from ..placement.tensors import bearing_modules, nbytes, plain_tensors, storage_of
+from ..placement.released import released_message
+from ..placement.tensors import nbytes, plain_tensors, storage_of
 from ..weights.companions import companions
-from .guard import released_message
+from .trees import bearing_modules
 
-__all__ = ["Census", "device_tensors", "library_constants", "tensors_with_storage", "weights_of_live_modules"]
+__all__ = ["Census", "device_tensors", "library_constants", "weights_of"]
 
 
 class Census:
@@ -25,44 +27,55 @@ class Census:
         modules: live modules.
         managers: diffusers' ComponentsManager objects.
         tracebacks: traceback objects, which keep the frames of failed calls alive.
+        tensors: live tensors, but for wrappers of other tensors.
+        nodes: nodes of autograd graphs that Python has met.
+        addresses: ctypes objects: they are, or point to, memory at an address.
+        graphs: captured CUDA graphs.
     """
 
-    def __init__(self, collect: bool = True) -> None:
+    def __init__(self) -> None:
         # Frozen objects are invisible. They stay unfrozen: freezing all that is there now would make the cycles of
         # pipelines that are still in use immortal.
         gc.unfreeze()
-        if collect:
-            gc.collect()
         self.pipelines: list[Any] = []
         self.modules: list[Any] = []
         self.managers: list[Any] = []
         self.tracebacks: list[types.TracebackType] = []
+        self.tensors: list[torch.Tensor] = []
+        self.nodes: list[Any] = []
+        self.addresses: list[Any] = []
+        self.graphs: list[Any] = []
+        self._users: dict[int, list[tuple[int, str]]] | None = None
         collected: dict[str, list[Any]] = {
             "pipeline": self.pipelines,
             "module": self.modules,
             "manager": self.managers,
             "traceback": self.tracebacks,
+            "tensor": self.tensors,
+            "node": self.nodes,
+            "address": self.addresses,
+            "graph": self.graphs,
         }
-        kinds: dict[type, str] = {}  # there are half a million objects, and few types
+        appends: dict[type, Any] = {}  # there are millions of objects, and few types
         for value in gc.get_objects():
-            kind = kinds.get(type(value))
-            if kind is None:
-                kind = kinds[type(value)] = _kind(value)
-            if kind and not (kind == "pipeline" and released_message(value)):
-                collected[kind].append(value)
+            # By type: asking a lazy proxy for its class would wake it up.
+            kind = type(value)
+            if kind in appends:
+                append = appends[kind]
+            else:
+                append = appends[kind] = collected[name].append if (name := _kind(value)) else None
+            if append is not None:
+                append(value)
+        self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
 
     def users_of(self, root: Any, but: set[int]) -> list[str]:
         """The live pipelines that use any module of the tree of ``root``, without those whose ``id`` is in ``but``."""
-        tree = {id(module) for module in bearing_modules(root)}
-        users = []
-        for pipeline in self.pipelines:
-            if id(pipeline) in but:
-                continue
-            for name, component in components_of(pipeline, "release").items():
-                if is_module(component) and any(id(m) in tree for m in bearing_modules(component)):
-                    users.append(f"{type(pipeline).__name__}.{name}")
-                    break
-        return users
+        users: dict[int, str] = {}
+        for module in bearing_modules(root):
+            for pipeline, user in self._by_module().get(id(module), ()):
+                if pipeline not in but:
+                    users.setdefault(pipeline, user)
+        return [users[id(pipeline)] for pipeline in self.pipelines if id(pipeline) in users]
 
     def other_owners(self, storages: Iterable[int], trees: set[int]) -> dict[int, str]:
         """Of ``storages``, those that a live module outside of ``trees`` has as a weight too, and its name."""
@@ -77,21 +90,41 @@ class Census:
                     owners.setdefault(storage._cdata, f"also {name} of a live {type(module).__name__}")
         return owners
 
+    def _by_module(self) -> dict[int, list[tuple[int, str]]]:
+        """``id`` of a module -> the pipelines that use it: their ``id``, and the component."""
+        if self._users is None:
+            self._users = {}
+            for pipeline in self.pipelines:
+                for name, component in components_of(pipeline, "release").items():
+                    if is_module(component):
+                        user = (id(pipeline), f"{type(pipeline).__name__}.{name}")
+                        for module in bearing_modules(component):
+                            self._users.setdefault(id(module), []).append(user)
+        return self._users
+
 
 def _kind(value: Any) -> str:
-    if type(value) is types.TracebackType:
+    kind = type(value)
+    if kind is types.TracebackType:
         return "traceback"
     if is_module(value):
         return "module"
+    if issubclass(kind, torch.Tensor):
+        # A wrapper's inner tensors are met by themselves.
+        return "" if hasattr(kind, "__tensor_flatten__") else "tensor"
+    if issubclass(kind, torch.cuda.CUDAGraph):
+        return "graph"
+    if any(base.__module__ == "_ctypes" for base in kind.__mro__) and not issubclass(kind, type):
+        return "address"
+    if issubclass(kind, torch.autograd.graph.Node):
+        return "node"
     if is_pipeline(value):
         return "pipeline"
-    return "manager" if type(value).__name__ == "ComponentsManager" else ""
+    return "manager" if kind.__name__ == "ComponentsManager" else ""
 
 
 def library_constants() -> dict[int, str]:
     """Storages of constants that libraries keep for all models: the code books of bitsandbytes."""
-    import sys
-
     functional = sys.modules.get("bitsandbytes.functional")
     constants: dict[int, str] = {}
     for name, tensor in getattr(functional, "name2qmap", {}).items():
@@ -101,10 +134,10 @@ def library_constants() -> dict[int, str]:
     return constants
 
 
-def weights_of_live_modules() -> set[int]:
-    """The storages of the weights of all live modules, and those of library constants."""
+def weights_of(modules: Iterable[Any]) -> set[int]:
+    """The storages of the weights of ``modules``, and those of library constants."""
     found = set(library_constants())
-    for module in Census(collect=False).modules:
+    for module in modules:
         for _, tensor in _own_tensors(module):
             storage = storage_of(tensor)
             if storage is not None:
@@ -112,29 +145,10 @@ def weights_of_live_modules() -> set[int]:
     return found
 
 
-def tensors_with_storage(storages: set[int]) -> Iterator[torch.Tensor]:
-    """Every live tensor object, wherever it is, whose memory is one of ``storages``."""
-    for value in _tensors():
-        storage = storage_of(value)
-        if storage is not None and storage._cdata in storages:
-            yield value
-
-
-def device_tensors(devices: set[str]) -> Iterator[torch.Tensor]:
-    """Every live plain tensor with memory on one of ``devices`` ("cuda:0")."""
-    for value in _tensors():
+def device_tensors(tensors: Iterable[torch.Tensor], devices: set[str]) -> Iterator[torch.Tensor]:
+    """Those of ``tensors`` that have memory on one of ``devices`` ("cuda:0")."""
+    for value in tensors:
         if str(value.device) in devices and nbytes(value):
-            yield value
-
-
-def _tensors() -> Iterator[torch.Tensor]:
-    plain: dict[type, bool] = {}
-    for value in gc.get_objects():
-        # By type: asking a lazy proxy for its class would wake it up. A wrapper's inner tensors come by themselves.
-        kind = type(value)
-        if kind not in plain:
-            plain[kind] = issubclass(kind, torch.Tensor) and not hasattr(kind, "__tensor_flatten__")
-        if plain[kind]:
             yield value
 
 

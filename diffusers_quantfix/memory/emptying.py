@@ -2,28 +2,33 @@
 
 Three steps, each for what the one before could not reach:
 
-1. Every tensor object that shares the memory, wherever it is (a variable, a cache, a hook, the frame of a failed
-   call), is found through the garbage collector and is given an empty tensor as its data. A later use of such a
-   tensor fails with torch's own error about its shape, not with an illegal memory access.
-2. A storage that is still alive has a holder that Python cannot see, an autograd graph for example, or is itself
-   held as a storage. It is resized to nothing. The version counters were raised before, so a backward pass through
-   such a graph raises torch's error about changed tensors.
-3. What cannot be resized (memory that belongs to someone else) stays, and is reported.
+1. Every tensor object on the memory, wherever it is (a variable, a cache, a hook, the frame of a failed call), is found
+   through the garbage collector and is given an empty tensor as its data. A later use of such a tensor fails with
+   torch's own error about its shape, not with an illegal memory access. A tensor that something outside of torch and
+   Python can reach (see `references`) is left.
+2. A storage that is still alive is held by an autograd graph, or by itself as a storage. It is resized to nothing. The
+   version counters were raised before, so a backward pass through such a graph raises torch's error about changed
+   tensors. A storage that has a reference of which nothing is known is left: who has it would read a null pointer.
+3. What cannot be resized (memory that belongs to someone else) is left. All that is left is reported.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..placement.tensors import Held, storage_of
-from .census import tensors_with_storage
+from .census import Census
+from .references import References
 
-__all__ = ["Block", "blocks_of", "empty", "is_gone", "tensor_of", "to_cpu"]
+__all__ = ["Block", "blocks_of", "empty", "is_gone", "storage_in"]
+
+_OUTSIDE = "it can be reached from outside of torch and Python's garbage collector"
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Block:
         bytes: its size when it was found.
         weak: a weak reference.
         spared: why it must not be emptied, "" if it may.
+        outside: whether that is because something outside can reach it.
         error: what torch said when it could not be.
     """
 
@@ -44,10 +50,11 @@ class Block:
     bytes: int
     weak: Any
     spared: str = ""
+    outside: bool = False
     error: str = ""
 
 
-def blocks_of(found: list[Held]) -> dict[int, Block]:
+def blocks_of(found: Iterable[Held]) -> dict[int, Block]:
     """The storages behind ``found`` by address; those without memory (meta, empty) are left out."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -63,58 +70,102 @@ def blocks_of(found: list[Held]) -> dict[int, Block]:
     return blocks
 
 
-def empty(blocks: dict[int, Block]) -> None:
-    """Free the memory of ``blocks``, but for those that are spared. Never raises."""
-    addresses = {address for address, block in blocks.items() if not block.spared}
-    # Held until all aliases are found: the address of a storage that is gone could be given to another one.
-    alive = [_storage(blocks[address]) for address in addresses]
-    for tensor in tensors_with_storage(addresses):
+def empty(
+    blocks: dict[int, Block], to_cpu: dict[int, Block], census: Census, modules: Iterable[Any]
+) -> dict[int, Block]:
+    """Free the memory of ``blocks``, but for those that are spared; those that something outside can reach.
+
+    Never raises.
+
+    Args:
+        blocks: what to empty.
+        to_cpu: storages (of a scheduler, which can be used again) whose tensors are moved to the CPU, each in place.
+        census: of now; its tensors are given up.
+        modules: what is released.
+    """
+    wanted = {key: block for key, block in {**to_cpu, **blocks}.items() if not block.spared}
+    # Held until all is done: the address of a storage that is gone could be given to another one.
+    alive = {key: storage for key, block in wanted.items() if (storage := storage_in(block)) is not None}
+    with _undisturbed():
+        references = References(census, alive, modules)
+        for key, why in references.spared.items():
+            wanted[key].spared, wanted[key].outside = why, True
+        _empty_tensors(references, wanted, to_cpu)
+        left = {
+            storage._cdata for tensor in references.tensors if (storage := storage_of(tensor)) is not None
+        }
+        hidden = references.hidden
+        references.tensors.clear()
+    for key, block in wanted.items():
+        if block.spared or key in to_cpu:
+            continue
+        if key in left or key in hidden:
+            block.spared, block.outside = _OUTSIDE, True
+            continue
+        alive.pop(key, None)
+        storage = storage_in(block)
+        if storage is None or not storage.nbytes():
+            continue
+        # An autograd graph or a variable has it.
+        alive[key] = storage
+        del storage
+        if references.reachable(key):
+            block.spared, block.outside = _OUTSIDE, True
+            continue
+        try:
+            alive[key].resize_(0)
+        except Exception as error:
+            block.error = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return {key: block for key, block in blocks.items() if block.outside}
+
+
+def _empty_tensors(references: References, wanted: dict[int, Block], to_cpu: dict[int, Block]) -> None:
+    counts = [tensor._use_count() for tensor in references.tensors]
+    # Made before: making one lets other threads go on. Each its own, and on its device, where it costs nothing: a
+    # pipeline asks its first component for the device to run on, and that may be a text encoder that was released.
+    nothings = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in references.tensors]
+    for tensor, count, nothing in zip(references.tensors, counts, nothings, strict=True):
+        storage = storage_of(tensor)
+        if storage is None or wanted[storage._cdata].spared or id(tensor) in references.outside:
+            continue
+        if storage._cdata in to_cpu:
+            if tensor.device.type not in ("cpu", "meta"):
+                with contextlib.suppress(Exception), torch.no_grad():
+                    tensor.data = tensor.detach().cpu()
+            continue
         with contextlib.suppress(Exception):
             torch.autograd.graph.increment_version(tensor)
-        # What cannot be given other data (a tensor of inference mode) loses its memory in the next step.
-        with contextlib.suppress(Exception):
-            _give_nothing(tensor)
-    del alive
-    for address in addresses:
-        block = blocks[address]
-        storage = _storage(block)
-        if storage is not None and storage.nbytes():
-            try:
-                storage.resize_(0)
-            except Exception as error:
-                block.error = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def to_cpu(tensors: Iterable[torch.Tensor]) -> None:
-    """Move tensors to the CPU, each in place: those of a scheduler, which can be used again. Never raises."""
-    for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
-            with contextlib.suppress(Exception), torch.no_grad():
-                tensor.data = tensor.detach().cpu()
+        # Since the references were counted a thread may have begun to compute with it.
+        if tensor._use_count() == count:
+            with contextlib.suppress(Exception):
+                _give(tensor, nothing)
 
 
 def is_gone(block: Block) -> bool:
     """Whether the memory has been freed."""
-    storage = _storage(block)
+    storage = storage_in(block)
     return storage is None or bool(storage.nbytes() == 0)
 
 
-def tensor_of(block: Block) -> torch.Tensor | None:
-    """A tensor object that still has the memory of ``block``, None if only something invisible has it."""
-    storage = _storage(block)
-    return None if storage is None else next(tensors_with_storage({storage._cdata}), None)
-
-
-def _storage(block: Block) -> Any:
+def storage_in(block: Block) -> Any:
     """The storage if it is still alive, or None."""
     return torch.UntypedStorage._new_with_weak_ptr(block.weak.cdata)
 
 
-def _give_nothing(tensor: torch.Tensor) -> None:
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Other threads go on only where a call gives way: between a count of references and what is done on its ground."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(max(interval, 0.5))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _give(tensor: torch.Tensor, data: torch.Tensor) -> None:
     # Subclasses (GGUF) intercept even the setting of an attribute; the plain one is meant.
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        if tensor.grad is not None:
+        if tensor.is_leaf and tensor.grad is not None:
             tensor.grad = None
-        # On its device, where it costs nothing: a pipeline asks its first component for the device to run on, and that
-        # may be a text encoder that was released before the run.
-        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        tensor.data = data

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from ..placement.hooks import accelerate_hooks
-from ..placement.tensors import bearing_modules
+from ..offloading.hooks import accelerate_hooks
 from .census import Census
 
 __all__ = ["forget_in_managers", "strip", "unlink"]
@@ -13,9 +13,9 @@ __all__ = ["forget_in_managers", "strip", "unlink"]
 _OF_MODULES = ("_hf_hook", "_old_forward", "_diffusers_hook")
 
 
-def strip(root: Any) -> None:
-    """Remove the hooks of accelerate and diffusers from the tree of ``root``; nothing is moved."""
-    for module in bearing_modules(root):
+def strip(modules: Iterable[Any]) -> None:
+    """Remove the hooks of accelerate and diffusers from ``modules``; nothing is moved."""
+    for module in modules:
         for name in _OF_MODULES:
             vars(module).pop(name, None)
 

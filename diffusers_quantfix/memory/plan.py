@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ..placement.components import components_of, is_module, is_pipeline, readable_name
-from ..placement.tensors import bearing_modules
+from ..placement.released import released_message
 from .census import Census
-from .guard import released_message
+from .trees import bearing_modules
 
 __all__ = ["Part", "Plan", "parts_of"]
 
@@ -23,6 +24,11 @@ class Part:
     target: Any
     users: tuple[str, ...] = ()
 
+    @functools.cached_property
+    def modules(self) -> list[Any]:
+        """What is emptied with a module: it, and those below that have tensors."""
+        return bearing_modules(self.value)
+
     @property
     def label(self) -> str:
         """What a person calls it: "transformer of FluxPipeline"."""
@@ -35,6 +41,7 @@ class Plan:
 
     Attributes:
         models: the modules that will be emptied, each once.
+        again: modules that were released before: what had to be left then may be free now.
         kept: the modules that others use.
         others: components that are no modules (schedulers, tokenizers, tensors) and belong to nobody else.
         pipelines: the pipelines that are released, those inside combined ones as well.
@@ -48,8 +55,10 @@ class Plan:
         ours = {id(pipeline) for pipeline in self.pipelines}
         self.models: list[Part] = []
         self.kept: list[Part] = []
+        self.again: list[Part] = []
         for part in _distinct(part for part in parts if is_module(part.value)):
             if released_message(part.value):
+                self.again.append(part)
                 continue
             if not force:
                 users = census.users_of(part.value, ours)
@@ -74,13 +83,15 @@ class Plan:
 
     def modules(self) -> dict[int, Any]:
         """Every module that will be emptied, by ``id``."""
-        return {id(module): module for part in self.models for module in bearing_modules(part.value)}
+        return {id(module): module for part in self.models for module in part.modules}
 
     def _keep_what_contains_kept(self) -> None:
         """A model that contains a kept one (a PEFT wrapper) cannot be emptied without it."""
-        holders = {id(module): part for part in self.kept for module in bearing_modules(part.value)}
+        holders = {id(module): part for part in self.kept for module in part.modules}
         for part in list(self.models):
-            inner = next((holders[id(m)] for m in bearing_modules(part.value) if id(m) in holders), None)
+            if not holders:
+                break
+            inner = next((holders[id(m)] for m in part.modules if id(m) in holders), None)
             if inner is not None:
                 part.users = inner.users
                 self.models.remove(part)

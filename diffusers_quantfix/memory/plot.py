@@ -1,4 +1,4 @@
-"""Draws what `track` sampled: what lies on a device, whose it is, and how high it got."""
+"""Draws what `track` sampled: how much memory is taken on a device, by what, and the peaks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..placement.components import accelerators_first
 from ..text import human
+from .samples import caller_of, halved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ _COLOURS = ("#4477aa", "#228833", "#ccbb44", "#aa3377", "#66ccee", "#997700", "#
 _OTHER = "#bbbbbb"
 _PEAK = "#cc3311"
 _MOST_LABELS = 16
+# More steps than this cannot be told apart in a picture.
+_MOST_STEPS = 600
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -25,6 +28,8 @@ def plot(
     runs: Mapping[str, Sequence[Sample]], path: Any, title: str = "", devices: Sequence[str] = ()
 ) -> None:
     """Draw runs side by side, one row per device, with one scale for all, into a picture file.
+
+    Long runs are thinned; their peaks are kept.
 
     Args:
         runs: title of each run -> its samples.
@@ -46,11 +51,12 @@ def plot(
         raise ValueError(
             "there is nothing to draw: no memory was sampled; use track() as a context manager first"
         )
+    runs = {name: _thinned(samples) for name, samples in runs.items()}
     rows = list(devices) or _devices(runs)
     names = list(dict.fromkeys(name for run in runs.values() for sample in run for name in sample.components))
     colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
     # Without pyplot: no window system, and nothing of the caller's figures is touched.
-    figure = Figure(figsize=(1.5 + 6.0 * len(runs), 1.6 + 2.6 * len(rows)), dpi=110, layout="constrained")
+    figure = Figure(figsize=(1.5 + 6.0 * len(runs), 2.0 + 2.6 * len(rows)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(rows), len(runs), squeeze=False, sharey="row", sharex="col")
     for row, device in enumerate(rows):
@@ -58,14 +64,19 @@ def plot(
         scale, unit = next(((scale, unit) for scale, unit in _UNITS if top >= scale), _UNITS[-1])
         for column, (name, samples) in enumerate(runs.items()):
             axes = grid[row][column]
-            _draw(axes, samples, device, colours, scale)
-            axes.set_ylim(0, (top / scale or 1.0) * 1.18)
+            if samples:
+                _draw(axes, samples, device, colours, scale)
+            axes.set_ylim(0, (top / scale or 1.0) * 1.05)
             if row == 0:
                 axes.set_title(name, fontsize=11, loc="left")
+            # Above the axes: within them it would lie on a curve sooner or later.
+            at_the_end = human(samples[-1].allocated.get(device, 0)) if samples else "nothing sampled"
+            axes.set_title(f"{at_the_end} at the end", fontsize=11, loc="right", weight="bold")
             if column == 0:
-                axes.set_ylabel(f"{device} ({unit})")
+                axes.set_ylabel(f"memory on {device} ({unit})")
     for column, samples in enumerate(runs.values()):
         _label(grid[-1][column], samples)
+        grid[-1][column].set_xlabel("component calls in their order, one step per sample")
     handles, labels = _legend(grid)
     figure.legend(
         handles,
@@ -96,37 +107,39 @@ def _draw(axes: Any, samples: Sequence[Sample], device: str, colours: dict[str, 
     if any(high > low for low, high in zip(floor, total, strict=True)):
         axes.stairs(total, edges, baseline=floor, fill=True, color=_OTHER, label="activations and all else")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlim(0, max(1, len(samples)))
+    axes.set_xlim(0, len(samples))
     if device == "cpu":
         return
     # The peak was reached before the sample that reports it: it belongs to the step that ends there.
     peaks = [sample.peak.get(device, 0) / scale for sample in samples]
-    peaks = [*peaks[1:], total[-1]] if peaks else peaks
+    peaks = [*peaks[1:], total[-1]]
     axes.stairs(peaks, edges, baseline=total, fill=True, color=_PEAK, alpha=0.12)
     axes.stairs(peaks, edges, baseline=None, color=_PEAK, linewidth=1.4, label="peak within the step")
-    axes.annotate(
-        f"at the end: {human(round(total[-1] * scale))}",
-        xy=(edges[-1], total[-1]),
-        xytext=(-4, 6),
-        textcoords="offset points",
-        ha="right",
-        fontsize=11,
-        weight="bold",
-    )
 
 
 def _label(axes: Any, samples: Sequence[Sample]) -> None:
-    """Name the calls in the middle of their steps, and everything else where it happened."""
+    """Name each run of calls of one component in its middle, and everything else where it happened."""
     named: list[tuple[float, str]] = []
-    for index, sample in enumerate(samples):
-        caller, _, event = sample.label.rpartition(" ")
-        if event == "begins":
-            named.append((index + 0.5, caller))
-        elif event != "ends" or not caller:
+    first, previous = 0, ""
+    for index, sample in enumerate([*samples, None]):
+        caller = caller_of(sample.label) if sample else ""
+        if previous and caller != previous:
+            named.append(((first + index - 1) / 2, previous))
+        if caller and caller != previous:
+            first = index
+        if sample and not caller:
             named.append((index, sample.label))
+        previous = caller
     every = max(1, -(-len(named) // _MOST_LABELS))
     named = [item for index, item in enumerate(named) if index % every == 0 or index == len(named) - 1]
-    axes.set_xticks([x for x, _ in named], [label for _, label in named], rotation=40, ha="right", fontsize=8)
+    axes.set_xticks(
+        [x for x, _ in named],
+        [label for _, label in named],
+        rotation=35,
+        ha="right",
+        rotation_mode="anchor",
+        fontsize=9,
+    )
 
 
 def _legend(grid: Any) -> tuple[list[Any], list[str]]:
@@ -135,6 +148,12 @@ def _legend(grid: Any) -> tuple[list[Any], list[str]]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     return list(found.values()), list(found)
+
+
+def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
+    while len(samples) > _MOST_STEPS:
+        samples = halved(samples)
+    return samples
 
 
 def _devices(runs: Mapping[str, Sequence[Sample]]) -> list[str]:

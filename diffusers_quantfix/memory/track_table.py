@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from ..text import WIDTH, human
-from .samples import peak_of
+from .samples import caller_of, peak_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ _COLUMN = 11
 _FIRST, _LAST = 4, 2
 
 
-def track_table(subject: str, samples: Sequence[Sample]) -> str:
+def track_table(subject: str, samples: Sequence[Sample], left_out: int = 0) -> str:
     """One line per sample: seconds, what happened, and per device the bytes and the peak since the line before."""
     if not samples:
         return f"{subject}: nothing was sampled"
@@ -43,7 +41,10 @@ def track_table(subject: str, samples: Sequence[Sample]) -> str:
         )
         lines.append(f"{sample.seconds:>8.2f}  {_short(sample.label):<24}{cells}")
     peak = ", ".join(f"{human(peaks[device])} on {device}" for device in devices)
-    return "\n".join([*lines, f"peak: {peak}" if peak else "peak: no memory"])
+    lines.append(f"peak: {peak}" if peak else "peak: no memory")
+    if left_out:
+        lines.append(f"{left_out} beginnings and ends of calls without a sample of their own")
+    return "\n".join(lines)
 
 
 def _condensed(samples: Sequence[Sample]) -> list[Sample | str]:
@@ -51,7 +52,9 @@ def _condensed(samples: Sequence[Sample]) -> list[Sample | str]:
     run: list[Sample] = []
     for sample in [*samples, None]:
         if run and (
-            sample is None or _caller(sample.label) != _caller(run[0].label) or not _caller(run[0].label)
+            sample is None
+            or caller_of(sample.label) != caller_of(run[0].label)
+            or not caller_of(run[0].label)
         ):
             left_out = len(run) - _FIRST - _LAST
             shown += run if left_out < 2 else [*run[:_FIRST], f"... {left_out} more samples", *run[-_LAST:]]
@@ -59,11 +62,6 @@ def _condensed(samples: Sequence[Sample]) -> list[Sample | str]:
         if sample is not None:
             run.append(sample)
     return shown
-
-
-def _caller(label: str) -> str:
-    found = re.fullmatch(r"(.+) (begins|ends)", label)
-    return found.group(1) if found else ""
 
 
 def _short(label: str) -> str:

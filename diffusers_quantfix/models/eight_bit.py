@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 
-from ..offloading.hooks import is_group_offloaded, is_sequentially_offloaded
+from ..offloading.hooks import align_hooks, is_group_offloaded, is_sequentially_offloaded
 from ..weights.companions import companions
 from ..weights.method import method_of
 
@@ -76,17 +76,12 @@ def move(model: Any, device: Any) -> None:
 
 def align(model: Any) -> None:
     """Let the hooks that bring the inputs to ``model``, which is on one device, bring them to where it is now."""
-    hooks = sys.modules.get("accelerate.hooks")
     first = next(iter(model.parameters()), None)
-    if hooks is None or first is None:
+    if "accelerate.hooks" not in sys.modules or first is None:
         return
     for module in model.modules():
-        pending = [getattr(module, "_hf_hook", None)]
-        while pending:
-            hook = pending.pop()
-            if isinstance(hook, hooks.SequentialHook):
-                pending.extend(hook.hooks)
-            elif isinstance(hook, hooks.AlignDevicesHook) and hook.execution_device is not None:
+        for hook in align_hooks(module):
+            if hook.execution_device is not None:
                 hook.execution_device = first.device
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["is_left_to_diffusers", "take_over"]
+__all__ = ["is_left_to_diffusers", "take_over", "version_of"]
 
 # What an 8-bit layer keeps of the outliers of its last input.
 _OF_THE_LAST_INPUT = ("subB", "idx")
@@ -140,7 +140,7 @@ def _bring(group: Any) -> None:
                     brought[identity(tensor)] = tensor, present
             setattr(holder, attribute, tensor)
             if attribute == "data":
-                versions[id(holder)] = _version(holder)
+                versions[id(holder)] = version_of(holder)
 
 
 def _offload(group: Any, original: Any) -> None:
@@ -228,14 +228,16 @@ def _like(tensor: Any) -> Any:
 
 def _is_unchanged(holder: Any, versions: dict[int, int | None]) -> bool:
     """Whether ``holder`` was not changed in place since it was onloaded; False where that is not counted."""
-    version = _version(holder)
+    version = version_of(holder)
     return version is not None and versions.get(id(holder)) == version
 
 
-def _version(tensor: Any) -> int | None:
+def version_of(tensor: Any) -> int | None:
     """How often ``tensor`` was changed in place, None where that is not counted."""
+    if tensor.is_inference():  # also a normal one that was given such data: its number stays what it was
+        return None
     try:
         version: int = tensor._version
-    except RuntimeError:  # a tensor of inference mode, or a parameter that was given the data of one
+    except RuntimeError:
         return None
     return version

@@ -1,4 +1,4 @@
-"""Is a module really offloaded, and where does it run?
+"""The hooks of accelerate: which a module has, whether it is offloaded, and where it runs.
 
 accelerate marks a module with ``_hf_hook``. One class, ``AlignDevicesHook``, has two uses: with ``offload=True`` it
 keeps the weights away from the device (CPU or disk, ``meta`` in between) and fetches them for each forward pass, as
@@ -7,7 +7,7 @@ it only brings the inputs to the weights, as ``dispatch_model`` does for every 8
 spread over several GPUs. Code that looks at the class alone takes the second for the first. The fixes that have to
 tell them apart share these functions.
 
-Group offloading of diffusers has hooks of its own, of which it tells itself.
+Group offloading of diffusers has hooks of its own, and a function that finds them.
 
 No library is imported here: without ``accelerate.hooks``, or the module of group offloading, in the process no hook
 can exist.
@@ -23,7 +23,14 @@ import sys
 
 from ..engine.errors import TargetMissing
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
 __all__ = [
+    "accelerate_hooks",
+    "align_hooks",
     "device_past_meta",
     "is_group_offloaded",
     "is_held_on_meta",
@@ -31,6 +38,29 @@ __all__ = [
     "offload_execution_device",
     "offloaded_stand_in",
 ]
+
+
+def accelerate_hooks(module: Any) -> Iterator[Any]:
+    """Yield the hooks that accelerate has put on ``module`` itself, in the order in which they run.
+
+    Those inside a ``SequentialHook`` come one by one. ``module`` may be anything.
+    """
+    sequential = getattr(sys.modules.get("accelerate.hooks"), "SequentialHook", ())
+    pending = [getattr(module, "_hf_hook", None)]
+    while pending:
+        hook = pending.pop(0)
+        if isinstance(hook, sequential):
+            pending[:0] = hook.hooks
+        elif hook is not None:
+            yield hook
+
+
+def align_hooks(module: Any) -> Iterator[Any]:
+    """Yield those of `accelerate_hooks` that are an ``AlignDevicesHook``, offloading or not."""
+    align = getattr(sys.modules.get("accelerate.hooks"), "AlignDevicesHook", ())
+    for hook in accelerate_hooks(module):
+        if isinstance(hook, align):
+            yield hook
 
 
 def is_sequentially_offloaded(module) -> bool:
@@ -126,21 +156,12 @@ def offloaded_stand_in(cls):
     return module
 
 
-def _offloading_hooks(module):
+def _offloading_hooks(module: Any) -> Iterator[Any]:
     """Yield the ``AlignDevicesHook`` objects with ``offload=True`` in the tree of ``module``, parents first."""
-    hooks = sys.modules.get("accelerate.hooks")
-    align = getattr(hooks, "AlignDevicesHook", None)
-    if align is None:
-        return
     # Whoever loaded accelerate.hooks has loaded torch.
-    if not isinstance(module, sys.modules["torch"].nn.Module):
+    if "accelerate.hooks" not in sys.modules or not isinstance(module, sys.modules["torch"].nn.Module):
         return
-    sequential = getattr(hooks, "SequentialHook", ())
     for submodule in module.modules():
-        pending = [getattr(submodule, "_hf_hook", None)]
-        while pending:
-            hook = pending.pop(0)
-            if isinstance(hook, sequential):
-                pending[:0] = hook.hooks
-            elif isinstance(hook, align) and hook.offload:
+        for hook in align_hooks(submodule):
+            if hook.offload:
                 yield hook

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from .hooks import is_sequentially_offloaded
+from .hooks import align_hooks, is_sequentially_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
     before = list(model.modules())
     hooked = []
     for name, module in model.named_modules():
-        hooks = [hook for hook in _hooks_of(module) if hook.offload]
+        # Of its own: a module that torch.compile has wrapped shows the hook of the one inside, which comes as well.
+        hooks = [hook for hook in align_hooks(module) if hook.offload] if _HOOK in vars(module) else []
         if hooks:
             hooked.append(_Hooked(name, module, hooks))
     for one in hooked:
@@ -200,19 +201,6 @@ def _nearest(name: str, modules: Mapping[str, Any], patterns: Mapping[int, Any],
             if id(module) in known and next(module.parameters(recurse=False), None) is not None:
                 return None
     return None
-
-
-def _hooks_of(module: Any) -> list[Any]:
-    """The ``AlignDevicesHook`` objects of ``module`` itself, in the order in which they run."""
-    hooks = sys.modules["accelerate.hooks"]
-    pending, found = [vars(module).get(_HOOK)], []
-    while pending:
-        hook = pending.pop(0)
-        if isinstance(hook, hooks.SequentialHook):
-            pending[:0] = hook.hooks
-        elif isinstance(hook, hooks.AlignDevicesHook):
-            found.append(hook)
-    return found
 
 
 def _is_module(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,7 @@ def audit(model_or_pipe: Any) -> Audit:
     Raises:
         TypeError: ``model_or_pipe`` is none of these.
     """
-    from ..memory.guard import released_message
+    from .released import released_message
 
     components = components_of(model_or_pipe, "audit")
     records: list[TensorRecord] = []
@@ -47,9 +49,8 @@ def audit(model_or_pipe: Any) -> Audit:
     notes += dict.fromkeys(filter(None, (released_message(model_or_pipe) or None, *released.values())))
     if released_message(model_or_pipe):
         notes = notes[:1]
-    for component, found in _examined(
-        {name: value for name, value in components.items() if not released[name]}
-    ):
+    examined = _examined({name: value for name, value in components.items() if not released[name]})
+    for component, found in examined:
         records += found.records
         misplaced += found.misplaced
         if found.offload:
@@ -75,12 +76,33 @@ def _examined(components: dict[str, Any]) -> Iterator[tuple[str, Examined]]:
     if "torch" not in sys.modules:
         return
     from .checks import examine
-    from .counting import CountedBytes
+    from .counting import Blocks
+    from .tensors import held_tensors
 
-    counted = CountedBytes()
-    for component, value in components.items():
-        if value is not None:
-            yield component, examine(component, value, counted)
+    with _no_collection():
+        held = {
+            name: list(held_tensors(name, value)) for name, value in components.items() if value is not None
+        }
+        blocks = Blocks()
+        for part in held.values():
+            blocks.extend([one.tensor for one in part])
+        sizes = blocks.added()
+        first = 0
+        for component, part in held.items():
+            yield component, examine(components[component], part, sizes[first : first + len(part)])
+            first += len(part)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: none of a hundred thousand new records is garbage, and all would be searched often."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _spread_note(

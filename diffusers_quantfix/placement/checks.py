@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .components import is_module
-from .counting import CountedBytes
-from .hooks import held_on_meta, offload_kind
+from .hooks import HOOK_ATTRIBUTES, held_on_meta, offload_kind
 from .report import Misplaced, TensorRecord
-from .tensors import Held, held_tensors, is_lazy, nbytes
+from .tensors import Held, is_lazy, nbytes
 
 __all__ = ["Examined", "examine"]
 
@@ -27,36 +30,54 @@ class Examined:
     offload: str = ""
 
 
-def examine(component: str, value: Any, counted: CountedBytes) -> Examined:
-    """Examine one component, a module or any object; bytes that are in ``counted`` already are not counted again."""
-    result = Examined(offload=offload_kind(value) if is_module(value) else "")
-    fetched = held_on_meta(value) if is_module(value) else set()
-    home = ""
-    pairs: list[tuple[Held, TensorRecord]] = []
-    for held in held_tensors(component, value):
-        record = _record(held, counted.add(held.tensor))
-        result.records.append(record)
-        pairs.append((held, record))
-    if is_module(value):
-        home = "" if result.offload else _home(pairs)
-    for held, record in pairs:
-        reason = _fault(held, record, fetched, home)
+def examine(value: Any, held: Sequence[Held], sizes: Sequence[int]) -> Examined:
+    """Examine one component.
+
+    Args:
+        value: a module, or any object that holds tensors.
+        held: all its tensors.
+        sizes: for each of them, the bytes that it adds to the memory of its device.
+    """
+    hooked = is_module(value) and _is_hooked(value)
+    result = Examined(offload=offload_kind(value) if hooked else "")
+    fetched = held_on_meta(value) if hooked else set()
+    result.records = [_record(one, size) for one, size in zip(held, sizes, strict=True)]
+    pairs = list(zip(held, result.records, strict=True))
+    home = _home(pairs) if is_module(value) and not result.offload else ""
+    for one, record in pairs:
+        reason = _fault(one, record, fetched, home)
         if reason:
             result.misplaced.append(Misplaced(record, reason))
     return result
 
 
-def _record(held: Held, count: int) -> TensorRecord:
+def _is_hooked(root: Any) -> bool:
+    return "hf_device_map" in vars(root) or any(
+        not vars(module).keys().isdisjoint(HOOK_ATTRIBUTES) for module in root.modules()
+    )
+
+
+def _record(held: Held, size: int) -> TensorRecord:
     tensor = held.tensor
     return TensorRecord(
-        component=held.component,
-        name=held.name,
-        kind=held.kind,
-        device=str(tensor.device),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=() if is_lazy(tensor) else tuple(tensor.shape),
-        bytes=count,
+        held.component,
+        held.name,
+        held.kind,
+        _device_name(tensor.device),
+        _dtype_name(tensor.dtype),
+        () if is_lazy(tensor) else tuple(tensor.shape),
+        size,
     )
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return str(device)
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _home(pairs: list[tuple[Held, TensorRecord]]) -> str:
@@ -70,7 +91,12 @@ def _home(pairs: list[tuple[Held, TensorRecord]]) -> str:
 
 def _fault(held: Held, record: TensorRecord, fetched: set[int], home: str) -> str:
     """Why the tensor is misplaced, "" if it is not."""
-    if nbytes(held.tensor) == 0 or held.kind in ("attribute", "gradient", "offloaded"):
+    if held.kind in ("attribute", "gradient", "offloaded"):
+        return ""
+    # The usual case first, it is met 100,000 times.
+    if record.device == home and held.outer is None and held.kind in ("weight", "buffer"):
+        return ""
+    if nbytes(held.tensor) == 0:
         return ""
     is_fetched = id(held.module) in fetched
     if held.kind in ("quant state", "8-bit state"):

@@ -2,57 +2,124 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from .tensors import held_tensors, nbytes, storage_of, storage_span
+import torch
 
-__all__ = ["CountedBytes", "component_bytes"]
+from .tensors import nbytes, span, tensors_of
+
+__all__ = ["Blocks", "ComponentBytes"]
+
+_UNKNOWN = 0
+_DEVICE, _NBYTES = attrgetter("device"), attrgetter("nbytes")
 
 
-class CountedBytes:
-    """Which bytes of which storage have been counted."""
+class Blocks:
+    """The memory that tensors occupy: device, address of the first byte and size of each, in three parallel lists.
+
+    On an accelerator that is the whole storage of a tensor, whatever part of it the tensor shows. On the CPU it is
+    that part: the storage may be a file that is mapped into memory and not read. The address is 0 where there is no
+    memory ("meta", a lazy parameter) or none that torch tells of (a sparse tensor).
+
+    The lists hold no tensor, and no object that the garbage collector looks at.
+    """
+
+    __slots__ = ("addresses", "devices", "sizes")
 
     def __init__(self) -> None:
-        self._covered: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        # A storage that dies while we count could hand its address on.
-        self._alive: list[Any] = []
+        self.devices: list[torch.device] = []
+        self.addresses: list[int] = []
+        self.sizes: list[int] = []
 
-    def add(self, tensor: Any) -> int:
-        """Count ``tensor``; returns the bytes that were not counted before."""
-        storage = storage_of(tensor)
-        if storage is None:
-            return nbytes(tensor)
-        key = (str(tensor.device), storage._cdata)
-        start, end = storage_span(tensor)
-        covered = self._covered.get(key)
-        if covered is None:
-            covered = self._covered[key] = []
-            self._alive.append(storage)
-            if tensor.device.type not in ("cpu", "meta"):
-                # On a device the whole block is taken, whatever part of it is looked at. On the CPU it may be a
-                # file that is only mapped.
-                covered.append((0, max(storage.nbytes(), end)))
-                return int(storage.nbytes())
-        new = end - start
-        for low, high in covered:
-            new -= max(0, min(end, high) - max(start, low))
-        if new <= 0:
-            return 0
-        self._covered[key] = _merged([*covered, (start, end)])
-        return int(new)
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Blocks):
+            return NotImplemented
+        return (self.addresses, self.sizes, self.devices) == (other.addresses, other.sizes, other.devices)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def extend(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Add plain tensors, which have to stay alive until `added`: freed memory is given out again."""
+        devices = list(map(_DEVICE, tensors))
+        # Most components are plain and on the CPU, or plain and on one accelerator: no loop in Python then.
+        kind = devices[0].type if len(set(devices)) == 1 else ""
+        try:
+            if kind == "cpu" and all(map(torch.Tensor.is_contiguous, tensors)):
+                placed = list(map(torch.Tensor.data_ptr, tensors)), list(map(_NBYTES, tensors))
+            elif kind not in ("", "cpu", "meta"):
+                storages = list(map(torch.Tensor.untyped_storage, tensors))
+                placed = [one.data_ptr() for one in storages], [one.nbytes() for one in storages]
+            else:
+                placed = _one_by_one(tensors)
+        except (NotImplementedError, RuntimeError, ValueError):
+            placed = _one_by_one(tensors)
+        self.devices += devices
+        self.addresses += placed[0]
+        self.sizes += placed[1]
+
+    def added(self) -> list[int]:
+        """How many bytes each block adds to those before it: what two have in common is counted for the first."""
+        added = list(self.sizes)
+        on_cpu = []
+        storages: set[tuple[torch.device, int]] = set()
+        for index, (device, address) in enumerate(zip(self.devices, self.addresses, strict=True)):
+            if address == _UNKNOWN:
+                continue
+            if device.type == "cpu":
+                on_cpu.append(index)
+            # Not every backend's addresses can be counted with (MPS), but equal ones are one storage.
+            elif (device, address) in storages:
+                added[index] = 0
+            else:
+                storages.add((device, address))
+        on_cpu.sort(key=self.addresses.__getitem__)
+        together: list[int] = []
+        end = 0
+        for index in on_cpu:
+            address = self.addresses[index]
+            if address >= end:
+                if len(together) > 1:
+                    self._share_out(together, added)
+                together = []
+            together.append(index)
+            end = max(end, address + self.sizes[index])
+        if len(together) > 1:
+            self._share_out(together, added)
+        return added
+
+    def _share_out(self, together: list[int], added: list[int]) -> None:
+        """Give to each of some blocks that overlap what those before it did not get."""
+        covered: list[tuple[int, int]] = []
+        for index in sorted(together):
+            start = self.addresses[index]
+            end = start + self.sizes[index]
+            added[index] -= sum(max(0, min(end, high) - max(start, low)) for low, high in covered)
+            if added[index]:
+                covered = _merged([*covered, (start, end)])
 
 
-def component_bytes(components: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Component -> device -> bytes without "meta", each byte once; quick enough to be asked at every call."""
-    counted = CountedBytes()
-    sums: dict[str, dict[str, int]] = {}
-    for name, component in components.items():
-        counts = sums.setdefault(name, {})
-        for held in held_tensors(name, component):
-            if not held.tensor.is_meta:
-                device = str(held.tensor.device)
-                counts[device] = counts.get(device, 0) + counted.add(held.tensor)
-    return sums
+def _one_by_one(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    addresses, sizes = [], []
+    for tensor in tensors:
+        kind = tensor.device.type
+        address, size = _UNKNOWN, -1
+        try:
+            if kind == "cpu":
+                address, size = tensor.data_ptr(), span(tensor)
+            elif kind != "meta":
+                storage = tensor.untyped_storage()
+                address, size = storage.data_ptr(), storage.nbytes()
+        except (NotImplementedError, RuntimeError, ValueError):
+            pass
+        addresses.append(address)
+        sizes.append(nbytes(tensor) if size < 0 else size)
+    return addresses, sizes
 
 
 def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -63,3 +130,51 @@ def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((low, high))
     return merged
+
+
+class ComponentBytes:
+    """Component -> device -> bytes without "meta", asked for again and again.
+
+    Each time all tensors are looked at, since offload hooks exchange them without telling anyone. From one time to the
+    next only the devices, addresses and sizes are kept, no tensor and no module, so that nothing is kept alive. Where
+    they are all as they were, so are the sums.
+
+    Args:
+        components: name -> module.
+    """
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        self._components = {name: weakref.ref(component) for name, component in components.items()}
+        self._known: tuple[list[int], Blocks] | None = None
+        self._sums: dict[str, dict[str, int]] = {}
+
+    def now(self) -> dict[str, dict[str, int]]:
+        """The bytes as they are now. The dicts are shared between calls: they are to be read only."""
+        blocks, ends, alive = Blocks(), [], []
+        # A tensor subclass needs tens of microseconds for every attribute otherwise.
+        with torch._C.DisableTorchFunctionSubclass():
+            for component in self._components.values():
+                module = component()
+                alive.append(tensors_of(module) if module is not None else [])
+                blocks.extend(alive[-1])
+                ends.append(len(blocks))
+        if (ends, blocks) != self._known:
+            self._known = ends, blocks
+            self._sums = _sums(dict(zip(self._components, ends, strict=True)), blocks)
+        return self._sums
+
+
+def _sums(ends: Mapping[str, int], blocks: Blocks) -> dict[str, dict[str, int]]:
+    added = blocks.added()
+    sums: dict[str, dict[str, int]] = {}
+    first = 0
+    for name, end in ends.items():
+        counts = dict.fromkeys(blocks.devices[first:end], 0)
+        if len(counts) == 1:
+            counts = dict.fromkeys(counts, sum(added[first:end]))
+        else:
+            for device, count in zip(blocks.devices[first:end], added[first:end], strict=True):
+                counts[device] += count
+        sums[name] = {str(device): count for device, count in counts.items() if device.type != "meta"}
+        first = end
+    return sums

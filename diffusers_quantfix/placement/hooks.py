@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..offloading.hooks import accelerate_hooks, align_hooks
+
 __all__ = [
     "HOOK_ATTRIBUTES",
-    "accelerate_hooks",
     "group_offload_devices",
     "held_on_meta",
     "offload_kind",
@@ -22,25 +23,12 @@ HOOK_ATTRIBUTES = frozenset({"_hf_hook", "_diffusers_hook", "_group_offload_hook
 _GROUP_HOOK = "group_offloading"
 
 
-def accelerate_hooks(module: Any) -> Iterator[Any]:
-    """The accelerate hooks of ``module`` itself, those inside a ``SequentialHook`` one by one."""
-    pending = [getattr(module, "_hf_hook", None)]
-    while pending:
-        hook = pending.pop(0)
-        if hook is None:
-            continue
-        if type(hook).__name__ == "SequentialHook":
-            pending[:0] = hook.hooks
-        else:
-            yield hook
-
-
 def held_on_meta(root: Any) -> set[int]:
     """The ``id`` of every submodule of ``root`` whose weights an offloading hook fetches for its forward pass."""
     held: set[int] = set()
     for module in root.modules():
-        for hook in accelerate_hooks(module):
-            if _is_offloading(hook):
+        for hook in align_hooks(module):
+            if hook.offload:
                 places_all = getattr(hook, "place_submodules", False)
                 held.update(id(part) for part in (module.modules() if places_all else (module,)))
     return held
@@ -109,7 +97,3 @@ def _group(module: Any) -> Any:
     registry = getattr(module, "_diffusers_hook", None)
     hook = getattr(registry, "hooks", {}).get(_GROUP_HOOK) if registry is not None else None
     return getattr(hook, "group", None)
-
-
-def _is_offloading(hook: Any) -> bool:
-    return any(cls.__name__ == "AlignDevicesHook" for cls in type(hook).__mro__) and bool(hook.offload)

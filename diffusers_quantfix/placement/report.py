@@ -14,7 +14,7 @@ __all__ = ["Audit", "Misplaced", "MisplacedError", "TensorRecord"]
 _NAMED = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorRecord:
     """One tensor.
 

@@ -3,15 +3,18 @@
 A weight of a tensor subclass that wraps others (optimum-quanto, torchao) is walked into through
 ``__tensor_flatten__``, so that no library has to be named. GGUF and bitsandbytes weights hold their own bytes.
 Companions of bitsandbytes layers come from `diffusers_quantfix.weights.companions`. What offload hooks keep aside
-comes from `diffusers_quantfix.placement.hooks`. Everything else that hangs on a module (caches of attention
-processors, rotary tables, a dict of the user's) is found by walking plain containers and objects.
+comes from `diffusers_quantfix.placement.hooks`. Any other attribute of a module (caches of attention processors, rotary
+tables, a dict of the user's) is found by walking plain containers and objects.
+
+Most modules of a large model have nothing but plain parameters and buffers. They are recognised first and cheaply
+(`_only_registered`), so that the thorough search is made where there may be something to find.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +31,15 @@ __all__ = [
     "is_lazy",
     "nbytes",
     "plain_tensors",
+    "span",
     "storage_of",
-    "storage_span",
+    "tensors_of",
 ]
 
-# What a Module keeps for itself: walked by name below, or without tensors.
+# What every Module has: walked by name below, or without tensors.
 _OF_MODULE = frozenset(vars(torch.nn.Module()))
+# A tensor of one of these types is itself the data, and nothing belongs to it.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 _DEPTH = 6
 _LEAVES = (
     str,
@@ -57,18 +63,19 @@ _LEAVES = (
     torch.Generator,
     functools.partial,
 )
+_LEAF_TYPES = frozenset({*_LEAVES, bool})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Held:
-    """One plain tensor (never a wrapper) and where it hangs.
+    """One plain tensor (never a wrapper) and what holds it.
 
     Attributes:
         component: the component's name.
         name: the dotted name within the component, e.g. ``blocks.0.proj.weight.quant_state.absmax``.
         kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded", "attribute".
         tensor: the tensor.
-        module: the module on which it hangs, None for components that are no modules.
+        module: the module that holds it, None for components that are no modules.
         outer: the wrapper whose inner tensor it is, or None.
     """
 
@@ -86,12 +93,44 @@ def held_tensors(component: str, value: Any) -> Iterator[Held]:
     Weights come before what belongs to them, so that an alias (CB of ``weight.data``) comes second.
     """
     seen: set[int] = set()
-    for held in (
-        _of_module(component, value, seen) if is_module(value) else _of_object(component, "", value, seen)
-    ):
+    found = (
+        _of_modules(component, list(value.named_modules()), seen)
+        if is_module(value)
+        else _of_object(component, "", value, seen)
+    )
+    for held in found:
         if id(held.tensor) not in seen:
             seen.add(id(held.tensor))
             yield held
+
+
+def tensors_of(root: Any) -> list[torch.Tensor]:
+    """The tensors of `held_tensors` of a module, without their names: quick enough for every sample of `track`."""
+    simple: list[Any] = []
+    others: list[tuple[str, Any]] = []
+    for module in _modules(root):
+        if _only_registered(module):
+            simple.append(module)
+        else:
+            others.append(("", module))
+    registered = [named for module in simple for named in (module._parameters, module._buffers) if named]
+    found = [tensor for named in registered for tensor in named.values() if tensor is not None]
+    found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
+    seen = {id(tensor) for tensor in found} if others else set()
+    for held in _of_modules("", others, seen):
+        if id(held.tensor) not in seen:
+            seen.add(id(held.tensor))
+            found.append(held.tensor)
+    return found
+
+
+def _modules(root: Any) -> Iterable[Any]:
+    """As ``root.modules()``, in another order and in a fraction of the time."""
+    found = [root]
+    for module in found:
+        if module._modules:
+            found += [child for child in module._modules.values() if child is not None]
+    return dict.fromkeys(found)
 
 
 def bearing_modules(root: Any) -> list[Any]:
@@ -115,17 +154,50 @@ def _bears(module: Any) -> bool:
     return next(companions(module), None) is not None
 
 
-def _of_module(component: str, root: Any, seen: set[int]) -> Iterator[Held]:
-    for path, module in root.named_modules():
+def _only_registered(module: Any) -> bool:
+    """Whether all tensors of ``module`` itself are plain parameters and buffers, and their gradients."""
+    state = vars(module)
+    for name in _own_names(tuple(state)):
+        if type(state[name]) not in _LEAF_TYPES:
+            return False
+    for named in (module._parameters, module._buffers):
+        for tensor in named.values():
+            if type(tensor) not in _PLAIN:
+                return False
+    return True
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    # Torch warns when the gradient of a tensor that is no leaf is read.
+    return tensor.grad if tensor.is_leaf else None
+
+
+@functools.lru_cache(4096)
+def _own_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the names of a module's attributes, those that not every Module has. Layers of a kind share one answer."""
+    return tuple(name for name in names if name not in _OF_MODULE)
+
+
+def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) -> Iterator[Held]:
+    others: list[tuple[str, Any]] = []
+    for path, module in modules:
+        simple = _only_registered(module)
         prefix = f"{path}." if path else ""
         for kind, named in (("weight", module._parameters), ("buffer", module._buffers)):
             for name, tensor in named.items():
-                if isinstance(tensor, torch.Tensor):
-                    for held in plain_tensors(prefix + name, tensor):
-                        yield Held(component, held[0], kind, held[1], module, tensor if held[2] else None)
-                    gradient = tensor.grad if tensor.is_leaf else None
-                    if gradient is not None:
-                        yield Held(component, f"{prefix}{name}.grad", "gradient", gradient, module)
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if simple:
+                    yield Held(component, prefix + name, kind, tensor, module)
+                else:
+                    for inner, plain, is_inner in plain_tensors(prefix + name, tensor):
+                        yield Held(component, inner, kind, plain, module, tensor if is_inner else None)
+                gradient = _gradient(tensor)
+                if gradient is not None:
+                    yield Held(component, f"{prefix}{name}.grad", "gradient", gradient, module)
+        if simple:
+            continue
+        others.append((path, module))
         for found in companions(module):
             kind = "quant state" if "quant_state" in found.name else "8-bit state"
             for name, tensor, _ in plain_tensors(prefix + found.name, found.tensor):
@@ -134,12 +206,12 @@ def _of_module(component: str, root: Any, seen: set[int]) -> Iterator[Held]:
             for inner, plain, _ in plain_tensors(name, tensor):
                 yield Held(component, inner, "offloaded", plain, module)
     # After all weights are named: an attribute or a hook often holds a weight once more.
-    for path, module in root.named_modules():
+    for path, module in others:
         prefix = f"{path}." if path else ""
-        for name, value in list(vars(module).items()):
-            if name not in _OF_MODULE:
-                kind = "offloaded" if name in HOOK_ATTRIBUTES else "attribute"
-                yield from _of_object(component, prefix + name, value, seen, module, kind)
+        state = vars(module)
+        for name in _own_names(tuple(state)):
+            kind = "offloaded" if name in HOOK_ATTRIBUTES else "attribute"
+            yield from _of_object(component, prefix + name, state.get(name), seen, module, kind)
 
 
 def _of_object(
@@ -165,7 +237,7 @@ def _of_object(
         return
     seen.add(id(value))
     children: Iterator[tuple[str, Any]]
-    if isinstance(value, Mapping) and isinstance(value, dict):
+    if isinstance(value, dict):
         children = ((f"{name}[{_short(key)}]", item) for key, item in list(value.items()))
         # diffusers' group offloading has dicts whose keys are the parameters: those are walked as weights.
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -208,13 +280,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def storage_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first and the one-past-last byte that ``tensor`` uses of its storage."""
-    start = tensor.storage_offset() * tensor.element_size()
-    if tensor.numel() == 0:
-        return start, start
+def span(tensor: torch.Tensor) -> int:
+    """From the first to the last byte of the elements of a plain tensor with a storage, gaps included."""
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return nbytes(tensor)
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+    return int((last + 1) * tensor.element_size())
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -177,16 +177,9 @@ def _held(inputs) -> int:
 def _inputs(device) -> dict:
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    made = {
-        "hidden_states": torch.randn(1, 16, 64, generator=generator),
-        "encoder_hidden_states": torch.randn(1, 8, 64, generator=generator),
-        "pooled_projections": torch.randn(1, 64, generator=generator),
-        "timestep": torch.ones(1),
-        "img_ids": torch.zeros(16, 3),
-        "txt_ids": torch.zeros(8, 3),
-    }
-    return {name: tensor.to(device, torch.float16) for name, tensor in made.items()}
+    from diffusers_quantfix.verify.models import flux
+
+    return {name: tensor.to(device, torch.float16) for name, tensor in flux.inputs(tokens=16).items()}
 
 
 def _forward(model, device):

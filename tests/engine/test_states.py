@@ -299,3 +299,38 @@ def test_overwritten_by_a_stranger(simple, revert) -> None:
         assert (outcome["after"], outcome["original"]) == ("disabled", True)
     else:
         assert (outcome["after"], outcome["f"]) == ("applied", "patched")
+
+
+UNDECIDED = """
+import sys
+from diffusers_quantfix.engine.errors import Undecided
+def broken(module):
+    if "lib.second" not in sys.modules:
+        raise Undecided("lib.second")
+    return module.f() == "broken"
+"""
+
+
+@pytest.mark.parametrize("order", ["lib.core, lib.third, lib.second", "lib.second, lib.core, lib.third"])
+def test_a_probe_that_needs_another_module_is_asked_again_when_it_is_there(world, order) -> None:
+    """It answered "healthy" for good, and the defect stayed."""
+    world.library(core=CORE, second="", third=CORE)
+    world.fix(body=UNDECIDED + PATCH)
+    world.fix(
+        "fix-second", target="lib.second", body="def broken(m): return False\ndef patch(m, draft): pass"
+    )
+    outcome = world.run(f"import diffusers_quantfix, {order}; tell(f=lib.core.f(), state=states('fix-f'))")
+    assert outcome.told == {"f": "patched", "state": "applied"}
+
+
+def test_status_imports_what_a_probe_needs(world) -> None:
+    world.library(core=CORE, second="")
+    world.fix(body=UNDECIDED + PATCH)
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        before = states("fix-f"), reason("fix-f")
+        board = qf.status()
+        tell(before=before, state=board["fix-f"].state, loaded=board.loaded, f=lib.core.f())
+    """)
+    assert outcome["before"] == ["waiting", "cannot be decided before lib.second is imported"]
+    assert (outcome["state"], outcome["loaded"], outcome["f"]) == ("applied", ["lib.second"], "patched")

@@ -1,4 +1,4 @@
-"""Imports in several threads: everything is patched, nothing twice, nobody waits for ever.
+"""Imports in several threads: everything is patched, nothing twice, no deadlock.
 
 A deadlock shows as the time limit of the script.
 """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 from tests.rig import models
 
 # What torch says when something is sent to, or met on, the meta device.
@@ -178,3 +181,24 @@ def run_gligen(pipeline):
         return_dict=False,
         generator=torch.Generator("cpu").manual_seed(0),
     )[0]
+
+
+def assert_plain_property(model, fix_id: str) -> None:
+    """``model.device`` works in torch.compile without a graph break, pickle, deepcopy; the patch can be undone."""
+    import torch
+
+    import diffusers_quantfix
+
+    def add(x):
+        return x.to(model.device) + 1
+
+    assert torch.compile(add, fullgraph=True, backend="eager")(torch.ones(1)).item() == 2
+    assert pickle.loads(pickle.dumps(model)).device == copy.deepcopy(model).device == model.device
+    assert "device" in type(model).device.__doc__
+    offload(model)
+    diffusers_quantfix.revert(fix_id)
+    try:
+        assert model.device.type == "meta"
+    finally:
+        diffusers_quantfix.apply(fix_id)
+    assert model.device.type == "cpu"

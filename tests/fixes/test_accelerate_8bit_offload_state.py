@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit
+from tests.fixes.callers import interrupt, spelled
+from tests.fixes.callers import spelling as spelling
 from tests.gate import unmet
 
 FIX_ID = "accelerate-8bit-offload-state"
@@ -22,7 +24,7 @@ row_major = pytest.mark.skipif(bool(unmet(NEEDS)), reason=unmet(NEEDS))
 def offloaded(model, device, **options):
     from accelerate import cpu_offload
 
-    return cpu_offload(model, device, **options)
+    return cpu_offload(model, spelled(device), **options)
 
 
 def largest(model) -> int:
@@ -49,6 +51,24 @@ def test_nothing_stays_after_a_run(gpu, first):
     reference = eight_bit.run(eight_bit.stack(here, 4), here)
     model = offloaded(stack_of(gpu, first), here)
     for _ in range(2):
+        assert torch.equal(eight_bit.run(model, here), reference)
+        eight_bit.assert_gone(gpu, here)
+
+
+@row_major
+@forward
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+def test_after_an_interrupted_run(gpu, first, inference):
+    """The layer that was interrupted stays until its next run, and not longer."""
+    import torch
+
+    here = gpu.devices[0]
+    reference = eight_bit.run(eight_bit.stack(here, 4), here)
+    model = offloaded(stack_of(gpu, first), here)
+    for part in (0.3, 0.6, 0.9):
+        with torch.inference_mode(inference):
+            interrupt(lambda: eight_bit.run(model, here), part)
+            assert torch.equal(eight_bit.run(model, here), reference)
         assert torch.equal(eight_bit.run(model, here), reference)
         eight_bit.assert_gone(gpu, here)
 

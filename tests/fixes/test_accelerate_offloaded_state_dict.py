@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from tests.fixes import eight_bit, four_bit
+from tests.fixes.callers import spelled
 from tests.rig import models
 
 FIX_ID = "accelerate-offloaded-state-dict"
@@ -17,10 +18,9 @@ everything = pytest.mark.parametrize("name", ["flux_transformer", "unet", "vae",
 
 
 def offload(model, device="cpu", **options):
-    import torch
     from accelerate import cpu_offload
 
-    return cpu_offload(model, torch.device(device), **options)
+    return cpu_offload(model, spelled(device), **options)
 
 
 def assert_full(state) -> None:

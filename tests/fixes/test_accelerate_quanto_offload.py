@@ -7,16 +7,17 @@ import copy
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.callers import interrupt, spelled
+from tests.fixes.callers import spelling as spelling
 
 FIX_ID = "accelerate-quanto-offload"
 SHOWS = r"__new__\(\) missing \d required positional arguments: 'axis'"
 
 
 def offload(model, device="cpu", **options):
-    import torch
     from accelerate import cpu_offload
 
-    return cpu_offload(model, torch.device(device), **options)
+    return cpu_offload(model, spelled(device), **options)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
@@ -46,6 +47,22 @@ def test_on_a_gpu_nothing_stays(gpu):
     assert q.error(q.run(model, device=device), reference) < 1e-5
     assert model[0].weight.is_meta
     assert gpu.allocated(device) == before, "weights stay on the device"
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+def test_after_an_interrupted_run(gpu, inference):
+    import torch
+
+    device = gpu.devices[0]
+    reference = q.run(q.layers("qint8").to(device), device=device)
+    model = offload(q.layers("qint8"), device)
+    before = gpu.allocated(device)
+    for part in (0.3, 0.6, 0.9):
+        with torch.inference_mode(inference):
+            interrupt(lambda: q.run(model, device=device), part)
+            assert torch.equal(q.run(model, device=device), reference)
+        assert torch.equal(q.run(model, device=device), reference)
+        assert gpu.allocated(device) == before, "weights stay on the device"
 
 
 def test_only_the_weights_travel_and_only_there(rig_devices):

@@ -69,7 +69,7 @@ def test_an_embedding(gpu):
 
 
 def holder(device):
-    """A module of nobody's that has a 4-bit weight, without a reference to its quant state."""
+    """A module of no library that has a 4-bit weight, without a reference to its quant state."""
     import torch
     from bitsandbytes.functional import dequantize_4bit
 

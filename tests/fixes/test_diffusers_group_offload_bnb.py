@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit, eight_bit_models, four_bit
+from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
     LEAF,
@@ -20,7 +21,6 @@ from tests.fixes.group_offloaded import (
     offload,
     stop,
 )
-from tests.fixes.group_offloaded import spelling as spelling
 from tests.gate import unmet
 from tests.rig import models
 

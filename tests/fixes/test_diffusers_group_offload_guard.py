@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import LEAF, assert_left, net, offload
-from tests.fixes.group_offloaded import spelling as spelling
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import quanto_models
+from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
     FEATURES,
@@ -19,7 +20,6 @@ from tests.fixes.group_offloaded import (
     offload,
     stop,
 )
-from tests.fixes.group_offloaded import spelling as spelling
 from tests.gate import unmet
 
 torch = pytest.importorskip("torch")

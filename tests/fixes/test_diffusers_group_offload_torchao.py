@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fixes.callers import interrupt
+from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     FEATURES,
     SHOWS,
     assert_left,
     assert_works_in_every_mode,
-    interrupt,
     modes,
     net,
     offload,
     stop,
 )
-from tests.fixes.group_offloaded import spelling as spelling
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import sys
 
 import pytest
 
-from tests.fixes.offloaded import SHOWS, gligen, offload, run_gligen
+from tests.fixes.offloaded import SHOWS, assert_plain_property, gligen, offload, run_gligen
 from tests.gate import unmet
 from tests.rig import models
 
@@ -169,27 +167,7 @@ def test_moving_an_offloaded_model_to_its_device_fails_at_once():
 
 
 def test_the_property_is_a_plain_one():
-    """torch.compile without a graph break, pickle, deepcopy, the documentation; and the patch can be taken back."""
-    import torch
-    from diffusers import ModelMixin
-
-    import diffusers_quantfix
-
-    model = models.vae()
-
-    def add(x):
-        return x.to(model.device) + 1
-
-    assert torch.compile(add, fullgraph=True, backend="eager")(torch.ones(1)).item() == 2
-    assert pickle.loads(pickle.dumps(model)).device == copy.deepcopy(model).device == model.device
-    assert "device" in ModelMixin.device.__doc__
-    offload(model)
-    diffusers_quantfix.revert(FIX_ID)
-    try:
-        assert model.device.type == "meta"
-    finally:
-        diffusers_quantfix.apply(FIX_ID)
-    assert model.device.type == CPU
+    assert_plain_property(models.vae(), FIX_ID)
 
 
 def outputs(model):

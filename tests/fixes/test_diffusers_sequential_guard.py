@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.callers import spelled
+from tests.fixes.callers import spelling as spelling
 from tests.gate import unmet
 from tests.rig import models
 
@@ -21,7 +23,7 @@ def saved(tmp_path_factory):
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_offloaded_quantized_pipeline_is_not_moved(gpu, saved):
     pipe = pipeline(saved)
-    pipe.enable_sequential_cpu_offload(device=gpu.devices[0])
+    pipe.enable_sequential_cpu_offload(device=spelled(gpu.devices[0]))
     with pytest.raises(ValueError, match=CLEAR):
         pipe.to("cuda")
 
@@ -32,7 +34,7 @@ def test_nor_one_whose_other_component_is_offloaded(gpu, saved):
     from accelerate import cpu_offload
 
     pipe = pipeline(saved, text_encoder=models.clip_text())
-    cpu_offload(pipe.text_encoder, gpu.devices[0])
+    cpu_offload(pipe.text_encoder, spelled(gpu.devices[0]))
     for ask in (lambda: pipe.to("cuda"), lambda: pipe.to(device=gpu.devices[0])):
         with pytest.raises(ValueError, match=CLEAR):
             ask()

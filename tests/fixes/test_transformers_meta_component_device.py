@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import pickle
 import warnings
 
 import pytest
 
 from tests.fixes.offloaded import (
     SHOWS,
+    assert_plain_property,
     bert,
     easy_animate,
     llama,
@@ -194,27 +193,7 @@ def test_generate_from_an_offloaded_model(gpu, cache):
 
 
 def test_the_property_is_a_plain_one():
-    """torch.compile without a graph break, pickle, deepcopy, the documentation; and the patch can be taken back."""
-    import torch
-    from transformers import PreTrainedModel
-
-    import diffusers_quantfix
-
-    model = bert()
-
-    def add(x):
-        return x.to(model.device) + 1
-
-    assert torch.compile(add, fullgraph=True, backend="eager")(torch.ones(1)).item() == 2
-    assert pickle.loads(pickle.dumps(model)).device == copy.deepcopy(model).device == model.device
-    assert "device" in PreTrainedModel.device.__doc__
-    offload(model)
-    diffusers_quantfix.revert(FIX_ID)
-    try:
-        assert model.device.type == "meta"
-    finally:
-        diffusers_quantfix.apply(FIX_ID)
-    assert model.device.type == CPU
+    assert_plain_property(bert(), FIX_ID)
 
 
 # ---------------------------------------------------------------------- helpers

@@ -1,4 +1,4 @@
-"""Every case of `verify` is right where its fix is applied or not needed, with a device and without one."""
+"""Every case of `verify` reports success where its fix is applied or not needed, with a device and without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fixes import quanto_models as q
 LACKS = re.compile(
     "transformers: Using `bitsandbytes`|diffusers: |diffusers [0-9.]+ reads no GGUF files|needs gguf, which is not"
     "|shows with text encoders of transformers only|this diffusers has no group offloading|needs an NVIDIA GPU"
-    "|needs a CPU with AVX512-BF16"
+    "|needs a CPU with AVX512-BF16|needs a quantized component"
 )
 NO_DEVICE = re.compile("needs (a|two) CUDA device")
 A_DEVICE = re.compile("this machine has a GPU")

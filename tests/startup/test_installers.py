@@ -61,7 +61,7 @@ def test_uv(wheel: pathlib.Path, tmp_path: pathlib.Path):
     proved(environment)
     assert not active(other), "uv links the files of both to its cache"
     run_uv(environment, "install", "--no-index", "--no-deps", "--reinstall", wheel)
-    assert not active(environment), "to be chosen anew after an upgrade"
+    assert not active(environment), "run `enable` again after an upgrade"
     proved(environment)
     run_uv(environment, "uninstall", "diffusers-quantfix")
     assert left_in(environment.site, environment.folder / "bin") == []

@@ -68,7 +68,7 @@ def measure() -> dict:
             stack.enter_context(rig.devices())
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         pipeline = _pipeline(folder)
-        with qf.track(pipeline) as memory:
+        with qf.track(pipeline, interval=0) as memory:
             _prompt(pipeline)
             pipeline.to("cpu")
             memory.mark('pipe.to("cpu")')

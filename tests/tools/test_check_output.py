@@ -241,7 +241,7 @@ def test_a_file_outside_is_read_when_that_is_asked_for(check, tmp_path):
     code, out, err = check("-c ../limits.txt\nbitsandbytes\n", name="sub/r.txt")
     assert (code, out) == (2, "")
     assert (
-        err == "diffusers-quantfix: sub/r.txt, line 1: leads outside the project; --follow-outside reads it\n"
+        err == "diffusers-quantfix: sub/r.txt, line 1 leads outside the project; --follow-outside reads it\n"
     )
     assert check("-c ../limits.txt\nbitsandbytes\n", "--follow-outside", name="sub/r.txt")[0] == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import io
 import pathlib
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from diffusers_quantfix.advisories.pins import Reading, UnreadableInput, read
 from diffusers_quantfix.advisories.ranges import both, inside, overlap
+from tests.engine.test_shape import PACKAGE, imports, name_of
 
 
 def reading_of(tmp_path: pathlib.Path, name: str, text: str | bytes) -> Reading:
@@ -292,3 +294,9 @@ def test_demands_hold_together_or_leave_a_choice():
 )
 def test_inside(claim, pin, answer):
     assert inside(claim, pin) == answer
+
+
+def test_what_reads_has_no_circle_of_imports():
+    """Imports inside functions count: the reader of projects is handed the reader of requirements files."""
+    found = {name_of(path): imports(path) for path in (PACKAGE / "advisories").rglob("*.py")}
+    graphlib.TopologicalSorter({name: wanted - {name} for name, wanted in found.items()}).prepare()

@@ -34,6 +34,13 @@ def project(tmp_path):
     return tmp_path / "repository"
 
 
+# All of these choices fit each other: put together they would be forty to the power of thirty.
+CHOICES = "".join(
+    f"[tool.poetry.group.g{group}.dependencies]\ntorch = '{' || '.join(f'>={group}.{n}' for n in range(40))}'\n"
+    for group in range(30)
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -50,7 +57,9 @@ def project(tmp_path):
         ("r.txt", "torch ; " + "(" * 4000 + "1", "line 1 is no requirement (it begins with torch)"),
         ("r.txt", "numpy\n" * 500_001, "more than 500000 lines to read in all"),
         ("r.txt", "# comment\n" * 1_700_000, "more than 16 MB to read in all"),
-        ("r.txt", "\n".join(f"torch>=1.{n}" for n in range(100_000)), "more than 64 different demands on torch"),
+        ("r.txt", "\n".join(f"torch>=1.{n}" for n in range(100_000)), "more than 50 different limits on torch"),
+        ("r.txt", "torch" + ",".join(f">=1.{n}" for n in range(60)), "line 1: more than 50 different limits on torch"),
+        ("pyproject.toml", CHOICES, "more than 50 different limits on torch"),
     ],
     ids=lambda value: str(value)[:20].strip(),
 )  # fmt: skip
@@ -112,7 +121,7 @@ def test_a_file_outside_the_project_is_not_read(project, option):
     (project / "requirements" / "base.txt").write_text("torch==2.6.0\n")
     (project / "r.txt").write_text(f"-r requirements/base.txt\n{option} ../secret.txt\n")
     assert refusal(project / "r.txt").endswith(
-        "r.txt, line 2: leads outside the project; --follow-outside reads it"
+        "r.txt, line 2 leads outside the project; --follow-outside reads it"
     )
     # a folder of the repository may reach the rest of it
     (project / "requirements" / "dev.txt").write_text("-r ../base.txt\n")
@@ -169,10 +178,11 @@ def test_a_constraint_that_is_also_a_requirement_is_both(tmp_path):
     assert read([str(tmp_path / "r.txt")]).required == {"diffusers-quantfix"}
 
 
-def test_names_are_printed_without_control_characters(tmp_path):
-    file = tmp_path / "a\x1b[31m\n::error::b\udce9.txt"
+def test_names_are_printed_without_control_characters_and_commands(tmp_path):
+    file = tmp_path / "a\x1b[31m\n::error::b ##[add-path]\udce9.txt"
     file.write_text("]")
-    assert refusal(file).endswith(r"a\x1b[31m\n::error::b\udce9.txt, line 1 is no requirement")
+    said = r"a\x1b[31m\n:\x3aerror:\x3ab #\x23[add-path]\udce9.txt, line 1 is no requirement"
+    assert refusal(file).endswith(said)
 
 
 LINES = {
@@ -194,6 +204,17 @@ def test_a_hundred_thousand_lines_take_a_second(tmp_path: pathlib.Path, kind):
     started = time.process_time()
     read([str(file)])
     assert time.process_time() - started < 2
+
+
+def test_a_hundred_thousand_notes_are_one(tmp_path):
+    """The line of an entry of a project file has to be searched for."""
+    entries = "".join(f"\"torch==1.{n} ; python_version < '3'\",\n" for n in range(100_000))
+    (tmp_path / "pyproject.toml").write_text(f"[project]\ndependencies = [\n{entries}]\n")
+    started = time.process_time()
+    notes = read([str(tmp_path / "pyproject.toml")]).notes
+    assert time.process_time() - started < 20
+    assert notes[0].endswith("pyproject.toml, line 3: torch was left out, its marker is false here")
+    assert notes[1:] == ["99999 more notes of these kinds"]
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "poetry.toml", "uv.lock"])

@@ -18,7 +18,7 @@ def test_a_run_and_a_move(gpu, tmp_path, bits):
     device = str(gpu.devices[0])
     pipeline = flux(tmp_path, bits, text=True, device=gpu.devices[0])
     held = gpu.allocated(device)
-    with qf.track(pipeline) as memory:
+    with qf.track(pipeline, interval=0) as memory:
         models.prompt_flux(pipeline, steps=2)
         pipeline.vae.decode(models_latents(pipeline))
         pipeline.text_encoder.to("cpu")
@@ -74,7 +74,7 @@ def test_releasing_inside_a_track(gpu):
 
 def test_the_table_fits_a_terminal_and_the_dict_is_json(gpu, tmp_path):
     pipeline = flux(tmp_path, 8)
-    with qf.track(pipeline) as memory:
+    with qf.track(pipeline, interval=0) as memory:
         models.call_flux(pipeline, steps=12)
     table = memory.table()
     assert max(map(len, table.splitlines())) <= 80

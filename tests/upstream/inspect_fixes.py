@@ -23,6 +23,7 @@ from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.engine.ledger import Entry, Ledger
 from diffusers_quantfix.engine.versions import judge
 from diffusers_quantfix.fixes import INDEX
+from tests.gate import probe
 
 P = inspect.Parameter
 
@@ -51,7 +52,7 @@ def inspect_fix(fix: Any, target: str, try_candidates: bool = False) -> dict[str
     except Exception as error:
         return said | {"probe": "failed", "detail": f"{target} cannot be imported: {_say(error)}"}
     try:
-        said["probe"] = "broken" if fix.broken(module) else "healthy"
+        said["probe"] = "broken" if probe(fix, module) else "healthy"
     except TargetMissing as gone:
         return said | {"probe": "missing", "detail": str(gone)}
     except Exception as error:
@@ -78,13 +79,13 @@ def _try_patch(fix: Any, module: Any) -> tuple[str, list[str]]:
         return "; ".join(misfits), slots
     try:
         ledger.commit(draft)
-        if fix.broken(module):
+        if probe(fix, module):
             return "the probe still says broken after the patch", slots
     except Exception as error:
         return f"after the patch: {_say(error)}", slots
     finally:
         ledger.undo(fix.FIX.id)
-    return ("ok" if fix.broken(module) else "the probe says healthy after everything was put back"), slots
+    return ("ok" if probe(fix, module) else "the probe says healthy after everything was put back"), slots
 
 
 def misfit(entry: Entry) -> str:

@@ -60,10 +60,10 @@ def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:
     if claim == "fits":
         if probe == "healthy":
             if box(found):
-                return RETIRED, f"healthy with {found['why']} together; see what it is beside older releases"
-            return RETIRED, f"close its claim below {found['why']} and name that release in fixed"
+                return RETIRED, f"healthy with {found['why']} together; try it beside older releases"
+            return RETIRED, f"close its claim below {found['why']} and name that release in fixed_in"
         if probe == "broken" and found["patch"] == "ok" and state != FAILED:
-            return APPLIES, "nothing to do" if shown else "nothing to do, but no test could show it here"
+            return APPLIES, "nothing to do" if shown else "nothing to do, but no test could reproduce it here"
         if probe == "broken" and found["patch"] == "ok":
             return DRIFTED, "the patch takes, but a test of it fails; see the failures"
         return DRIFTED, found["patch"] if probe == "broken" else found["detail"]
@@ -71,7 +71,7 @@ def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:
         patch = "the patch takes" if found["patch"] == "ok" else f"the patch does not take: {found['patch']}"
         return (
             UNCLAIMED,
-            f"{found['why']}, but the probe says broken; {patch}; widen its claim if the tests agree",
+            f"{found['why']}, but the probe says broken; {patch}; extend its claim (`--write` tests it and does)",
         )
     if claim == "unreadable" or probe == "failed":
         return DRIFTED, found["detail"] or found["why"]
@@ -81,7 +81,7 @@ def news(found: dict[str, Any], state: str, shown: bool) -> tuple[str, str]:
 def assess(
     ids: list[str], bare: Run, patched: Run, found: dict[str, dict[str, Any]], untested_ok: bool = False
 ) -> Verdict:
-    """Judge a set that nobody has pinned: retirement and an open claim are news there, not failures."""
+    """Judge a set that is not in the table: a fixed bug and an open claim are news there, not failures."""
     verdict = judge(ids, bare, patched, found, untested_ok)
     for fix_id in ids:
         if fix_id not in found:

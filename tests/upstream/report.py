@@ -99,7 +99,7 @@ def summary(results: list[dict[str, Any]], faults: list[str] | None = None) -> s
             lines += wrapped(f"  - {fault}", "", "    ")
     unseen = never_shown(results)
     if unseen:
-        lines += ["", "applied, but in no cell of this run could a test show the defect:"]
+        lines += ["", "applied, but no test of this run could reproduce the defect:"]
         for fix_id, why in unseen.items():
             lines += wrapped(f"  - {fix_id}: {why}", "", "    ")
     total = Counter()
@@ -115,7 +115,7 @@ def summary(results: list[dict[str, Any]], faults: list[str] | None = None) -> s
 
 
 def never_shown(results: list[dict[str, Any]]) -> dict[str, str]:
-    """Fixes that are applied somewhere and shown red nowhere, with the reason."""
+    """Fixes that are applied on some cell and reproduced on none, with the reason."""
     states: dict[str, dict[str, str]] = {}
     for result in results:
         for fix_id, said in result["fixes"].items():

@@ -342,9 +342,9 @@ def test_the_summary_fits_80_columns_and_says_every_failure_and_reason():
     assert text.endswith("9 passed, 1 failed, 0 skipped")
 
 
-def test_a_fix_that_no_cell_could_show_is_named():
-    assert "could a test show" in summary([result(state="applied")])
-    assert "could a test show" not in summary([result(state="applied"), result("D05")])
+def test_a_fix_that_no_cell_could_reproduce_is_named():
+    assert "could reproduce the defect" in summary([result(state="applied")])
+    assert "could reproduce the defect" not in summary([result(state="applied"), result("D05")])
 
 
 def test_progress_on_a_terminal_and_in_a_log():

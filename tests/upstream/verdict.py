@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PATCHED = "patched"  # the defect shows without us, and not with us
-APPLIED = "applied"  # claim and probe say broken and the patch takes, but no test could show it here
+PATCHED = "patched"  # the defect is reproduced without us, and not with us
+APPLIED = "applied"  # claim and probe say broken and the patch takes, but no test could reproduce it here
 HEALTHY = "healthy"  # the tests ran, and the defect is not there without us
 NOT_APPLICABLE = "n/a"  # the library, its class or its module is not there, or no test can run
 FAILED = "failed"

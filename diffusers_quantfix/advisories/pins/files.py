@@ -125,7 +125,7 @@ class Files:
 
     def _check_project(self, where: object, real: str) -> None:
         if not self._outside and not _is_within(real, self._project):
-            raise OutsideProject(f"{where}: leads outside the project; {FOLLOW} reads it")
+            raise OutsideProject(f"{where} leads outside the project; {FOLLOW} reads it")
 
     def _text(self, path: str, called: str, subject: str = "") -> str:
         subject = subject or called
@@ -161,11 +161,13 @@ class Files:
 
 
 def shown(name: str) -> str:
-    """The name of a file as it may be printed: without control characters and broken Unicode."""
-    return "".join(
+    """The name of a file as it may be printed: without control characters, broken Unicode, and what a log of GitHub
+    Actions takes for a command."""
+    printable = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in name
     )
+    return printable.replace("::", r":\x3a").replace("##[", r"#\x23[")
 
 
 def _decoded(called: str, data: bytes) -> str:

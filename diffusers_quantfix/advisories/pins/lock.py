@@ -6,7 +6,7 @@ import re
 
 from ..ranges import either
 from .files import UnreadableInput
-from .reading import MAX_DEMANDS, Place, Reading, with_all_extras
+from .reading import Place, Reading, with_all_extras
 from .tables import toml
 
 TYPE_CHECKING = False
@@ -42,8 +42,6 @@ def read_lock(reading: Reading, file: str, text: str) -> None:
         if not marker or reading.is_for_here(place, name, with_all_extras(marker)):
             _, pins = versions.setdefault(name, (place, {}))
             pins[f"=={version}" if isinstance(version, str) and version else ""] = None
-            if len(pins) > MAX_DEMANDS:
-                raise UnreadableInput(f"{place}: more than {MAX_DEMANDS} versions of one package")
     for name, (place, pins) in versions.items():
         reading.add(place, name, either(pins))
 

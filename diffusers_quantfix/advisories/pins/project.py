@@ -39,7 +39,7 @@ def read_project(reading: Reading, file: str, text: str, read_requirements: Requ
     project.groups()
     project.poetry()
     if not project.found:
-        reading.note(f"{shown(file)} names no dependency")
+        reading.note(Place(shown(file)), "it names no dependency")
 
 
 def read_folder(
@@ -118,7 +118,7 @@ class _Project:
                     with self.reading.files.deeper(place):
                         read_requirements(self.reading, shown(path), text, os.path.dirname(path))
         elif isinstance(dynamic, list) and "dependencies" in dynamic:
-            self.reading.note(f"{self.file}: its dependencies are dynamic; check the file they come from")
+            self.reading.note(Place(self.file), "its dependencies are dynamic; check the file they come from")
 
     def groups(self) -> None:
         """``[dependency-groups]``, and what uv keeps in its own table."""

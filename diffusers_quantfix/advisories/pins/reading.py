@@ -17,6 +17,8 @@ KINDS = "requirements files, pyproject.toml, uv.lock, poetry.lock, pylock.toml a
 
 MAX_REQUIREMENT = 4096
 MAX_DEMANDS = 64
+# The work on a pin grows with the square of the limits in it.
+MAX_LIMITS = 50
 _MAX_NOTES = 20
 
 # What a marker asks of the extras and groups that are installed
@@ -73,6 +75,7 @@ class Reading:
 
     Attributes:
         files: what may be read, and how much.
+        pins: library -> its pin (see `diffusers_quantfix.advisories.ranges`).
         required: the libraries that are demanded, not only limited by a constraint.
         places: library -> where it was named first.
         notes: sentences about what was left out.
@@ -86,26 +89,21 @@ class Reading:
         self.places: dict[str, Place] = {}
         self.complete = False
         self.count = 0
-        self._demands: dict[str, dict[str, None]] = {}
-        self._notes: list[str] = []
+        self.pins: dict[str, str] = {}
+        self._demands: dict[str, set[str]] = {}
+        self._notes: dict[tuple[str, str], str] = {}
         self._more_notes = 0
 
     @property
-    def pins(self) -> dict[str, str]:
-        """Library -> its pin (see `diffusers_quantfix.advisories.ranges`)."""
-        return {name: functools.reduce(both, demands) for name, demands in self._demands.items()}
-
-    @property
     def notes(self) -> list[str]:
-        more = [f"{self._more_notes} more such notes are left out"] if self._more_notes else []
-        return [*self._notes, *more]
+        more = [f"{self._more_notes} more notes of these kinds"] if self._more_notes else []
+        return [*self._notes.values(), *more]
 
-    def note(self, sentence: str) -> None:
-        """A sentence for the report; the first of them are kept."""
-        if sentence in self._notes:
-            return
-        if len(self._notes) < _MAX_NOTES:
-            self._notes.append(sentence)
+    def note(self, place: Place | None, what: str) -> None:
+        """A sentence for the report: the first of its kind in each file, and not too many."""
+        key = (place.file if place else "", what)
+        if key not in self._notes and len(self._notes) < _MAX_NOTES:
+            self._notes[key] = f"{place or 'installed'}: {what}"
         else:
             self._more_notes += 1
 
@@ -123,10 +121,17 @@ class Reading:
             self.places.setdefault(name, place)
         if not constraint:
             self.required.add(name)
-        demands = self._demands.setdefault(name, {})
-        demands[either(self._comparable(place, name, part) for part in pin.split(" || "))] = None
-        if len(demands) > MAX_DEMANDS:
-            raise UnreadableInput(f"{place}: more than {MAX_DEMANDS} different demands on {name}")
+        if pin.count(",") + pin.count("||") < MAX_LIMITS:
+            pin = either(self._comparable(place, name, part) for part in pin.split(" || "))
+            demands = self._demands.setdefault(name, set())
+            if pin in demands:
+                return
+            demands.add(pin)
+            pin = both(self.pins[name], pin) if name in self.pins else pin
+            self.pins[name] = pin
+            if len(demands) <= MAX_DEMANDS and pin.count(",") + pin.count("||") < MAX_LIMITS:
+                return
+        raise UnreadableInput(f"{place}: more than {MAX_LIMITS} different limits on {name}")
 
     def is_of_another_package(self, text: str) -> bool:
         """Count a requirement in the usual form that names a package without advisories; False for all else."""
@@ -155,7 +160,7 @@ class Reading:
         if not answer:
             self.count += 1
             if canonicalize_name(name) in KNOWN:
-                self.note(f"{place}: {name} was left out, its marker is false here")
+                self.note(place, f"{name} was left out, its marker is false here")
         return answer
 
     def requirement(self, place: Place, text: str, constraint: bool = False) -> None:
@@ -185,13 +190,13 @@ class Reading:
             hint = f"; `pip freeze` has no {_VARIABLE}...}}" if _VARIABLE in text else ""
             raise UnreadableInput(f"{place} is no requirement{about}{hint}")
         if canonicalize_name(found[1]) in KNOWN:
-            self.note(f"{place}: the version of {found[1]} is a variable, which is not read")
+            self.note(place, f"the version of {found[1]} is a variable, which is not read")
         self.add(place, found[1], "", constraint)
 
     def _comparable(self, place: Place | None, name: str, specifier: str) -> str:
         if len(specifier) <= MAX_REQUIREMENT and comparable(specifier):
             return specifier
-        self.note(f"{place or 'installed'}: the version of {name} cannot be compared")
+        self.note(place, f"the version of {name} cannot be compared")
         return ""
 
 

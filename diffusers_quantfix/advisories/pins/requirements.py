@@ -112,7 +112,7 @@ def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
     reading.count += 1
     written, _, extras = value.removeprefix("file://").partition("[")
     if "://" in written:
-        reading.note(f"{place}: nobody can tell what this URL is; write `name @ URL`")
+        reading.note(place, "nobody can tell what this URL is; write `name @ URL`")
         return
     path, called = (
         os.path.join(folder, part.strip(), "pyproject.toml") for part in (_expanded(written), written)
@@ -120,7 +120,7 @@ def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
     names = extras.rstrip("] ").split(",")
     problem = read_folder(reading, place, path, shown(called), names, read_requirements)
     if problem:
-        reading.note(f"{place}: {problem}; what it demands is not known")
+        reading.note(place, f"{problem}; what it demands is not known")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.hooks import accelerate_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,10 +119,7 @@ def _entries(name, parameter):
 
 def _offloading(module):
     """Yield the hooks of ``module`` itself that keep weights in a weights map."""
-    pending = [getattr(module, "_hf_hook", None)]
-    while pending:
-        hook = pending.pop()
-        pending += getattr(hook, "hooks", ())  # a SequentialHook
+    for hook in accelerate_hooks(module):
         if getattr(hook, "offload", False) and getattr(hook, "weights_map", None) is not None:
             yield hook
 

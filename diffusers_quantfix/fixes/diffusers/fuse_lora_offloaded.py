@@ -47,8 +47,6 @@ def broken(lora_base: ModuleType) -> bool:
     resolve(mixin, "fuse_lora")
     resolve(mixin, "unfuse_lora")
     model = offloaded_adapter_layer(lora_base.ModelMixin)
-    if model is None:
-        return False
 
     class Pipeline(mixin):
         _lora_loadable_modules = ("transformer",)

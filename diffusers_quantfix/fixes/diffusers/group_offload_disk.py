@@ -68,6 +68,7 @@ def broken(group_offloading: ModuleType) -> bool:
     group.offload_to_disk_path = os.devnull
     group.safetensors_file_path = os.path.join(os.devnull, "none.safetensors")
     group._is_offloaded_to_disk = True
+    group.cpu_param_dict = {}
     group.tensor_to_key = {layer.weight: "tensor_0"}
     group.key_to_tensor = {"tensor_0": layer.weight}
     before = layer.weight.data_ptr(), layer.weight.data

@@ -6,7 +6,7 @@ Cause: ``_raise_error_if_accelerate_model_or_sequential_hook_present`` refuses e
     ``accelerate.dispatch_model`` puts one with ``offload=False``, which brings the inputs to the model, on every 8-bit
     model (accelerate before 1.13, or bitsandbytes before 0.48), and on others when it is told to.
 Upstream: no issue; the twin of diffusers issue 11352.
-Patch: a bitsandbytes model whose hooks only bring inputs, all to one device, is no offloaded one. The hooks stay, and
+Patch: a bitsandbytes model whose hooks only bring inputs, all to one device, is not offloaded. The hooks stay, and
     bring the inputs from then on to where the groups are used.
 """
 
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.hooks import accelerate_hooks
 from ...weights.method import method_of
 
 TYPE_CHECKING = False
@@ -70,8 +71,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         """The hooks of a quantized model, if all of them only bring inputs to one device; otherwise none."""
         if method_of(model) != "bitsandbytes":
             return []
-        hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
-        hooks = [hook for hook in hooks if hook is not None]
+        hooks = [hook for module in model.modules() for hook in accelerate_hooks(module)]
         if not all(isinstance(hook, AlignDevicesHook) and not hook.offload for hook in hooks):
             return []
         return hooks if len({str(hook.execution_device) for hook in hooks}) == 1 else []

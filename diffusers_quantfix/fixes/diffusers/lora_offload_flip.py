@@ -17,7 +17,7 @@ from __future__ import annotations
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.hooks import is_sequentially_offloaded
+from ...offloading.hooks import accelerate_hooks, is_sequentially_offloaded
 from ...offloading.suspended import hidden_hooks, hooks_aside
 
 TYPE_CHECKING = False
@@ -107,10 +107,9 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
 
 def only_aligns(component) -> bool:
     """Whether a component, which may be anything, has a hook of its own that leaves its weights where they are."""
-    from accelerate.hooks import AlignDevicesHook, SequentialHook
+    from accelerate.hooks import AlignDevicesHook
 
-    hook = getattr(component, "_hf_hook", None)
-    first = hook.hooks[0] if isinstance(hook, SequentialHook) and hook.hooks else hook
+    first = next(accelerate_hooks(component), None)
     return isinstance(first, AlignDevicesHook) and not is_sequentially_offloaded(component)
 
 

@@ -17,7 +17,10 @@ Why the property, and not the calls of pipelines: prompt weighting libraries and
 ``_execution_device`` asks the hooks, ``enable_*_offload`` remove the hooks before they look, ``.to`` only prints it,
 loading looks before there are hooks. ``model.to(model.device)`` of an offloaded model, as in loading an IP-Adapter,
 now fails at once; upstream moves the adapter's fresh weights to meta, where they are lost, and the run fails.
-Programs that took meta for the sign of offloading should ask ``_hf_hook``, or skip this fix and its twin.
+A narrower patch was weighed once more. Inside of pipeline calls only: the libraries and the user code that read it
+outside would fail as before, and the answer would depend on who asks. Only the pipelines that are known to read it:
+new ones come with each release. Five of upstream's own tests assert meta as the sign of offloading; they fail with
+this fix. Programs that need that sign should ask ``next(model.parameters()).is_meta``, or skip this fix and its twin.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ FIX = Fix(
     id="peft-merge-quanto",
     title="merging a LoRA into weights of quanto has no effect",
     module="peft.tuners.lora.layer",
-    claims={"peft": ">=0.13.0,<=0.21.2", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    claims={"peft": ">=0.13.2,<=0.21.2", "optimum-quanto": ">=0.2.5,<=0.2.7"},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/layer.py",),
     symptom="no LoRA effect after fuse_lora() or merge_and_unload() where quanto has quantized the model",
     frames=("merge_and_unload", "fuse_lora", "quanto"),

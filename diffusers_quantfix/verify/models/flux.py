@@ -23,3 +23,18 @@ def transformer() -> Any:
         pooled_projection_dim=64,
         axes_dims_rope=(8, 12, 12),
     )
+
+
+def inputs(tokens: int = 4) -> dict[str, Any]:
+    """Fixed inputs of `transformer`: ``tokens`` of the picture and 8 of the text, in float32 on the CPU."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "hidden_states": torch.randn(1, tokens, 64, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 8, 64, generator=generator),
+        "pooled_projections": torch.randn(1, 64, generator=generator),
+        "timestep": torch.ones(1),
+        "img_ids": torch.zeros(tokens, 3),
+        "txt_ids": torch.zeros(8, 3),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..case import CannotReproduce
-from .flux import transformer
+from .flux import inputs, transformer
 
 
 def device():
@@ -78,17 +78,8 @@ def run_flux(model, where):
     """The prediction of ``flux(...)`` for fixed inputs, on the CPU."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    inputs = {
-        "hidden_states": torch.randn(1, 4, 64, generator=generator),
-        "encoder_hidden_states": torch.randn(1, 8, 64, generator=generator),
-        "pooled_projections": torch.randn(1, 64, generator=generator),
-        "timestep": torch.ones(1),
-        "img_ids": torch.zeros(4, 3),
-        "txt_ids": torch.zeros(8, 3),
-    }
     with torch.no_grad():
-        return model(**{name: tensor.to(where) for name, tensor in inputs.items()}).sample.cpu()
+        return model(**{name: tensor.to(where) for name, tensor in inputs().items()}).sample.cpu()
 
 
 def text_encoder(folder: str, where):

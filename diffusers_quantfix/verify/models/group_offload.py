@@ -37,9 +37,8 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
     before = torch.cuda.memory_allocated(device)
     model = build(device)
     size = torch.cuda.memory_allocated(device) - before
-    apply_group_offloading(
-        model, onload_device=device, offload_device=torch.device("cpu"), offload_type="leaf_level", **options
-    )
+    options = {"offload_type": "leaf_level", **options}
+    apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
     for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
         error = (run(model, device) - reference).abs().max().item()
         assert error == 0, f"the output is wrong by {error:.3g}"

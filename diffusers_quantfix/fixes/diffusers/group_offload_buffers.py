@@ -1,0 +1,104 @@
+"""Group offloading with a stream never takes the buffers of its modules back.
+
+Symptom: after a run under ``enable_group_offload(use_stream=True)`` every buffer of the offloaded modules is still on
+    the GPU: all of a model whose quantized weights are buffers (the layouts of GPTQ and AutoRound), the scales of BFL.
+    What a layer writes to its buffer is lost in the next run.
+Cause: ``ModuleGroup`` brings the parameters and buffers of its modules, and gives only the parameters their host copies
+    back. The next run brings the first host copy of a buffer again.
+Upstream: no issue.
+Patch: the buffers get their host copies back as well; one that was changed in place is copied to it before.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+from ...offloading.groups import version_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-group-offload-buffers",
+    title="group offloading with a stream leaves buffers on the GPU",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321",
+    ),
+    symptom="memory of the GPU that is not released after a run under enable_group_offload(use_stream=True)",
+    hot=True,
+)
+
+_BUFFERS = "_quantfix_buffers"
+_VERSIONS = "_quantfix_buffer_versions"
+
+
+def broken(group_offloading: ModuleType) -> bool:
+    """Offload a module with one buffer, whose host copy the group has; does the buffer get it?"""
+    import torch
+
+    cls = resolve(group_offloading, "ModuleGroup")
+    module = torch.nn.Module()
+    module.register_buffer("buffer", torch.zeros(1))
+    host = torch.zeros(1)
+    group = cls.__new__(cls)
+    group.modules, group.parameters, group.buffers = [module], [], []
+    group.offload_leader, group.stream, group.record_stream = module, object(), True
+    group.onload_device = group.offload_device = torch.device("cpu")
+    group.offload_to_disk_path, group.cpu_param_dict = None, {module.buffer: host}
+    try:
+        group.offload_()
+    except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
+        return "take_buffers_back" not in names_used(resolve(cls, "offload_"))
+    return module.buffer.data_ptr() != host.data_ptr()
+
+
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    group = resolve(group_offloading, "ModuleGroup")
+    disable = sys.modules["torch"].compiler.disable
+
+    # Groups that go to disk, have no stream, or are moved by another fix have no host copies.
+    def make_onload(original):
+        def onload_(self):
+            original(self)
+            if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
+                setattr(self, _VERSIONS, {buffer: version_of(buffer) for buffer in buffers})
+
+        return disable(onload_)
+
+    def make_offload(original):
+        def offload_(self):
+            original(self)
+            if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
+                take_buffers_back(self, buffers)
+
+        return disable(offload_)
+
+    draft.wrap_plain(group, "onload_", make_onload)
+    draft.wrap_plain(group, "offload_", make_offload)
+
+
+def module_buffers(group) -> tuple:
+    known = vars(group).get(_BUFFERS)
+    if known is None:
+        found = {id(buffer): buffer for module in group.modules for buffer in module.buffers()}
+        known = tuple(buffer for buffer in found.values() if buffer in group.cpu_param_dict)
+        setattr(group, _BUFFERS, known)
+    return known
+
+
+def take_buffers_back(group, buffers) -> None:
+    inference_mode = sys.modules["torch"].inference_mode
+    versions = vars(group).pop(_VERSIONS, {})
+    for buffer in buffers:
+        host = group.cpu_param_dict[buffer]
+        if buffer in versions and (versions[buffer] is None or versions[buffer] != version_of(buffer)):
+            with inference_mode(host.is_inference()):
+                host.copy_(buffer)
+        buffer.data = host

@@ -1,0 +1,81 @@
+"""Layerwise casting casts the packed bytes of quantized weights.
+
+Symptom: noise, without an error, after ``enable_layerwise_casting`` of a 4-bit model with a floating
+    ``bnb_4bit_quant_storage``, as FSDP needs it. A model with weights of quanto fails with ValueError.
+Cause: the hook calls ``module.to(dtype=torch.float8_e4m3fn)`` for every linear layer. The packed weight looks like one
+    in bfloat16, and its bytes are rounded as if they were numbers.
+Upstream: not reported.
+Patch: a layer whose weight is quantized is left out; it is small already. All other layers are cast as ever. The
+    hook for a whole model (``skip_modules_pattern=None``) cannot leave a layer out, and raises a clear error.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-layerwise-casting-quantized",
+    title="layerwise casting casts the packed bytes of quantized weights",
+    module="diffusers.hooks.layerwise_casting",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/layerwise_casting.py",
+    ),
+    symptom="noise after enable_layerwise_casting() of a 4-bit model with bnb_4bit_quant_storage=torch.bfloat16",
+)
+
+
+def broken(layerwise_casting: ModuleType) -> bool:
+    """Does the hook cast a floating weight that has the class of a 4-bit one?"""
+    import torch
+
+    class Params4bit(torch.nn.Parameter):
+        pass
+
+    layer = torch.nn.Linear(1, 1, bias=False, device="cpu", dtype=torch.float32)
+    layer.weight = Params4bit(torch.zeros(1, 1), requires_grad=False)
+    layer.weight.bnb_quantized = True
+    layer.weight.quant_state = None
+    apply = resolve(layerwise_casting, "apply_layerwise_casting_hook")
+    try:
+        apply(layer, torch.float16, torch.float32, False)
+    except ValueError:  # it refuses
+        return False
+    return layer.weight.dtype == torch.float16
+
+
+def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def apply_layerwise_casting_hook(module, *args, **kwargs):
+            packed = [layer for layer in module.modules() if _would_be_cast(layer)]
+            if not packed:
+                return original(module, *args, **kwargs)
+            if packed == [module]:
+                return None
+            raise ValueError(
+                f"layerwise casting of {type(module).__name__} as a whole would cast the packed weights of "
+                f"{len(packed)} quantized layers; with skip_modules_pattern, for example its default, they are left out"
+            )
+
+        return apply_layerwise_casting_hook
+
+    draft.wrap_plain(layerwise_casting, "apply_layerwise_casting_hook", make)
+
+
+def _would_be_cast(layer) -> bool:
+    """Whether a cast reaches packed data: integers are left alone by ``module.to(dtype)``."""
+    weight = layer._parameters.get("weight")
+    if weight is None or not weight.is_floating_point():
+        return False
+    kind = type(weight)
+    if kind.__name__ == "Params4bit":
+        return weight.bnb_quantized
+    data = type(weight.data)
+    return any(name.startswith("optimum.quanto.") for name in (kind.__module__, data.__module__))

@@ -1,0 +1,63 @@
+"""A DoRA adapter for an 8-bit layer on the CPU loses the weight of the layer.
+
+Symptom: after a DoRA is loaded into an 8-bit model that is on the CPU (offloaded, for example), every targeted
+    ``base_layer.weight`` is on ``meta``: NotImplementedError "Cannot copy out of meta tensor; no data!", or noise.
+Cause: ``dequantize_module_weight`` ends with ``module.weight = module.weight.to(device)`` for a weight on the CPU.
+    diffusers and ``low_cpu_mem_usage=True`` call it within ``init_empty_weights``, where every parameter that is
+    assigned goes to ``meta``.
+Upstream: not reported.
+Patch: the layer gets its own weight back, the very same object.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-dora-8bit-cpu",
+    title="a DoRA adapter for an 8-bit layer on the CPU loses the weight of the layer",
+    module="peft.utils.integrations",
+    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
+    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! after loading a DoRA into an 8-bit model",
+    hot=True,
+)
+
+
+def broken(integrations: ModuleType) -> bool:
+    """Does it assign the weight of the layer, with nothing of ours around it?"""
+    import dis
+
+    function = resolve(integrations, "dequantize_module_weight")
+    return not written_in(function, __file__) and any(
+        step.opname == "STORE_ATTR" and step.argval == "weight"
+        for step in dis.get_instructions(function_of(function))
+    )
+
+
+def patch(integrations: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def dequantize_module_weight(module):
+            weight = module._parameters.get("weight")
+            device = None if weight is None else weight.device
+            try:
+                return original(module)
+            finally:
+                # Kernels of old releases move the data of the weight itself; then upstream's copy is the right one.
+                if (
+                    weight is not None
+                    and module._parameters.get("weight") is not weight
+                    and weight.device == device
+                ):
+                    module._parameters["weight"] = weight
+
+        return dequantize_module_weight
+
+    draft.wrap_plain(integrations, "dequantize_module_weight", make)

@@ -1,0 +1,61 @@
+"""A DoRA adapter for a GGUF layer fails.
+
+Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
+    another pair of sizes, when a DoRA is loaded into a model from a GGUF file.
+Cause: DoRA needs the norm of the weight. ``dequantize_module_weight`` does not know GGUF and returns the packed bytes,
+    whose rows have another length.
+Upstream: not reported.
+Patch: the function returns the dequantized weight, in the dtype in which the layer computes.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-dora-gguf",
+    title="a DoRA adapter for a GGUF layer fails",
+    module="peft.utils.integrations",
+    claims={"peft": ">=0.13.2,<=0.21.2", "diffusers": ">=0.32.0", "gguf": ""},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
+    symptom="RuntimeError: The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension "
+    "1, when a DoRA is loaded into a GGUF model",
+    hot=True,
+)
+
+
+def broken(integrations: ModuleType) -> bool:
+    """Ask about a layer whose weight has the class name of GGUF's: is it returned as it is?"""
+    import torch
+
+    class GGUFParameter(torch.nn.Parameter):
+        pass
+
+    layer = torch.nn.Module()
+    layer.weight = GGUFParameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
+    try:
+        return resolve(integrations, "dequantize_module_weight")(layer) is layer.weight
+    except AttributeError:  # it asks the weight for what a real one has
+        return False
+
+
+def patch(integrations: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def dequantize_module_weight(module):
+            weight = module._parameters.get("weight")
+            if type(weight).__name__ != "GGUFParameter":
+                return original(module)
+            from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+            return dequantize_gguf_tensor(weight).to(module.compute_dtype)
+
+        return dequantize_module_weight
+
+    draft.wrap_plain(integrations, "dequantize_module_weight", make)

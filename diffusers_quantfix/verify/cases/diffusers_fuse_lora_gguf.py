@@ -1,0 +1,18 @@
+"""``fuse_lora`` of a GGUF model says why it cannot, and changes nothing."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+
+    from ..models import gguf_model, lora
+
+    pipe = lora.load(lora.pipeline(transformer=gguf_model.flux(work)))
+    with_lora = lora.run(pipe)
+    try:
+        pipe.fuse_lora(components=["transformer"])
+    except ValueError as refusal:
+        assert "cannot be merged into GGUF weights" in str(refusal), str(refusal)
+    assert torch.equal(lora.run(pipe), with_lora), "the output is another one"
+    return "a clear error that names dequantize(), before anything is merged"

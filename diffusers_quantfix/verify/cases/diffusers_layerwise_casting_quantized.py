@@ -1,0 +1,34 @@
+"""Layerwise casting leaves 4-bit weights alone that are packed in bfloat16."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import bitsandbytes as bnb
+    import torch
+    from diffusers.hooks import apply_layerwise_casting
+
+    from ..case import CannotReproduce
+
+    torch.manual_seed(0)
+    layers = [
+        bnb.nn.Linear4bit(
+            64, 64, quant_type="nf4", compute_dtype=torch.bfloat16, quant_storage=torch.bfloat16
+        )
+        for _ in range(2)
+    ]
+    try:
+        model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 64)).to("cpu", torch.bfloat16)
+        with torch.no_grad():
+            given = torch.randn(3, 64, dtype=torch.bfloat16)
+            expected = model[:2](given)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise CannotReproduce(f"bitsandbytes does not quantize here: {error}") from None
+    if model[0].weight.quant_state is None:
+        raise CannotReproduce("this bitsandbytes does not quantize on a CPU")
+    apply_layerwise_casting(model, torch.float8_e4m3fn, torch.bfloat16)
+    with torch.no_grad():
+        off = (model[:2](given) - expected).abs().max().item()
+    assert model[2].weight.dtype == torch.float8_e4m3fn, "the plain layer was not cast"
+    assert off == 0, f"4-bit layers are off by {off:.2g}"
+    return "4-bit layers stay exact, the plain one is cast"

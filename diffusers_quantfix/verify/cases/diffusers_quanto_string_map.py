@@ -1,0 +1,23 @@
+"""A Flux transformer is quantized with quanto and device_map="auto"."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import diffusers
+    import torch
+
+    from ..models import quanto_models
+
+    reference = quanto_models.flux(f"{work}/plain", "int8")
+    model = diffusers.FluxTransformer2DModel.from_pretrained(
+        f"{work}/plain",
+        quantization_config=diffusers.QuantoConfig(weights_dtype="int8"),
+        torch_dtype=torch.float32,
+        device_map="auto",
+    )
+    ours, theirs = (one.get_submodule("proj_out").weight.dequantize().cpu() for one in (model, reference))
+    assert torch.equal(ours, theirs), "the weights are not those of a load without a device_map"
+    return (
+        f"loaded onto {next(model.parameters()).device}; the weights are those of a load without a device_map"
+    )

@@ -1,0 +1,25 @@
+"""A DoRA is put into 8-bit layers on the CPU, whose weights stay."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+
+    from ..case import CannotReproduce
+
+    try:
+        import bitsandbytes as bnb
+
+        layer = bnb.nn.Linear8bitLt(64, 64, has_fp16_weights=False).to("cpu")
+        if layer.weight.dtype != torch.int8:
+            raise CannotReproduce("this bitsandbytes does not quantize on a CPU")
+    except (ImportError, RuntimeError, AssertionError) as error:
+        raise CannotReproduce(f"bitsandbytes does not quantize here: {error}") from None
+    model = torch.nn.Sequential(layer)
+    inject_adapter_in_model(
+        LoraConfig(r=4, target_modules=["0"], use_dora=True), model, low_cpu_mem_usage=True
+    )
+    assert not model[0].base_layer.weight.is_meta, "the weight of the layer is on meta, its data lost"
+    return "the weight of the layer keeps its data"
