@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 def method_of(model_or_config: Any) -> str:
     """The method by its name ("bitsandbytes", "quanto", "gguf", "torchao", ...); empty where there is none."""
     method = getattr(model_or_config, "quantization_method", None)
-    if method is None:
+    # bitsandbytes configs of diffusers and transformers have a function of that name, which gives "nf4" and the like.
+    if method is None or callable(method):
         method = getattr(model_or_config, "quant_method", None)
     return "" if method is None else str(getattr(method, "value", method))
