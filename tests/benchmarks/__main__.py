@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from . import calls, commands, compiling, loading, memory, start, steps  # noqa: F401  # they declare the figures
+from . import calls, commands, compiling, loading, memory, releasing, start, steps  # noqa: F401  # they declare the figures
 from .figure import FIGURES, Row
 from .measure import CannotMeasure
 
