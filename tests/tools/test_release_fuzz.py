@@ -106,7 +106,7 @@ class World:
         read = {address for _, _, address in self.readers}
         report = qf.release(self.model, verify=False, wait=60)
         junk = [torch.full((SIZE, SIZE), -7.0) for _ in range(64)]
-        assert all([bool((reader() == value).all()) for reader, value, _ in self.readers])
+        assert all(bool((reader() == value).all()) for reader, value, _ in self.readers)
         left = sum(survivor.bytes for survivor in report.survivors)
         assert report.freed.get("cpu", 0) + left == sum(whole.values())
         assert left == sum(size for address, size in whole.items() if address in read), report
