@@ -99,10 +99,12 @@ def empty(
         hidden = references.hidden
         references.tensors.clear()
     for key, block in wanted.items():
-        if block.spared or key in to_cpu:
+        if block.spared:
             continue
         if key in left or key in hidden:
             block.spared, block.outside = _OUTSIDE, True
+            continue
+        if key in to_cpu:
             continue
         alive.pop(key, None)
         storage = storage_in(block)
@@ -118,7 +120,7 @@ def empty(
             alive[key].resize_(0)
         except Exception as error:
             block.error = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return {key: block for key, block in blocks.items() if block.outside}
+    return {key: block for key, block in wanted.items() if block.outside}
 
 
 def _empty_tensors(references: References, wanted: dict[int, Block], to_cpu: dict[int, Block]) -> None:

@@ -295,12 +295,13 @@ class _Releasing:
         if left:
             # What reads them may be garbage, as long as nobody holds it: one more try.
             del self.census
-            self.collected = True
             gc.collect()
             for block in left.values():
                 block.spared, block.outside = "", False
             self.census = Census()
-            emptying.empty(left, {}, self.census, modules)
+            again = {key: block for key, block in left.items() if key in self.blocks}
+            moved = {key: block for key, block in left.items() if key not in self.blocks}
+            emptying.empty(again, moved, self.census, modules)
         return before
 
 

@@ -34,6 +34,7 @@ _CHUNK = 1000
 _TENSOR, _ARRAY, _CAPSULE, _CTYPES, _CONTAINER = range(1, 6)
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _UNSEEN = "something that Python cannot see"
+_CUT = " (search cut)"
 
 
 @dataclass(eq=False)
@@ -58,7 +59,7 @@ class _Found:
         """Up to ``most`` chains; without one up to a variable, the nearest owner."""
         chains = list(dict.fromkeys(self.chains))[:most]
         if not chains and (self.owner or self.last):
-            chains = [_text(self.owner or self.last) + (" (search cut)" if cut else "")]
+            chains = [_text(self.owner or self.last) + (_CUT if cut else "")]
         return chains
 
 
@@ -127,7 +128,8 @@ def holders_of_storages(blocks: list[Block], until: float, most: int = 3) -> lis
     del alive, by_key
     for index, what, steps in zip(indices, prefixes, holders(values, until, most), strict=True):
         chains[index] += [f"{what} <- {step}" if what else step for step in steps] or ([what] if what else [])
-    return [list(dict.fromkeys(one))[:most] or [_UNSEEN] for one in chains]
+    unseen = _UNSEEN + (_CUT if time.monotonic() >= until else "")
+    return [list(dict.fromkeys(one))[:most] or [unseen] for one in chains]
 
 
 def _on_memory(

@@ -1,4 +1,4 @@
-"""What `release` did: freed bytes, what was kept for others, what stayed and who holds it."""
+"""What `release` did: freed bytes, what was kept for others, what was not freed and what holds it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Survivor:
         path: its dotted name, with the component.
         device: e.g. "cuda:0".
         bytes: of its storage.
-        reason: why it stayed, in words.
+        reason: why it was not freed, in words.
         holders: chains of what holds it, from the tensor up to a variable.
     """
 
@@ -65,11 +65,11 @@ class Release:
         released: names of the components that were emptied by this call.
         freed: device -> bytes freed by this call ("cpu" included, "meta" has none).
         kept: components that others use.
-        survivors: tensors of the released components that still have their memory. Empty is what you want.
+        survivors: tensors of the released components that still have their memory. Empty if all went well.
         bystanders: the largest other tensors on the devices that were freed (with ``verify``).
         allocated: accelerator device -> bytes allocated (before, after), as torch counts them.
         already: what had been released before.
-        constants: tensors that stayed, since a library has one for all models -> whose it is (some kB).
+        constants: tensors that were not freed, since a library has one for all models -> whose it is (some kB).
     """
 
     released: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Release:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was to be released is gone: no survivors (kept components are no fault)."""
+        """Whether everything was freed: no survivors (kept components do not count)."""
         return not self.survivors
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Release:
             )
             lines += wrapped(about, "  ", "    ") + _chains(survivor.holders)
         for path, owner in (self.constants or {}).items():
-            lines += wrapped(f"stays: {path} is {owner}", "  ", "    ")
+            lines += wrapped(f"not freed: {path} is {owner}", "  ", "    ")
         if self.bystanders:
             lines.append("  still on these devices, and no part of what was released:")
         for other in self.bystanders:

@@ -13,7 +13,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from . import calls, commands, compiling, loading, memory, start, steps, tools  # noqa: F401  # they declare the figures
+# They declare the figures.
+from . import calls, commands, compiling, loading, memory, releasing, start, steps, tools  # noqa: F401
 from .figure import FIGURES, Row
 from .measure import CannotMeasure
 
