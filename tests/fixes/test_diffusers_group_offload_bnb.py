@@ -335,6 +335,8 @@ def test_with_a_cache_that_skips_blocks(gpu, tmp_path, bits, cache, mode):
 
     if not hasattr(diffusers, "FirstBlockCacheConfig"):
         pytest.skip("caches are in diffusers from 0.35 on")
+    if mode == MODES["leaf-stream"] and (sentence := unmet("diffusers>=0.37.1")):
+        pytest.skip(f"before, diffusers does not fetch a layer after a skipped one; {sentence}")
     device = gpu.devices[0]
     folder = models.saved(models.flux_transformer(num_layers=2, num_single_layers=2), tmp_path)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import resolve
 from ...offloading.groups import version_of
 
 TYPE_CHECKING = False
@@ -36,6 +36,7 @@ FIX = Fix(
 )
 
 _BUFFERS = "_quantfix_buffers"
+_MARK = "_quantfix_takes_buffers_back"
 _VERSIONS = "_quantfix_buffer_versions"
 
 
@@ -55,7 +56,7 @@ def broken(group_offloading: ModuleType) -> bool:
     try:
         group.offload_()
     except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
-        return "take_buffers_back" not in names_used(resolve(cls, "offload_"))
+        return not hasattr(cls.offload_, _MARK)
     return module.buffer.data_ptr() != host.data_ptr()
 
 
@@ -78,7 +79,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
                 take_buffers_back(self, buffers)
 
-        return disable(offload_)
+        wrapped = disable(offload_)
+        setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
+        return wrapped
 
     draft.wrap_plain(group, "onload_", make_onload)
     draft.wrap_plain(group, "offload_", make_offload)
