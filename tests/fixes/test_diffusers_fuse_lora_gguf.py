@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import gguf_models, lora_models
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-fuse-lora-gguf"
@@ -47,6 +48,8 @@ def test_the_way_that_the_error_names(tmp_path):
     """Dequantized, the model takes the LoRA as any other does."""
     import torch
 
+    if unmet("diffusers>=0.40"):
+        pytest.skip("dequantize() of a GGUF model needs a GPU, and may mix dtypes, before 0.40")
     pipe = models.flux_pipeline(gguf_models.transformer(tmp_path))
     lora_models.load(pipe, "one")
     expected = lora_models.run(pipe)

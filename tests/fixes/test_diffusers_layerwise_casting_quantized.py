@@ -25,6 +25,12 @@ def four_bit_layers(storage):
     options = {"quant_type": "nf4", "compute_dtype": torch.bfloat16, "quant_storage": storage}
     layers = [bnb.nn.Linear4bit(64, 64, **options) for _ in range(2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 64, dtype=torch.bfloat16)).to("cpu")
+    try:
+        call(model, torch.bfloat16)
+    except RuntimeError as error:
+        if "only supports uint8 storage" not in str(error):
+            raise
+        pytest.skip(f"bitsandbytes: {error}")
     return model.requires_grad_(False)
 
 
@@ -61,12 +67,10 @@ def test_weights_of_quanto(qtype):
     import torch
     from diffusers.hooks import apply_layerwise_casting
 
-    model = torch.nn.Sequential(
-        *q.layers(qtype, torch.bfloat16), torch.nn.Linear(128, 8, dtype=torch.bfloat16)
-    )
-    expected = call(model[:2], torch.bfloat16, 256)
-    apply_layerwise_casting(model, torch.float8_e4m3fn, torch.bfloat16)
-    off = (call(model[:2], torch.bfloat16, 256) - expected).abs().max().item()
+    model = torch.nn.Sequential(*q.layers(qtype), torch.nn.Linear(128, 8))
+    expected = call(model[:2], torch.float32, 256)
+    apply_layerwise_casting(model, torch.float8_e4m3fn, torch.float32)
+    off = (call(model[:2], torch.float32, 256) - expected).abs().max().item()
     assert off == 0, f"off by {off}"
     assert model[2].weight.dtype == torch.float8_e4m3fn
 
@@ -89,7 +93,7 @@ def test_a_whole_model_is_refused_before_anything_is_cast():
 
     model = four_bit_layers(torch.bfloat16)
     expected = call(model, torch.bfloat16)
-    with pytest.raises(ValueError, match="packed weights of 2 quantized layers; give skip_modules_pattern"):
+    with pytest.raises(ValueError, match="packed weights of 2 quantized layers; with skip_modules_pattern"):
         apply_layerwise_casting(model, torch.float8_e4m3fn, torch.bfloat16, skip_modules_pattern=None)
     assert torch.equal(call(model, torch.bfloat16), expected)
 

@@ -24,7 +24,7 @@ FIX = Fix(
     id="peft-dora-8bit-cpu",
     title="a DoRA adapter for an 8-bit layer on the CPU loses the weight of the layer",
     module="peft.utils.integrations",
-    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
+    claims={"peft": ">=0.17.1,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! after loading a DoRA into an 8-bit model",
     hot=True,
@@ -50,13 +50,12 @@ def patch(integrations: ModuleType, draft: Draft) -> None:
             try:
                 return original(module)
             finally:
-                # Kernels of old releases move the data of the weight itself; then upstream's copy is the right one.
-                if (
-                    weight is not None
-                    and module._parameters.get("weight") is not weight
-                    and weight.device == device
-                ):
-                    module._parameters["weight"] = weight
+                now = module._parameters.get("weight")
+                if weight is not None and now is not weight:
+                    if weight.device == device:
+                        module._parameters["weight"] = weight
+                    elif now is not None and now.is_meta:  # kernels of old releases move the weight itself
+                        module._parameters["weight"] = weight.to(device)
 
         return dequantize_module_weight
 
