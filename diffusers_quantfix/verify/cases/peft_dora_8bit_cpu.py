@@ -22,6 +22,6 @@ def case(work: str) -> str | None:
     try:
         inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
     except AssertionError as error:
-        raise CannotShow(f"peft dequantizes on a GPU only: {error}") from None
+        raise CannotReproduce(f"peft dequantizes on a GPU only: {error}") from None
     assert not model[0].base_layer.weight.is_meta, "the weight of the layer is on meta, its data lost"
     return "the weight of the layer keeps its data"
