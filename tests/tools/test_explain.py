@@ -259,6 +259,7 @@ def test_what_is_none_of_them_leads_nowhere(text):
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float", "differ in dtype"),
         ("RuntimeError: expected scalar type Half but found Float", "differ in dtype"),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)", "shapes do not fit"),
+        ("RuntimeError: The size of tensor a (3) must match the size of tensor b (4)", "shapes do not fit"),
         ("ModuleNotFoundError: No module named 'diffusers'", "doctor"),
         ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "other GPUs"),
     ],
