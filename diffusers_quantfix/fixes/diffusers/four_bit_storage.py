@@ -31,6 +31,8 @@ FIX = Fix(
     upstream=(),
     symptom="ValueError: Expected the flattened shape of the current param; with "
     "bnb_4bit_quant_storage=torch.bfloat16",
+    patterns=("Expected the flattened shape of the current param",),
+    frames=("4.?bit", "quant_storage", "bnb_quantizer.py"),
 )
 
 _QUANTIZER = "BnB4BitDiffusersQuantizer"

@@ -32,6 +32,7 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321",
     ),
     symptom="memory of the GPU that is not released after a run under enable_group_offload(use_stream=True)",
+    frames=("group_offload", "use_stream", "buffer"),
     hot=True,
 )
 

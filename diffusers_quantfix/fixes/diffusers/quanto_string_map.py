@@ -26,6 +26,8 @@ FIX = Fix(
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
     upstream=(),
     symptom="TypeError: 'in <string>' requires string as left operand, not NoneType",
+    patterns=("'in <string>' requires string as left operand, not NoneType",),
+    frames=("quanto", "device_map", "from_pretrained"),
 )
 
 _METHOD = "_process_model_before_weight_loading"

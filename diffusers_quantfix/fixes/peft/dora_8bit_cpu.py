@@ -27,6 +27,8 @@ FIX = Fix(
     claims={"peft": ">=0.17.1,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! after loading a DoRA into an 8-bit model",
+    patterns=("Cannot copy out of meta tensor; no data",),
+    frames=(r"\bdora\b|use_dora", "peft/", "8.?bit|int8"),
     hot=True,
 )
 
