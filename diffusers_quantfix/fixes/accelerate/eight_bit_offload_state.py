@@ -1,15 +1,15 @@
-"""Sequential offload keeps every 8-bit weight that was used once on the GPU.
+"""Sequential offload leaves every 8-bit weight on the GPU after its first use.
 
 Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload`` or ``accelerate.cpu_offload``, 91 % of
-    it is on the GPU and stays there, and the peak is the whole model. Taking the hooks off then leaves a model that
-    raises "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute".
-Cause: bitsandbytes takes the weight of an 8-bit layer over into ``layer.state`` in its first forward pass. After the
-    pass ``AlignDevicesHook.post_forward`` clears ``state.CxB``, which bitsandbytes 0.45.0 gave up for ``state.CB``.
-    ``init_hook`` does not look at the state at all, when a model is offloaded that has run before. ``detach_hook``
-    gives the weight back without its scales (SCB) before accelerate 1.14.
-Upstream: accelerate PRs 3907 and 4044 care for SCB only; open.
-Patch: the three hook methods. Where a weight was put on meta, the state gives up the tensors that belong to it; where a
-    weight comes back for good, it gets its scales from the weights map, and a map that the hook makes itself has them.
+    it is on the GPU and stays there, and the peak is the whole model. A model whose hooks are then removed raises
+    "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute".
+Cause: bitsandbytes moves the weight of an 8-bit layer into ``layer.state`` in its first forward pass. After the pass
+    ``AlignDevicesHook.post_forward`` clears ``state.CxB``, which bitsandbytes 0.45.0 replaced by ``state.CB``. When a
+    model is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook``
+    restores the weight without its scales (SCB).
+Upstream: accelerate PRs 3907 and 4044 handle SCB only; open.
+Patch: the three hook methods. When a weight was put on meta, its tensors are removed from the state. When a weight is
+    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ FIX = Fix(
     hot=True,
 )
 
-# What the state of a layer holds of a weight, and of the last activations (subB, idx).
+# The tensors in a layer's state that belong to the weight, and to the last activations (subB, idx).
 _OF_THE_WEIGHT = {"CB", "CxB", "SB", "SCB", "CBt", "CxBt", "SBt", "SCBt", "subB", "idx", "_tile_indices"}
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Let the hook offload a layer of one weight, which has run; does its state keep CB?"""
+    """Let the hook offload a layer of one weight that has run; does its state keep CB?"""
     import torch
 
     if contains("<0.45.0", installed_version("bitsandbytes") or "0.45.0"):
-        return False  # there a layer that has run has CxB, and no CB
+        return False  # a layer that has run has CxB there, and no CB
 
     class Linear8bitLt(torch.nn.Module):
         pass
@@ -65,7 +65,7 @@ def broken(hooks: ModuleType) -> bool:
 
 
 class State:
-    """What the probe's layer has for a ``MatmulLtState``."""
+    """The probe's stand-in for a ``MatmulLtState``."""
 
     CB = CxB = SCB = None
 

@@ -1,13 +1,13 @@
-"""An 8-bit weight that is put on the CPU takes the way over the first GPU.
+"""An 8-bit weight that is put on the CPU is moved through the first GPU.
 
 Symptom: RuntimeError "Cannot access accelerator device when none is available." (or "Torch not compiled with CUDA
     enabled", "Found no NVIDIA driver") from ``accelerate.cpu_offload(model, "cpu")`` of an 8-bit model, and wherever
-    else accelerate gives an 8-bit weight to the device "cpu"; with a GPU, every such weight goes to it and back.
-Cause: ``set_module_tensor_to_device`` says ``.to(0).to("cpu")`` for Int8Params if the device is the string "cpu":
+    else accelerate puts an 8-bit weight on the device "cpu". With a GPU, every such weight is moved to it and back.
+Cause: ``set_module_tensor_to_device`` calls ``.to(0).to("cpu")`` for Int8Params if the device is the string "cpu":
     older bitsandbytes quantizes on a GPU only.
 Upstream: not reported.
-Patch: with a bitsandbytes that quantizes on the CPU the device is passed as ``torch.device("cpu")``, for which
-    accelerate takes its ordinary way.
+Patch: where bitsandbytes quantizes on the CPU, the device is passed as ``torch.device("cpu")``, for which accelerate
+    uses its ordinary code path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="accelerate-int8-on-cpu",
-    title="8-bit weights take the way over the first GPU to the CPU",
+    title="8-bit weights are moved to the CPU through the first GPU",
     module="accelerate.utils.modeling",
     claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.46"},
     upstream=(),
@@ -44,13 +44,13 @@ FIX = Fix(
 
 
 def broken(modeling: ModuleType) -> bool:
-    """Put a stand-in for an 8-bit weight on the CPU, and see where it is sent."""
+    """Put a stand-in for an 8-bit weight on the CPU, and check where it is sent."""
     import torch
 
     from ...loading.device import quantizes_on_cpu
 
     if not quantizes_on_cpu():
-        return False  # the CPU is no place for 8-bit weights there
+        return False  # 8-bit weights cannot be quantized on the CPU there
 
     class WentElsewhere(Exception):
         pass
@@ -92,7 +92,7 @@ def patch(modeling: ModuleType, draft: Draft) -> None:
         try:
             path, _, name = name.rpartition(".")
             parameter = module.get_submodule(path)._parameters.get(name)
-        except AttributeError:  # upstream says what is wrong with the name
+        except AttributeError:  # upstream raises an error about the name
             return False
         return type(parameter).__name__ == "Int8Params"
 

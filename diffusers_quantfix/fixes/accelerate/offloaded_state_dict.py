@@ -2,14 +2,15 @@
 
 Symptom: ``save_pretrained`` of a model or a pipeline after ``enable_sequential_cpu_offload`` or
     ``accelerate.cpu_offload``: NotImplementedError "Cannot copy out of meta tensor; no data!", or RuntimeError "The
-    weights trying to be saved contained shared tensors" from transformers 4. ``save_lora_weights`` is hit as well.
+    weights trying to be saved contained shared tensors" from transformers 4. ``save_lora_weights`` is affected too.
 Cause: between two uses the parameters are on ``meta``; the weights are in the ``weights_map`` of the hooks, where
     ``state_dict()`` does not look.
-Upstream: accelerate's ``get_state_dict_offloaded_model`` is there for it, but diffusers calls it nowhere, and
-    transformers only for models with a ``hf_device_map`` that names the CPU or the disk.
+Upstream: accelerate has ``get_state_dict_offloaded_model`` for this, but diffusers never calls it, and transformers
+    calls it only for models with a ``hf_device_map`` that names the CPU or the disk.
 Patch: a module that gets an offloading hook also gets a state-dict hook, which fills in what is on ``meta`` from the
-    weights map, without a copy; with the offloading hook it goes away. Weights on disk stay ``meta``: to read all of
-    them at once would defeat their purpose, and transformers has a way of its own to save those.
+    weights map, without a copy. It is removed together with the offloading hook. Weights on disk stay on ``meta``:
+    reading all of them at once would defeat the purpose of disk offload, and transformers has its own way to save
+    those.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FIX = Fix(
     frames=("save_pretrained", "safetensors/torch.py", "state_dict"),
 )
 
-# What the state dict of an 8-bit layer has besides its tensors; without scales on the layer they are not written.
+# Entries of an 8-bit layer's state dict besides its tensors; they are not written without scales on the layer.
 _OF_8BIT = ("SCB", "weight_format")
 
 
@@ -79,9 +80,9 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
-    """Replace the meta tensors of ``module`` in ``state_dict`` by those that its offloading hooks hold in memory.
+    """Replace the meta tensors of ``module`` in ``state_dict`` by the tensors that its offloading hooks hold in memory.
 
-    Left behind on a module (by a caller who has upstream's ``remove_hook_from_module``) it does nothing.
+    If it stays on a module (because the caller uses upstream's ``remove_hook_from_module``), it does nothing.
     """
     for hook in _offloading(module):
         layers = module.named_modules() if hook.place_submodules else [("", module)]
@@ -102,7 +103,7 @@ def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
 
 
 def _entries(name, parameter):
-    """The entries of a state dict for one parameter: quanto flattens its weights to their parts."""
+    """The entries of a state dict for one parameter: quanto flattens its weights into their parts."""
     if any(cls.__name__ == "QTensor" for cls in type(parameter).__mro__):
         pending = [(name, parameter)]
         while pending:
@@ -129,7 +130,7 @@ def _in_memory(weights, name):
     while not isinstance(weights, dict):
         if hasattr(weights, "dataset"):  # PrefixedDataset
             weights, name = weights.dataset, weights.prefix + name
-        elif hasattr(weights, "state_dict"):  # OffloadedWeightsLoader: in memory is what is in its state dict
+        elif hasattr(weights, "state_dict"):  # OffloadedWeightsLoader: its state dict holds what is in memory
             weights = weights.state_dict
         else:
             return None

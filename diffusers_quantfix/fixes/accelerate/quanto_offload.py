@@ -2,13 +2,13 @@
 
 Symptom: ``enable_sequential_cpu_offload``, ``cpu_offload`` and ``disk_offload`` end in TypeError
     "WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', ...".
-Cause: accelerate makes a new parameter by ``type(parameter)(tensor, requires_grad=...)``. It knows that the classes
-    of quanto cannot be called so, but only under the names that they had before quanto 0.2.5 (QBitsTensor). Past that,
-    the weights map of a hook is a state dict, in which quanto has flattened the weight ``weight`` to its parts
+Cause: accelerate creates a new parameter with ``type(parameter)(tensor, requires_grad=...)``. It has an exception for
+    the classes of quanto, but only under the names that they had before quanto 0.2.5 (QBitsTensor). In addition, the
+    weights map of a hook is a state dict, in which quanto has flattened the weight ``weight`` into its parts
     ``weight._data``, ``weight._scale``, ..., and the hook asks for ``weight``.
 Upstream: diffusers issue 10526.
-Patch: ``set_module_tensor_to_device`` makes the parameter of the moved tensor itself, as it does under the old names.
-    ``AlignDevicesHook`` gets a weights map that puts the parts together; they stay where they are, on disk too.
+Patch: ``set_module_tensor_to_device`` creates the parameter from the moved tensor itself, as it does for the old names.
+    ``AlignDevicesHook`` gets a weights map that assembles the parts; the parts stay where they are, on disk too.
 """
 
 from __future__ import annotations
@@ -109,15 +109,15 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 class AssembledWeights(Mapping):
-    """A weights map that has the weights of quanto too, of which ``weights_map`` has the parts only.
+    """A weights map that also has the quanto weights, whose parts alone are in ``weights_map``.
 
     Args:
         weights_map: the map of a hook: a state dict, or a ``PrefixedDataset`` over one in memory or on disk.
-        recipes: the name of each weight -> how its parts make it.
+        recipes: the name of each weight -> how to assemble it from its parts.
     """
 
     def __init__(self, weights_map, recipes) -> None:
-        # Under the names of PrefixedDataset, by which others find what it is made of.
+        # The attribute names of PrefixedDataset, by which other code finds the underlying maps.
         self.dataset = getattr(weights_map, "dataset", weights_map)
         self.prefix = getattr(weights_map, "prefix", "")
         self.recipes = recipes
@@ -148,7 +148,7 @@ class AssembledWeights(Mapping):
 
 
 def recipe(tensor):
-    """How the parts of ``tensor`` make it: (class, meta data, part -> None for a tensor, or its own recipe)."""
+    """How to assemble ``tensor`` from its parts: (class, meta data, part -> None for a tensor, or its own recipe)."""
     import torch
 
     names, meta = tensor.__tensor_flatten__()
@@ -161,7 +161,7 @@ def recipe(tensor):
 
 
 def plain(weight):
-    """The weight in the packing of a state dict, which is that of no kernel."""
+    """The weight packed as in a state dict, not for a kernel."""
     if type(weight).__name__ in _PLAIN_CLASSES:
         return weight
     is_8bit = any(cls.__name__ == _PLAIN_CLASSES[0] for cls in type(weight).__mro__)

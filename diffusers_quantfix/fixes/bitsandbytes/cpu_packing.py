@@ -3,17 +3,18 @@
 Symptom: after a forward pass on such a CPU ``dequantize_4bit`` of the weight gives wrong values or raises "shape ... is
     invalid for input of size"; ``state_dict`` and ``save_pretrained`` write an absmax in the wrong order; after
     ``model.to("cuda")`` the output is garbage, without an error; a copy for training gets no gradients. Layers whose
-    ``out_features`` is no multiple of 32 raise "N must be divisible by block_n", others whose ``in_features`` is none
-    of the block size "shape ... is invalid".
+    ``out_features`` is not a multiple of 32 raise "N must be divisible by block_n"; layers whose ``in_features`` is not
+    a multiple of the block size raise "shape ... is invalid".
 Cause: ``Linear4bit.forward`` repacks bytes and quant state in place for a CPU kernel. Only ``.cuda()``, ``.xpu()`` and
-    ``state_dict`` undo it, and the inverse forgets the absmax of a state that is not nested, and quantizes that of a
-    nested one anew.
+    ``state_dict`` undo it. The inverse does not restore the absmax of a state that is not nested, and quantizes the
+    absmax of a nested one again.
 Upstream: bitsandbytes issue 2078; PR 2083 patches ``.to()`` only. Both open.
-Patch: the repacked quant state keeps the one that it was, so that the inverse is exact (the bytes of absmax more, where
-    a copy of the weight would double the memory); whatever wants the weight for anything but the kernel unpacks first:
-    moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel cannot do
-    take the ordinary way. The speed of the kernel stays. ``matmul_4bit``, where a repacked weight meets a
-    gradient or a GPU, is wrapped when the first weight is repacked: until then a forward pass has no frame of ours.
+Patch: the repacked quant state keeps the original one, so that the inverse is exact. This costs the bytes of absmax,
+    while a copy of the weight would double the memory. Everything that uses the weight outside the kernel unpacks it
+    first: moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel does
+    not support use the ordinary code path. The kernel is as fast as before. ``matmul_4bit``, where a repacked weight
+    meets a gradient or a GPU, is wrapped when the first weight is repacked: until then this fix adds no frame to a
+    forward pass.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def broken(modules: ModuleType) -> bool:
 
 
 def forgets(pack, unpack, modules) -> bool:
-    """Whether ``unpack`` does not give back what ``pack`` was given; asks nothing of the CPU."""
+    """Whether ``unpack`` does not restore the input of ``pack``; needs no CPU feature."""
     import torch
 
     state = resolve(modules, "QuantState")(
@@ -74,7 +75,7 @@ def forgets(pack, unpack, modules) -> bool:
         quant_type="nf4",
         dtype=torch.float32,
     )
-    setattr(state, _ON_TRIAL, True)  # no weight of a layer: that it is repacked is nothing to watch
+    setattr(state, _ON_TRIAL, True)  # not a layer's weight: its repacking needs no watching
     packed = torch.arange(2048).remainder(251).to(torch.uint8).view(-1, 1)
     back, state = unpack(*pack(packed, state))
     return not (torch.equal(back, packed) and torch.equal(state.absmax, torch.arange(64.0)))
@@ -89,8 +90,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
     def is_watched():
         return watch()
 
-    # As torch.compiler.assume_constant_result does, which would import all of torch._dynamo: where the first weight
-    # is repacked under torch.compile, this runs when it traces, and is no graph break.
+    # As torch.compiler.assume_constant_result does, which would import all of torch._dynamo: when the first weight is
+    # repacked under torch.compile, this runs during tracing and causes no graph break.
     is_watched._dynamo_marked_constant = True  # type: ignore[attr-defined]
     wrap_functions(functional, draft, is_watched)
     linear4bit, params4bit = resolve(modules, "Linear4bit"), resolve(modules, "Params4bit")
@@ -116,16 +117,16 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
 
 def wrap_functions(functional, draft, is_watched) -> None:
-    """The functions of ``bitsandbytes.functional`` that repack, undo it, and read what may be repacked.
+    """Wrap the functions of ``bitsandbytes.functional`` that repack, undo the repacking, and read what may be repacked.
 
     Args:
-        is_watched: says whether a repacked weight would be noticed; otherwise none is.
+        is_watched: returns whether a repacked weight would be noticed; if not, no weight is repacked.
     """
 
     def make_pack(original):
         def _convert_weight_packed_for_cpu(qweight, quant_state, *args, **kwargs):
             if quant_state.shape[0] % 32 or quant_state.shape[1] % quant_state.blocksize:
-                return qweight, quant_state  # not for the kernel: the ordinary way is taken
+                return qweight, quant_state  # the kernel does not support it: the ordinary code path is used
             if _ON_TRIAL not in vars(quant_state) and not is_watched():
                 return qweight, quant_state
             before = object.__new__(type(quant_state))
@@ -150,7 +151,7 @@ def wrap_functions(functional, draft, is_watched) -> None:
     def make_dequantize(original):
         def dequantize_4bit(A, quant_state=None, *args, **kwargs):
             if quant_state is not None and _KEPT in quant_state.__dict__:
-                # Bytes that were saved for a backward pass before the layer was repacked are as they were.
+                # Bytes saved for a backward pass before the layer was repacked are not packed.
                 if A.shape == (quant_state.shape[0], quant_state.shape[1] // 2):
                     A = params_4bit.unpacked_bytes(A, quant_state)
                 quant_state = quant_state.__dict__[_KEPT]
@@ -164,14 +165,14 @@ def wrap_functions(functional, draft, is_watched) -> None:
 
 
 def make_matmul(original):
-    """The kernel gives no gradients, and is none of a GPU, where a weight may come by ``parameter.data`` alone."""
+    """The kernel computes no gradients and does not run on a GPU, where ``parameter.data`` alone may put a weight."""
     import torch
 
     def matmul_4bit(A, B, quant_state, *args, **kwargs):
         gradients = A.requires_grad and torch.is_grad_enabled()
         if (gradients or A.device.type != "cpu") and _KEPT in getattr(quant_state, "__dict__", ()):
             if getattr(B, "quant_state", None) is quant_state:
-                params_4bit.unpack(B)  # for all the passes to come
+                params_4bit.unpack(B)  # for all later passes too
                 B = B.t()
             else:
                 B, quant_state = params_4bit.unpacked_bytes(B, quant_state).t(), quant_state.__dict__[_KEPT]

@@ -1,12 +1,12 @@
 """4-bit kernels leave the current CUDA device changed.
 
 Symptom: after a 4-bit layer was quantized on, or ran on, ``cuda:1``, ``torch.cuda.current_device()`` is 1: the next
-    ``tensor.cuda()``, the next model that is loaded without a ``device_map``, land on the wrong GPU.
+    ``tensor.cuda()`` and the next model loaded without a ``device_map`` use the wrong GPU.
 Cause: four functions of ``bitsandbytes.functional`` switch to the device of their tensor and switch "back" to the same
     one, ``post_call(A.device)`` instead of ``post_call(prev_device)``. They and ``gemv_4bit`` do not switch back at all
     when they raise.
 Upstream: patched in 0.45.0, which switches with a context manager.
-Patch: the functions themselves; each puts the current device back, whatever happens.
+Patch: the functions themselves; each restores the current device, also when it raises.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _NAMES = ("quantize_blockwise", "dequantize_blockwise", "quantize_4bit", "dequan
 
 
 def broken(functional: ModuleType) -> bool:
-    """Does one of the functions remember the device it came from, and never read what it remembered?
+    """Does one of the functions store the previous device and never read it?
 
-    A look at the code: without CUDA there is no current device that could be watched.
+    The probe reads the code: without CUDA there is no current device to observe.
     """
     import dis
 

@@ -2,10 +2,10 @@
 
 Symptom: RuntimeError "Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported" from
     ``load_state_dict(assign=True)`` of an 8-bit layer with its own state dict. With weights that are not quantized yet
-    there is no error, and the layer is not quantized by its first move.
+    there is no error, and the first move does not quantize the layer.
 Cause: torch assigns the tensor of the state dict as a plain Parameter, and ``Linear8bitLt`` looks for SCB on it.
 Upstream: not reported.
-Patch: what was assigned becomes an Int8Params again, with the scales of the state dict.
+Patch: the assigned weight becomes an Int8Params again, with the scales of the state dict.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def broken(modules: ModuleType) -> bool:
     import torch
 
     layer_class = resolve(modules, "Linear8bitLt")
-    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
     layer.in_features = layer.out_features = 1
@@ -49,7 +49,7 @@ def broken(modules: ModuleType) -> bool:
 
 
 class State:
-    """What the probe's layer has for a ``MatmulLtState``."""
+    """The probe's stand-in for a ``MatmulLtState``."""
 
     CxB = CB = SCB = None
     has_fp16_weights = False
@@ -83,7 +83,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _load_from_state_dict
 
     def restore(layer, before, scales):
-        """Make the weight that torch assigned an Int8Params, and the layer one that has not run yet."""
+        """Turn the weight that torch assigned into an Int8Params, and reset the layer to before its first run."""
         data = layer._parameters["weight"].data
         new = torch.Tensor._make_subclass(type(before), data, before.requires_grad)
         vars(new).update(vars(before))

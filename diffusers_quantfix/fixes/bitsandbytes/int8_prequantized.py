@@ -1,11 +1,11 @@
-"""A checkpoint that was saved in 8 bits runs as noise.
+"""A checkpoint that was saved in 8 bits produces noise.
 
 Symptom: noise or NaN, without any error, from an 8-bit model that was loaded from a pre-quantized checkpoint, on a GPU
     and on the CPU.
-Cause: ``Int8Params.to`` gives its result a CB only if the parameter had one. One that was made of the int8 data of a
-    checkpoint has none yet, and the layer takes its int8 matrix for one that is still to be quantized.
+Cause: ``Int8Params.to`` sets CB on its result only if the parameter had one. A parameter made from the int8 data of a
+    checkpoint has none yet, and the layer treats its int8 matrix as one that still has to be quantized.
 Upstream: bitsandbytes issue 1775, patched by PR 1776 in 0.48.1.
-Patch: the move of int8 data that ``bnb-int8-requantize`` has for older releases: CB is the moved data.
+Patch: int8 data is moved as ``bnb-int8-requantize`` does for older releases: CB is the moved data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="bnb-int8-prequantized",
-    title="a checkpoint that was saved in 8 bits runs as noise",
+    title="a checkpoint that was saved in 8 bits produces noise",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.48.0,<0.48.1"},
     upstream=(
@@ -38,7 +38,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Move a parameter as loading makes it, and one that has a CB: does that alone get one?"""
+    """Move a parameter as loading creates it, and one that has a CB: does only the second one get a CB?"""
     import torch
 
     resolve(modules, "Int8Params.to")
@@ -46,7 +46,7 @@ def broken(modules: ModuleType) -> bool:
     if weight.to("meta").CB is not None:
         return False
     weight.CB = weight.data
-    # Older releases leave it where it was, and quantize int8 data on its way to a GPU: bnb-int8-requantize.
+    # Older releases leave CB on the old device, and quantize int8 data when it moves to a GPU: bnb-int8-requantize.
     return weight.to("meta").CB.is_meta
 
 

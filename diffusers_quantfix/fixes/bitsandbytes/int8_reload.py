@@ -2,11 +2,11 @@
 
 Symptom: RuntimeError "Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported. Please call
     module.cuda() before module.load_state_dict()" from ``load_state_dict`` with the layer's own state dict.
-Cause: the first forward pass takes CB and SCB from the weight over into ``layer.state``. ``_load_from_state_dict``
-    looks for SCB on the weight only.
+Cause: the first forward pass moves CB and SCB from the weight into ``layer.state``. ``_load_from_state_dict`` looks for
+    SCB on the weight only.
 Upstream: none.
-Patch: for the time of the loading the weight has the scales of the state, the very tensor, into which upstream copies.
-    Before 0.45.0, where a layer that has run keeps its weight in tiles of the GPU's, it is put back into rows first.
+Patch: during loading the weight has the scales of the state, the same tensor, so upstream copies into it. Before
+    0.45.0, a layer that has run keeps its weight in tiles of the GPU's layout; it is converted back to rows first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def broken(modules: ModuleType) -> bool:
     import torch
 
     layer_class = resolve(modules, "Linear8bitLt")
-    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
     layer.weight = modules.Int8Params(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
@@ -55,7 +55,7 @@ def broken(modules: ModuleType) -> bool:
 
 
 class State:
-    """What the probe's layer has for a ``MatmulLtState``."""
+    """The probe's stand-in for a ``MatmulLtState``."""
 
     CxB = CB = SCB = None
     has_fp16_weights = False
@@ -66,7 +66,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
             args = state_dict, prefix, *args
             weight, state = self.weight, self.state
-            # PEFT loads a LoRA through the whole model, and has nothing for its 8-bit layers.
+            # PEFT loads a LoRA through the whole model, with no entries for its 8-bit layers.
             if f"{prefix}weight" not in state_dict and f"{prefix}SCB" not in state_dict:
                 return original(self, *args, **kwargs)
             if state.SCB is None or state.has_fp16_weights or getattr(weight, "SCB", None) is not None:
@@ -83,7 +83,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _load_from_state_dict
 
     def back_to_rows(layer):
-        """Make ``layer`` what it was before its first forward pass; rows cannot be loaded into a weight in tiles."""
+        """Reset ``layer`` to the state before its first forward pass; rows cannot be loaded into a weight in tiles."""
         weight, state = layer.weight, layer.state
         weight.data = rows_of(layer)
         weight.CB, weight.SCB = weight.data, state.SCB

@@ -1,13 +1,13 @@
-"""``Int8Params.to`` and ``.cuda`` quantize int8 data once more, and leave CB and SCB where they were.
+"""``Int8Params.to`` and ``.cuda`` quantize int8 data again, and leave CB and SCB on the old device.
 
-Symptom: an 8-bit weight that went to the CPU and comes back to the GPU has lost its scales, every row of SCB is 127: a
-    wrong output without any error. On the way to the CPU it keeps CB and SCB on the GPU. Every way to the GPU takes
-    three times the memory of the weight for a moment: a copy in 16 bits, and a new int8 matrix.
-Cause: up to 0.47.0 the parameter takes the CPU for the place where weights are not quantized yet, and its other branch
-    hands over the references of CB and SCB unmoved.
+Symptom: an 8-bit weight that was moved to the CPU and back to the GPU has lost its scales (every row of SCB is 127):
+    the output is wrong, without an error. A move to the CPU leaves CB and SCB on the GPU. Every move to the GPU briefly
+    takes three times the memory of the weight: a copy in 16 bits, and a new int8 matrix.
+Cause: up to 0.47.0 the parameter assumes that a weight on the CPU is not quantized yet, and its other branch passes on
+    the references to CB and SCB without moving them.
 Upstream: patched in bitsandbytes 0.48.0.
-Patch: ``Int8Params.to``, the entry of every move of a parameter, and ``.cuda``, which is not a call of it before
-    0.46.0: int8 data is moved as it is, with its SCB; CB is the moved data.
+Patch: ``Int8Params.to``, which every move of a parameter calls, and ``.cuda``, which does not call it before 0.46.0:
+    int8 data is moved as it is, with its SCB; CB is the moved data.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""An 8-bit model that has run is saved in tiles, and loads as noise.
+"""An 8-bit model that has run is saved in tiles, and produces noise after loading.
 
-Symptom: a model in 8 bits that was saved after its first forward pass gives noise when diffusers or transformers load
-    the checkpoint; saved before, it does not. No error.
-Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores. The state dict has
-    the tiles, and in ``weight_format`` which ones. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers and
-    transformers does not, and takes them for rows.
-Upstream: bitsandbytes 0.45.0, which has no tiles any more.
-Patch: the state dict has rows. They go to the CPU layer by layer: on the GPU, whose memory holds the tiles, all of them
-    would take as much once more.
+Symptom: a model in 8 bits that was saved after its first forward pass produces noise when diffusers or transformers
+    load the checkpoint; one saved before it does not. No error.
+Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores. The state dict holds
+    the tiles, and their layout in ``weight_format``. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers
+    and transformers does not, and treats the tiles as rows.
+Upstream: bitsandbytes 0.45.0 no longer has tiles.
+Patch: the state dict holds rows. They are moved to the CPU layer by layer: on the GPU, all of them would take as much
+    memory as the tiles a second time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="bnb-int8-saved-tiles",
-    title="an 8-bit model that has run is saved in the layout of its GPU, and loads as noise",
+    title="an 8-bit model that has run is saved in the layout of its GPU, and produces noise after loading",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
@@ -34,16 +34,16 @@ FIX = Fix(
     hot=True,
 )
 
-# As a state dict of 0.43.0 says it, and one of later releases.
+# How a state dict of 0.43.0 states it, and how later releases do.
 _ROWS = ("row", 0)
 
 
 def broken(modules: ModuleType) -> bool:
-    """Save a layer with one tile, whose order is known: no kernel has to tell it."""
+    """Save a layer with one tile whose order is known, so that no kernel is needed."""
     import torch
 
     layer_class = resolve(modules, "Linear8bitLt")
-    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
     layer.out_features, layer.in_features = 8, 32
@@ -57,7 +57,7 @@ def broken(modules: ModuleType) -> bool:
 
 
 class State:
-    """What the probe's layer has for a ``MatmulLtState``."""
+    """The probe's stand-in for a ``MatmulLtState``."""
 
     CB = None
     has_fp16_weights = False

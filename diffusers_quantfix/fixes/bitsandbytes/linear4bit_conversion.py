@@ -4,11 +4,11 @@ Symptom: RuntimeError "Creating a Parameter from an instance of type Params4bit 
     instance of the same type" from ``model.to("meta")``, "_apply(): Couldn't swap Linear4bit.weight" with
     ``torch.__future__.set_swap_module_params_on_conversion(True)``; after ``.to_empty()`` the weight is a plain
     Parameter.
-Cause: where ``nn.Module._apply`` cannot put the new bytes into the old parameter, it makes a Parameter of what it
-    got.
+Cause: where ``nn.Module._apply`` cannot put the new bytes into the old parameter, it creates a plain Parameter.
 Upstream: none.
-Patch: ``_apply`` of the two layers with a 4-bit weight hands upstream the plain bytes, and the parameter that it makes
-    of them becomes a Params4bit again, with all that the old one had. A move that upstream can do stays upstream's.
+Patch: ``_apply`` of the two layers with a 4-bit weight passes the plain bytes to upstream. The parameter that upstream
+    creates from them becomes a Params4bit again, with all attributes of the old one. Moves that upstream does correctly
+    are left to upstream.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Empty a quantized layer through a parent onto ``meta``, a device that is always there."""
+    """Call ``to_empty`` on a quantized layer's parent with ``meta``, a device that always exists."""
     import torch
 
     layer_class = resolve(modules, "Linear4bit")
-    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
     layer.weight = modules.Params4bit(
@@ -78,7 +78,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                 if followed:
                     held["quant_state"] = result.quant_state
                     held["bnb_quantized"] = weight.bnb_quantized
-                return result.data  # of a Params4bit nn.Module._apply could not make a Parameter
+                return result.data  # nn.Module._apply cannot make a Parameter from a Params4bit
 
             original(self, moved, recurse)
             new = self._parameters["weight"]
@@ -92,14 +92,14 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                 new.quant_state = held["quant_state"]
                 if "quant_state" in vars(self):
                     self.quant_state = new.quant_state
-            if not followed:  # no Params4bit.to was asked: to_empty(), and .cpu() before 0.46.0
+            if not followed:  # Params4bit.to was not called: to_empty(), and .cpu() before 0.46.0
                 rejoin(self, new)
             return self
 
         return _apply
 
     def rejoin(layer, weight):
-        """Bring the quant state to ``weight``, and the layer to the quant state."""
+        """Move the quant state to the device of ``weight``, and set it on the layer."""
         state = weight.quant_state
         if state is not None and not weight.is_meta and companions.is_host_copy(state):
             state = weight.quant_state = companions.on_device(state, weight.device)

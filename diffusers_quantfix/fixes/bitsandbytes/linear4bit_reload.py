@@ -1,15 +1,15 @@
 """A 4-bit layer cannot load its own state dict.
 
 Symptom: RuntimeError "Error(s) in loading state_dict ... Unexpected key(s) in state_dict: "weight.absmax",
-    "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"" from ``load_state_dict`` with what ``state_dict`` gave;
-    ``Accelerator.load_state`` cannot resume a QLoRA run. With ``strict=False`` the bytes of the checkpoint are combined
-    with the scales of the layer. With ``assign=True`` the weight is a plain Parameter afterwards, which is neither
-    quantized nor dequantized any more.
-Cause: ``Linear4bit`` saves the quant state beside the weight, and has no ``_load_from_state_dict`` that reads it.
+    "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"" from ``load_state_dict`` with the layer's own state
+    dict; ``Accelerator.load_state`` cannot resume a QLoRA run. With ``strict=False`` the bytes of the checkpoint are
+    combined with the scales of the layer. With ``assign=True`` the weight becomes a plain Parameter, which is no longer
+    quantized or dequantized.
+Cause: ``Linear4bit`` saves the quant state next to the weight, and has no ``_load_from_state_dict`` that reads it.
 Upstream: not reported.
-Patch: the quant state of the checkpoint is loaded with the weight, into the tensors that are there where they have the
-    same shape. With ``assign=True`` the weight becomes a Params4bit again. What a layer on ``meta`` or one that is not
-    quantized yet cannot take stays upstream's error.
+Patch: the quant state of the checkpoint is loaded with the weight, into the existing tensors where they have the same
+    shape. With ``assign=True`` the weight becomes a Params4bit again. Where a layer on ``meta`` or one that is not
+    quantized yet cannot load it, upstream's error remains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIX = Fix(
     frames=("load_state_dict", "4.?bit|bitsandbytes__nf4"),
 )
 
-# What bitsandbytes saves beside a weight.
+# What bitsandbytes saves next to a weight.
 _PACKED = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
 _TENSORS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
@@ -46,7 +46,7 @@ def broken(modules: ModuleType) -> bool:
     import torch
 
     layer_class = resolve(modules, "Linear4bit")
-    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
     state = resolve(modules, "QuantState")(
@@ -100,7 +100,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _load_from_state_dict
 
     def state_in(state_dict, prefix):
-        """What belongs to a quant state, if it is there: with its keys in the state dict."""
+        """The entries of a quant state, with their keys in the state dict, if it is there."""
         if not any(prefix + name in state_dict for name in _PACKED):
             return {}
         return {
@@ -110,7 +110,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         }
 
     def can_take(weight, given, prefix, error_msgs):
-        """Whether the bytes ``given`` can be copied into ``weight``; in the other cases upstream says why not."""
+        """Whether the bytes ``given`` can be copied into ``weight``; otherwise upstream reports why not."""
         if weight.quant_state is None or weight.is_meta:
             return False
         unpack(weight)
@@ -123,7 +123,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return True
 
     def unpack(weight):
-        """Take back the repacking for the CPU's kernel, as ``_save_to_state_dict`` does."""
+        """Undo the repacking for the CPU kernel, as ``_save_to_state_dict`` does."""
         params_4bit.unpack(weight)
         if getattr(weight.quant_state, "packing_format_for_cpu", False):
             weight.data, weight.quant_state = modules._convert_weight_packed_for_cpu_inverse(
@@ -131,7 +131,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             )
 
     def assigned(layer, before):
-        """Make what torch assigned a Params4bit, like the one ``before``."""
+        """Turn what torch assigned into a Params4bit like ``before``."""
         weight = layer._parameters["weight"]
         if isinstance(weight, params4bit) or weight is None:
             if weight is not before and isinstance(weight, params4bit) and weight.quant_state is not None:

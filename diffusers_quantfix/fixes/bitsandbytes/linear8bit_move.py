@@ -1,19 +1,19 @@
-"""A parent's ``.to()`` leaves the companions of an 8-bit weight behind.
+"""A parent's ``.to()`` leaves the companions of an 8-bit weight on the old device.
 
-Symptom: after ``model.to("cpu")`` 95 % of an 8-bit model stays on the GPU, and back on the GPU it takes 1.9 times the
-    memory; a forward pass on the new device raises "Expected all tensors to be on the same device" or "All input
-    tensors need to be on the same GPU"; ``enable_model_cpu_offload`` frees nothing; ``.to("meta")`` and the swap mode
-    of torch raise "Creating a Parameter from an instance of type Int8Params requires that detach() returns".
-Cause: a parent moves its layers by ``child._apply(fn)``, and ``nn.Module._apply`` takes the bytes of what ``fn`` gave
-    and drops the rest: the moved CB and SCB, which hang on the parameter before the first forward pass and on
-    ``layer.state`` after it. ``Linear8bitLt.to`` (0.48.0) is not called on that way. Where the bytes cannot be put
-    into the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` even quantizes
-    the quantized weight once more when it goes back to the GPU, and loses its scales.
+Symptom: after ``model.to("cpu")`` 95 % of an 8-bit model stays on the GPU, and after moving back to the GPU it takes
+    1.9 times the memory; a forward pass on the new device raises "Expected all tensors to be on the same device" or
+    "All input tensors need to be on the same GPU"; ``enable_model_cpu_offload`` frees nothing; ``.to("meta")`` and the
+    swap mode of torch raise "Creating a Parameter from an instance of type Int8Params requires that detach() returns".
+Cause: a parent moves its layers with ``child._apply(fn)``. ``nn.Module._apply`` takes the bytes of what ``fn`` returned
+    and drops the rest: the moved CB and SCB, which are attributes of the parameter before the first forward pass and of
+    ``layer.state`` after it. ``Linear8bitLt.to`` (0.48.0) is not called on this path. Where the bytes cannot be put
+    into the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` also quantizes
+    the quantized weight again when it moves back to the GPU, which loses its scales.
 Upstream: bitsandbytes issues 1332 and 1793, diffusers issues 11329 and 10653; open.
-Patch: ``_apply`` of the two layers with an 8-bit weight. Bias and buffers go upstream's way; ``fn`` is given the plain
-    int8 data, so that nothing is quantized twice; CB becomes the new ``weight.data``, never a copy of it; SCB and what
-    else the state holds follows to its device, without a cast. All ways come through here, a move of the layer
-    itself, of a parent, ``.cuda()``, ``.to_empty()``, while a forward pass does not.
+Patch: ``_apply`` of the two layers with an 8-bit weight. Upstream moves bias and buffers. ``fn`` receives the plain
+    int8 data, so that nothing is quantized twice. CB becomes the new ``weight.data``, never a copy of it. SCB and all
+    other tensors of the state are moved to its device, without a cast. Every kind of move calls ``_apply``: of the
+    layer itself, of a parent, ``.cuda()``, ``.to_empty()``. A forward pass does not.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _COMPANIONS = (*_ALIASES, "SCB")
 
 
 def broken(modules: ModuleType) -> bool:
-    """Move a quantized layer through a parent to ``meta``, a device that is always there."""
+    """Move a quantized layer through a parent to ``meta``, a device that always exists."""
     import torch
 
     layer_class = resolve(modules, "Linear8bitLt")
-    # Without __init__, which needs a bitsandbytes that is imported to its end.
+    # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
     layer.weight = modules.Int8Params(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
@@ -97,9 +97,9 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                     return fn(tensor)
                 if weight.dtype == torch.int8:
                     return fn(weight.data)
-                result = fn(weight)  # quantizes a 16-bit weight on its way from the CPU
+                result = fn(weight)  # quantizes a 16-bit weight that moves from the CPU
                 held.update(vars(weight))
-                return result.data  # of an Int8Params nn.Module._apply could not make a Parameter
+                return result.data  # nn.Module._apply cannot make a Parameter from an Int8Params
 
             original(self, moved, recurse)
             new = self._parameters["weight"]
@@ -114,7 +114,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _apply
 
     def all_here(layer, weight, device):
-        """Whether the weight and what can be seen without a search are on ``device``."""
+        """Whether the weight and the companions that need no search are on ``device``."""
         if weight.device != device:
             return False
         for holder in (weight, layer.__dict__.get("state")):
@@ -126,7 +126,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return True
 
     def follow(layer, weight):
-        """Bring the companions of ``layer`` to where ``weight`` is now."""
+        """Move the companions of ``layer`` to the device of ``weight``."""
         for found in companions.companions(layer):
             tensor = found.tensor
             if is_weight(found, weight):
@@ -141,7 +141,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
     def is_weight(found, weight):
         tensor = found.tensor
-        # A layer with has_fp16_weights keeps a 16-bit weight, and in CB what it quantized of it: another matrix.
+        # A layer with has_fp16_weights keeps a 16-bit weight, and its quantized version in CB: another matrix.
         return found.attribute in _ALIASES and tensor.dtype == weight.dtype and tensor.shape == weight.shape
 
     draft.wrap_plain(resolve(modules, "Linear8bitLt"), "_apply", make)

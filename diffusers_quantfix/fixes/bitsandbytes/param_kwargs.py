@@ -1,13 +1,13 @@
-"""4-bit and 8-bit parameters refuse attributes that other libraries put on them.
+"""4-bit and 8-bit parameters reject attributes that other libraries put on them.
 
 Symptom: TypeError "Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'" (the same with
     ``Int8Params``) from ``from_pretrained`` of a quantized text encoder, or when it is offloaded.
-Cause: to put a quantized parameter elsewhere, accelerate, transformers, diffusers and PEFT call its class with all
-    attributes of the old one, ``cls(data, **old.__dict__)``. transformers 5 marks parameters with an attribute of its
-    own, which the constructors do not know.
-Upstream: patched in bitsandbytes 0.50.0 (PR 1900), whose constructors ignore what they do not know; accelerate 1.14.0
-    takes out the mark of transformers, and nothing else.
-Patch: the constructors do what those of 0.50.0 do.
+Cause: to move a quantized parameter, accelerate, transformers, diffusers and PEFT call its class with all attributes of
+    the old one, ``cls(data, **old.__dict__)``. transformers 5 sets an attribute of its own on parameters, which the
+    constructors do not accept.
+Upstream: patched in bitsandbytes 0.50.0 (PR 1900), whose constructors ignore unknown attributes; accelerate 1.14.0
+    removes the attribute of transformers, and nothing else.
+Patch: the constructors behave like those of 0.50.0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMES = ("Params4bit", "Int8Params")
 
 
 def broken(modules: ModuleType) -> bool:
-    """Does a constructor refuse a keyword that it does not know?"""
+    """Does a constructor reject an unknown keyword?"""
     import torch
 
     for name in _NAMES:

@@ -1,12 +1,12 @@
-"""A deep copy of a 4-bit model keeps the original alive, and half of its quant state behind.
+"""A deep copy of a 4-bit model keeps the original in memory, and its quant state moves only partially.
 
 Symptom: after ``twin = copy.deepcopy(model); del model`` the memory of the original is still taken; the twin takes 11 %
     more than the original, and when it moves, ``twin.layer.quant_state`` stays on the old device.
 Cause: ``Params4bit.__deepcopy__`` does not use the memo of the copy. So the new weight refers to the layer of the
-    original, and to another copy of the quant state than the new layer does.
+    original, and its quant state is not the same copy as the one of the new layer.
 Upstream: none.
-Patch: ``Params4bit.__deepcopy__`` copies with the memo. The layer that it refers to becomes the copied layer, or none
-    where the parameter is copied alone.
+Patch: ``Params4bit.__deepcopy__`` copies with the memo. The new weight refers to the copied layer, or to no layer where
+    the parameter is copied alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIX = Fix(
     hot=True,
 )
 
-# Up to 0.43.1 __getstate__ leaves these two on the parameter; they are no attributes of a copy.
+# Up to 0.43.1 __getstate__ leaves these two on the parameter; a copy must not have them.
 _NOT_COPIED = ("data", "requires_grad")
 
 

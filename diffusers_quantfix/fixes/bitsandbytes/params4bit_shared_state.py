@@ -1,14 +1,13 @@
-"""Moving a 4-bit parameter changes the one it was made of.
+"""Moving a 4-bit parameter changes the source parameter.
 
 Symptom: after ``{name: p.cpu() for name, p in model.named_parameters()}`` the model on the GPU raises "Expected all
     tensors to be on the same device" or "All input tensors need to be on the same GPU".
-Cause: ``Params4bit.to`` moves the tensors of its QuantState in place, and gives the very same QuantState to the new
-    parameter.
+Cause: ``Params4bit.to`` moves the tensors of its QuantState in place, and the new parameter shares that QuantState.
 Upstream: none.
-Patch: ``Params4bit.to`` gives the new parameter a QuantState of its own. But ``nn.Module._apply`` relies on the shared
-    one: it keeps the old parameter and takes only the bytes of the new one, by ``parameter.data = new``. So an
-    assignment to ``.data`` of a 4-bit parameter from elsewhere takes over its quant state too, whatever module has the
-    parameter, and the reference of the layer follows.
+Patch: ``Params4bit.to`` gives the new parameter its own QuantState. But ``nn.Module._apply`` relies on the shared one:
+    it keeps the old parameter and takes only the bytes of the new one, with ``parameter.data = new``. So when ``.data``
+    is assigned from a 4-bit parameter on another device, the quant state is taken over too, for any module that owns
+    the parameter, and the reference in the layer is updated.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Move a parameter to where it is; is the quant state that it keeps asked to move?"""
+    """Move a parameter to its own device; is the quant state that it keeps moved?"""
     import torch
 
     resolve(modules, "Params4bit.to")
@@ -72,10 +71,10 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             if self.is_cuda and self.device == device and state.absmax.device == device:
                 return params_4bit.moved(
                     self, state, args, kwargs
-                )  # nothing moves: less work than upstream makes of it
+                )  # nothing moves: less work than upstream does
             if not companions.is_quant_state(state):
                 return original(self, *args, **kwargs)
-            # A cast moves nothing of the quant state. Going to meta and coming back is bnb-quant-state-meta's.
+            # A cast does not move the quant state. bnb-quant-state-meta handles moves to meta and back.
             if device is None or device in meta or companions.is_host_copy(state):
                 return original(self, *args, **kwargs)
             params_4bit.unpack(self)
@@ -97,7 +96,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
         def take_over(parameter, other):
             state, new_state = parameter.__dict__.get("quant_state"), other.__dict__.get("quant_state")
-            # A parameter that is made with the bytes of another one has a quant state of its choice.
+            # A parameter created from the bytes of another one may have any quant state.
             elsewhere = parameter.untyped_storage()._cdata != other.untyped_storage()._cdata
             original(parameter, "data", other)
             if elsewhere and state is not None and new_state is not None and state is not new_state:

@@ -1,14 +1,14 @@
-"""Pickled 4-bit and 8-bit weights come back as plain parameters.
+"""Pickled 4-bit and 8-bit weights are restored as plain parameters.
 
 Symptom: a model that was pickled, saved with ``torch.save(model)`` or sent to a spawned process works until it moves:
     then bytes and quant state, or CB and SCB, are on two devices ("Expected all tensors to be on the same device").
-Cause: ``torch.nn.Parameter.__reduce_ex__`` rebuilds a ``Parameter``, whatever the class was, and hangs the attributes
-    on it.
+Cause: ``torch.nn.Parameter.__reduce_ex__`` always rebuilds a ``Parameter``, not the original class, and sets the
+    attributes on it.
 Upstream: none.
-Patch: ``Params4bit`` and ``Int8Params`` say how they are rebuilt: by their own constructors, so that the file needs
-    bitsandbytes and torch and nothing of this package. The bytes of a weight are in it once.
-    ``torch.load(weights_only=True)`` wants to be told these classes, ``torch.serialization.add_safe_globals``, as it
-    wants QuantState and the layers of every pickled model; state dicts have none of them and are not concerned.
+Patch: ``Params4bit`` and ``Int8Params`` are rebuilt by their own constructors, so that the file needs bitsandbytes and
+    torch, but not this package. It contains the bytes of a weight once. ``torch.load(weights_only=True)`` needs these
+    classes in ``torch.serialization.add_safe_globals``, as it needs QuantState and the layers of every pickled model.
+    State dicts contain none of these classes and are not affected.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ FIX = Fix(
     hot=True,
 )
 
-# What the constructor of Int8Params takes besides the data.
+# The arguments of Int8Params's constructor besides the data.
 _OF_8BIT = {"CB", "SCB", "has_fp16_weights"}
 
 
 def broken(modules: ModuleType) -> bool:
-    """Does a parameter say that it is rebuilt as something else?"""
+    """Is a parameter rebuilt as another class?"""
     import torch
 
     for name in ("Params4bit", "Int8Params"):
         cls = resolve(modules, name)
         rebuild, arguments = cls(torch.zeros(1, dtype=torch.int8), requires_grad=False).__reduce_ex__(2)[:2]
-        # ``in`` would compare a tensor with the class, of which torch warns.
+        # ``in`` would compare a tensor with the class, which makes torch warn.
         if not any(part is cls for part in (rebuild, *arguments)):
             return True
     return False
@@ -58,7 +58,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
     def make_4bit(original):
         def __reduce_ex__(self, proto):
             params_4bit.unpack(self)
-            # The parameter is made first and filled then, since its layer leads back to it.
+            # The parameter is created first and filled afterwards, since its layer refers back to it.
             state = {**vars(self), "data": self.data, "requires_grad": self.requires_grad}
             return type(self), (), state
 
@@ -73,7 +73,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             if held.keys() == _OF_8BIT:
                 arguments = (data, self.requires_grad, held["has_fp16_weights"], held["CB"], held["SCB"])
                 return type(self), arguments
-            # More than the constructor knows; up to 0.43.1 that is so for all, which then forgets the two matrices.
+            # More than the constructor accepts; up to 0.43.1 that is always so, and the constructor drops the two
+            # matrices.
             return _rebuild_from_type_v2, (type(self), type(self), (data, self.requires_grad), held)
 
         return __reduce_ex__

@@ -1,12 +1,12 @@
 """QuantState.to leaves ``code`` on the old device.
 
 Symptom: RuntimeError "Input tensors need to be on the same GPU, but found the following tensor and device combinations"
-    (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model went to another GPU. Larger batches do
-    not read ``code`` and pass.
+    (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model was moved to another GPU. Larger batches
+    do not read ``code`` and work.
 Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
 Upstream: bitsandbytes issue 1527, patched in 0.45.3.
-Patch: ``QuantState.to`` itself, which every move of a 4-bit weight goes through (``Params4bit.to``, a parent's ``.to``,
-    accelerate), moves ``code`` too.
+Patch: ``QuantState.to`` itself moves ``code`` too. Every move of a 4-bit weight calls it (``Params4bit.to``, a parent's
+    ``.to``, accelerate).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIX = Fix(
 
 
 def broken(functional: ModuleType) -> bool:
-    """Move a quant state of two small tensors to ``meta``, a device that is always there."""
+    """Move a quant state of two small tensors to ``meta``, a device that always exists."""
     import torch
 
     state_class = resolve(functional, "QuantState")

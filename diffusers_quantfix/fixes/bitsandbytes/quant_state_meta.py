@@ -3,15 +3,15 @@
 Symptom: a 4-bit model under ``enable_sequential_cpu_offload``, ``accelerate.cpu_offload`` or ``disk_offload`` ends in
     NotImplementedError "Cannot copy out of meta tensor; no data!" (bitsandbytes >= 0.46.1), or ValueError "Blockwise
     quantization only supports 16/32-bit floats, but got torch.uint8" (<= 0.45.5; RuntimeError in 0.46.0).
-Cause: accelerate keeps the packed weight in host memory and puts the parameter on ``meta`` between two uses. Of the
-    quant state it knows nothing, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and
-    new parameter share: from then on absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also
-    forgets that it is quantized, so that coming back it is quantized a second time.
+Cause: accelerate keeps the packed weight in host memory and puts the parameter on ``meta`` between two uses. It does
+    not handle the quant state, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and new
+    parameter share: after that, absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also loses the
+    flag that it is quantized, so that it is quantized a second time when it is moved back.
 Upstream: bitsandbytes issue 1525, closed as not planned; diffusers issue 10800.
-Patch: ``Params4bit.to`` is where every offload meets the quant state. To ``meta``, the moved parameter gets a host copy
-    of it, and the source keeps its own, untouched. Coming back, the parameter gets a quant state of its own on the
-    device, made of the host copy and dropped with the parameter: nothing is ever copied back to the host. All other
-    moves stay upstream's, which change the shared quant state in place: ``nn.Module.to`` relies on it.
+Patch: every offload calls ``Params4bit.to``. A parameter moved to ``meta`` gets a host copy of the quant state, and the
+    source keeps its own unchanged. A parameter moved back gets its own quant state on the device, created from the host
+    copy and freed with the parameter: nothing is ever copied back to the host. All other moves are left to upstream,
+    which changes the shared quant state in place: ``nn.Module.to`` relies on it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Send a small quantized parameter to ``meta`` and back, the way accelerate does it."""
+    """Send a small quantized parameter to ``meta`` and back, as accelerate does."""
     resolve(modules, "Params4bit.to")
     parameter = _parameter(modules)
     offloaded = parameter.to("meta")
@@ -90,9 +90,9 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return to
 
     def moved(self, state, new_state, args, kwargs):
-        """The parameter where ``.to`` was asked to put it, with ``new_state``; ``self`` keeps ``state``."""
+        """The parameter moved by ``.to``, with ``new_state``; ``self`` keeps ``state``."""
         result = params_4bit.moved(self, new_state, args, kwargs)
-        # While the layer still has ``self``, it needs the quant state that it has.
+        # While the layer still owns ``self``, it needs its current quant state.
         if not params_4bit.belongs_to_layer(self):
             params_4bit.follow(self, state, new_state)
         return result

@@ -1,11 +1,11 @@
 """``device_map="balanced"`` loses components that fit on no GPU.
 
 Symptom: of several components that no GPU has room for, only the last is in ``pipe.hf_device_map``. The others are
-    loaded onto the CPU without offloading hooks, or whole onto the current GPU if they are quantized: the first run
-    ends in RuntimeError "Expected all tensors to be on the same device" or out of memory.
-Cause: ``_assign_components_to_devices`` makes a new list for the CPU with each such component.
+    loaded onto the CPU without offloading hooks, or, if they are quantized, completely onto the current GPU: the first
+    run ends in RuntimeError "Expected all tensors to be on the same device" or out of memory.
+Cause: ``_assign_components_to_devices`` creates a new list for the CPU for each such component.
 Upstream: not reported; half of diffusers issue 10653 may be this.
-Patch: what is in no list goes onto the CPU's.
+Patch: components that are in no list are added to the CPU's list.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Symptom: a pipeline with a 4-bit transformer that would fit on a GPU ends in ValueError "Some modules are dispatched on
     the CPU or the disk" (bitsandbytes), in TypeError "WeightQBytesTensor.__new__() missing" (quanto), or runs from the
-    CPU, not quantized (torchao). A quantized text encoder is sent to the CPU without a word.
-Cause: ``_get_final_device_map`` makes its plan from models on ``meta`` in the pipeline's dtype, and does not know of a
-    quantization config, neither the one that was passed nor the one in a saved model's own configuration.
+    CPU, not quantized (torchao). A quantized text encoder is put on the CPU without a warning.
+Cause: ``_get_final_device_map`` makes its plan from models on ``meta`` in the pipeline's dtype. It ignores quantization
+    configs, both the one that was passed and the one in a saved model's own configuration.
 Upstream: diffusers issue 12719 (open) may be this.
-Patch: the model on ``meta`` of a component that will be quantized gets the size that its quantizer tells. A quantized
-    component that fits on no GPU all the same is named in a warning: on the CPU it is slow.
+Patch: the model on ``meta`` of a component that will be quantized gets the size that its quantizer states. A warning
+    names each quantized component that still fits on no GPU: on the CPU it is slow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KNOWS = {"quantization_config", "hf_quantizer", "quantizer", "adjust_target_dty
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Whether nothing of quantization is mentioned where the plan is made."""
+    """Whether the function that makes the plan does not mention quantization."""
     home = _home()
     for function in (resolve(home, "_get_final_device_map"), resolve(home, "_load_empty_model")):
         if written_in(function, __file__) or _KNOWS & names_used(function):
@@ -99,7 +99,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
                 config = quantization_of(model, kwargs["name"], kwargs["cached_folder"])
                 if config is not None and shrink(model, config):
                     measured.append(kwargs["name"])
-            except Exception as error:  # the loading itself will say what is wrong, or will not use the size
+            except Exception as error:  # loading itself reports the error, or does not use the size
                 logger.debug(f"the quantized size of {kwargs['name']} is not known: {error!r}")
             return model
 
@@ -126,7 +126,7 @@ def quantization_of(model, name, folder):
         return None
     from diffusers import ModelMixin
 
-    # A copy, because it takes note of every answer.
+    # A copy, because it records every answer.
     return copy.copy(asked)._resolve_quant_config(
         is_diffusers=isinstance(model, ModelMixin), module_name=name
     )

@@ -1,13 +1,14 @@
-"""A layer that a Control LoRA had widened comes back on another device.
+"""A layer that a Control LoRA had widened is restored on another device.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" after
     ``unload_lora_weights(reset_to_overwritten_params=True)``, when the model was moved or offloaded since the Control
     LoRA was loaded.
-Cause: the layer is built anew from the weights that were put aside when the LoRA was loaded, and these stay where they
-    were then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has no
-    hook. Under model offload a model that is on the GPU just then is taken for complete, and the layer is left behind.
+Cause: the layer is rebuilt from the weights that were saved when the LoRA was loaded. These weights stay on the device
+    they had then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has
+    no hook. Under model offload, a model that is on the GPU at that moment counts as completely loaded, and the layer
+    stays on the CPU.
 Upstream: not reported.
-Patch: the layer goes where the one was that it replaces, and is offloaded as that one was.
+Patch: the new layer is put on the device of the layer that it replaces, and is offloaded in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-control-lora-reset",
-    title="a layer that a Control LoRA had widened comes back on another device",
+    title="a layer that a Control LoRA had widened is restored on another device",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.32.2,<=0.42.1", "peft": ""},
     upstream=(
@@ -37,7 +38,7 @@ FIX = Fix(
 
 
 def broken(lora_pipeline: ModuleType) -> bool:
-    """Reset a model on meta whose weight was put aside on the CPU: is the layer on meta again?"""
+    """Reset a model on meta whose weight was saved on the CPU: is the layer on meta again?"""
     import torch
 
     mixin = resolve(lora_pipeline, "FluxLoraLoaderMixin")
@@ -82,7 +83,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
 
 
 def _below_adapter(model, name):
-    """The layer of that name, below peft's layer if it has one; None if there is none any more."""
+    """The layer of that name, inside peft's layer if it has one; None if it no longer exists."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:

@@ -4,12 +4,12 @@ Symptom: RuntimeError "No GPU found. A GPU is needed for quantization." from ``f
     config, and ValueError "Some modules are dispatched on the CPU or the disk" with ``device_map="cpu"``;
     ``dequantize()`` of a 4-bit model on the CPU raises "Torch not compiled with CUDA enabled", on Apple's GPUs too.
 Cause: bitsandbytes 0.46 and newer quantizes and runs on the CPU. ``validate_environment``, ``update_device_map`` and
-    ``_dequantize`` of its quantizers in diffusers know accelerators only.
+    ``_dequantize`` of its quantizers in diffusers support accelerators only.
 Upstream: not reported for diffusers; transformers allows it.
-Patch: without an accelerator, or when all of the model is asked onto the CPU, these methods see a torch whose
-    accelerator is the CPU, so that every other check stays upstream's own. fp4 is refused at the start with
-    bitsandbytes 0.46, which has no kernel for it there. An older bitsandbytes cannot quantize on the CPU at all:
-    upstream's refusal stands.
+Patch: without an accelerator, or when the whole model is requested on the CPU, these methods see a torch whose
+    accelerator is the CPU; all other checks remain upstream's own. With bitsandbytes 0.46, fp4 raises an error at the
+    start, since it has no CPU kernel for fp4. An older bitsandbytes cannot quantize on the CPU at all: upstream's error
+    remains.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_GPU = "No GPU found"
 
 
 def broken(bnb_quantizer: ModuleType) -> bool:
-    """Whether a message says that a GPU is needed, in a method that does not know better."""
+    """Whether a method contains the message that a GPU is needed."""
     from ...loading.device import quantizes_on_cpu
 
     validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
@@ -69,7 +69,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
             return getattr(torch, name)
 
     def on_cpu(function):
-        """``function`` of upstream, with that torch."""
+        """Upstream's ``function``, with that torch."""
         if not isinstance(function, FunctionType):
             return function
         seen = {**function.__globals__, "torch": OnCpu()}
@@ -105,7 +105,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
 
     def make_dequantize(original):
         def _dequantize(self, model):
-            # On Apple's GPUs as well: the question to CUDA crashes there, and the CPU is where the weights are.
+            # On Apple's GPUs too: calling CUDA crashes there, and the weights are on the CPU.
             if torch.cuda.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available()):
                 return original(self, model)
             return on_cpu(original)(self, model)

@@ -1,16 +1,17 @@
-"""A model that was dequantized still says that it is quantized, and one that is offloaded is broken by it.
+"""A dequantized model is still marked as quantized, and dequantizing an offloaded model breaks it.
 
-Symptom: what ``model.dequantize()`` leaves cannot be loaded once it was saved (ValueError "Supplied state dict for ...
+Symptom: a model that was saved after ``model.dequantize()`` cannot be loaded (ValueError "Supplied state dict for ...
     does not contain `bitsandbytes__*`"), ``pipe.to(dtype)`` warns that it "has been loaded in `bitsandbytes` 4bit" and
-    does nothing, ``model.to(...)`` and ``.cuda()`` refuse with "not supported for `8-bit`" where they do for 8-bit.
-    After ``dequantize()`` of a model under sequential or group offload the next run gives noise (8 bits, sequential),
-    or ends in "Trying to set a tensor of shape ..." or "found at least two devices".
-Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_quantized``. The quantization config in
-    the model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay. Nothing tells the hooks of
-    offloading, which hold or move the quantized weights, of the new ones.
-Upstream: not reported for diffusers; its twin is transformers issue 39295.
-Patch: everything that the quantizer wrote on the model goes when it goes. Models of quantizers that cannot dequantize
-    are not touched: upstream raises before. An offloaded model is refused before anything is changed.
+    does nothing, ``model.to(...)`` and ``.cuda()`` raise "not supported for `8-bit`" where they do so for 8-bit models.
+    After ``dequantize()`` of a model under sequential or group offload the next run produces noise (8 bits,
+    sequential), or ends in "Trying to set a tensor of shape ..." or "found at least two devices".
+Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_quantized``. The quantization config in the
+    model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay. The offloading hooks, which hold
+    or move the quantized weights, are not updated with the new ones.
+Upstream: not reported for diffusers; the same bug in transformers is issue 39295.
+Patch: everything that the quantizer set on the model is removed together with the quantizer. Models of quantizers that
+    cannot dequantize are not touched: upstream raises earlier. For an offloaded model an error is raised before
+    anything is changed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-dequantize-flags",
-    title="a dequantized model still says that it is quantized",
+    title="a dequantized model is still marked as quantized",
     module="diffusers.quantizers.base",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
     upstream=("https://github.com/huggingface/transformers/issues/39295",),
@@ -65,7 +66,7 @@ def patch(base: ModuleType, draft: Draft) -> None:
     def forget(model):
         forget_quantization(model)
         config = getattr(model, "_internal_dict", None)
-        # Some of it is an attribute of the dictionary only, and not one of its keys.
+        # Some entries are attributes of the dictionary only, not keys.
         if config is not None and any(name in config or name in vars(config) for name in IN_CONFIG):
             model._internal_dict = type(config)(
                 {key: value for key, value in config.items() if key not in IN_CONFIG}

@@ -1,10 +1,10 @@
-"""An 8-bit model of diffusers that was moved gets its inputs where it was before.
+"""After an 8-bit model of diffusers was moved, hooks send its inputs to the old device.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" from an 8-bit model after a move to another one.
-Cause: accelerate before 1.13.0 puts hooks on every 8-bit model, all over its tree, that send the inputs to the device
-    where it was loaded. diffusers 0.37.0 allows to move the model, but the hooks stay what they are.
+Cause: accelerate before 1.13.0 puts hooks on every module of an 8-bit model; they send the inputs to the device on
+    which it was loaded. diffusers 0.37.0 allows moving the model, but does not update the hooks.
 Upstream: accelerate 1.13.0 puts no hooks on them.
-Patch: after a move by ``ModelMixin.to`` or ``.cuda`` the hooks that only bring the inputs bring them to the new device.
+Patch: after a move by ``ModelMixin.to`` or ``.cuda``, the hooks that only align inputs send them to the new device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIX = Fix(
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """``ModelMixin.to`` knows no hooks. Does it move 8-bit models, and does accelerate put hooks on them?"""
+    """``ModelMixin.to`` ignores hooks. Does it move 8-bit models, and does accelerate put hooks on them?"""
     from accelerate import big_modeling
 
     to = resolve(modeling_utils, "ModelMixin.to")
@@ -41,7 +41,7 @@ def broken(modeling_utils: ModuleType) -> bool:
         return False
     if modeling_utils.is_bitsandbytes_version("<", "0.48.0"):
         return False  # refused as well
-    # The release of bitsandbytes from which on accelerate leaves it to the user to move the model.
+    # From this bitsandbytes release on, accelerate leaves moving the model to the user.
     return "0.48.0" not in texts_of(resolve(big_modeling, "dispatch_model"))
 
 

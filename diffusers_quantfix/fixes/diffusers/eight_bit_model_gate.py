@@ -1,13 +1,13 @@
-"""An 8-bit model of diffusers refuses every move, even the one to where it is.
+"""An 8-bit model of diffusers refuses every move, even one to the device that it is on.
 
 Symptom: ValueError "`.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is", from
     ``model.to(...)``; with accelerate >= 1.13 and bitsandbytes >= 0.48 from every ``from_pretrained`` in 8 bits.
 Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36.0, and from 0.37.0 on where
-    bitsandbytes is older than 0.48.0. accelerate 1.13.0 ends the loading of a model with ``model.to(device)`` where
-    bitsandbytes can move it, while it put hooks on it before.
+    bitsandbytes is older than 0.48.0. accelerate 1.13.0 loads a model and then calls ``model.to(device)`` where
+    bitsandbytes can move it; older releases put hooks on it instead.
 Upstream: diffusers PR 12972 (0.37.0) allows the move.
-Patch: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
-    cast, a model that is spread over devices, an offloaded one: upstream's answer.
+Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
+    that it is on. Upstream handles casts, models that are spread over devices, and offloaded models.
 """
 
 from __future__ import annotations

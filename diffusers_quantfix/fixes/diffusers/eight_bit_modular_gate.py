@@ -1,10 +1,10 @@
-"""A modular pipeline does not move its 8-bit components, and says that it cannot be done.
+"""A modular pipeline does not move its 8-bit components, and warns that it cannot.
 
 Symptom: after ``pipe.to("cpu")`` of a ``ModularPipeline`` the warning "has been loaded in `bitsandbytes` 8bit and
     moving it to cpu via `.to()` is not supported", and the component is still on the GPU.
-Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 opened ``DiffusionPipeline.to`` only.
+Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 changed ``DiffusionPipeline.to`` only.
 Upstream: diffusers PR 12972.
-Patch: ``to`` takes the 8-bit components along that can move whole (``bnb-linear8bit-move``).
+Patch: ``to`` also moves the 8-bit components that can move completely (``bnb-linear8bit-move``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIX = Fix(
 
 
 def broken(modular_pipeline: ModuleType) -> bool:
-    """Look for the refusal."""
+    """Look for the error message."""
     to = resolve(modular_pipeline, "ModularPipeline.to")
     return eight_bit_pipeline.REFUSAL in texts_of(to) and not written_in(to, eight_bit_pipeline.__file__)
 

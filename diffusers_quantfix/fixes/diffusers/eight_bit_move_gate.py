@@ -1,14 +1,14 @@
 """A pipeline does not move its 8-bit components.
 
 Symptom: after ``pipe.to("cpu")`` the 8-bit components are still on the GPU: up to 0.36.0 with the warning "has been
-    loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported", from 0.37.0 on without one word
-    where transformers is older than 4.58. ``enable_model_cpu_offload()`` leaves them out: they stay on the GPU all
-    the time.
-Cause: ``DiffusionPipeline.to`` and ``enable_model_cpu_offload`` skip 8-bit components, always up to 0.36.0, and then
-    where transformers, whose release says nothing about a model of diffusers, or bitsandbytes (< 0.48.0) is older.
+    loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported", from 0.37.0 on without a warning
+    where transformers is older than 4.58. ``enable_model_cpu_offload()`` skips them: they stay on the GPU all the time.
+Cause: ``DiffusionPipeline.to`` and ``enable_model_cpu_offload`` skip 8-bit components: always up to 0.36.0, and later
+    where bitsandbytes (< 0.48.0) or transformers is too old, although the transformers release does not matter for a
+    model of diffusers.
 Upstream: diffusers issue 11329, PR 12972 (0.37.0).
-Patch: both methods take the 8-bit components along that can move whole (``bnb-linear8bit-move``), past the gates; what
-    is spread over devices or offloaded is left to upstream, with its warning.
+Patch: both methods also move the 8-bit components that can move completely (``bnb-linear8bit-move``) and bypass the
+    version checks. Components that are spread over devices or offloaded are left to upstream, with its warning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIX = Fix(
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Look for the refusal, and for the versions on which it depends since 0.37.0."""
+    """Look for the error message, and for the versions on which it depends since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
     said = texts_of(to)
     if written_in(to, eight_bit_pipeline.__file__) or eight_bit_pipeline.REFUSAL not in said:
@@ -62,7 +62,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
         return enable_model_cpu_offload
 
     def hook_what_was_skipped(pipe):
-        """Put the 8-bit components into the chain of hooks, each of which sends its predecessor to the CPU."""
+        """Add the 8-bit components to the chain of hooks, each of which moves its predecessor to the CPU."""
         from accelerate import cpu_offload_with_hook
 
         hooks = {id(hook.model): hook for hook in pipe._all_hooks}
@@ -76,7 +76,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             elif eight_bit_pipeline.movable([model]):
                 try:
                     _, hook = cpu_offload_with_hook(model, pipe._offload_device, prev_module_hook=before)
-                except ValueError:  # its own gate is closed: it stays where it is used, as upstream has it
+                except ValueError:  # the model refuses the move: it stays on its device, as upstream does
                     eight_bit.move(model, pipe._offload_device)
                     continue
                 pipe._all_hooks.append(hook)

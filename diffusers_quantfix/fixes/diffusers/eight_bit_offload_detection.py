@@ -1,18 +1,20 @@
-"""An 8-bit model makes a pipeline believe that it is sequentially offloaded.
+"""A pipeline with an 8-bit model is wrongly detected as sequentially offloaded.
 
-Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component is silent, where it has to say
-"Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device".
-Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_offloaded`` takes any root hook of class
-``AlignDevicesHook`` for offload. ``accelerate.dispatch_model`` puts one with ``offload=False`` on a model that is
-spread over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is
-called for text encoders of transformers in every release, for models of diffusers since 0.33.0.
-Upstream: diffusers issue 11352, PR 11356 (0.34.0), which says "never offloaded" for every 8-bit model.
+Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component does not print the warning "Pipelines
+loaded with `dtype=torch.float16` cannot run with `cpu` device".
+Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_offloaded`` treats every root hook of class
+``AlignDevicesHook`` as offload. ``accelerate.dispatch_model`` puts one with ``offload=False`` on a model that is spread
+over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is called for
+text encoders of transformers in every release, for models of diffusers since 0.33.0.
+Upstream: diffusers issue 11352, PR 11356 (0.34.0), which treats every 8-bit model as never offloaded.
 Patch: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
-upstream's own rule stays, whose error keeps ``.to("cuda")`` from tearing apart a model that is spread over GPUs.
+    upstream's own rule remains. Its error prevents ``.to("cuda")`` from partially moving a model that is spread over
+    GPUs.
 
-The function is local to ``to``: nobody can wrap it, and presenting the modules without their hooks while ``to`` runs
-would be seen by other threads and left behind by an exception. So the code object from which ``to`` makes it on
-each call is exchanged among the constants of ``to``: one assignment, which a running call does not notice.
+The function is local to ``to``, so it cannot be wrapped. Removing the hooks from the modules while ``to`` runs would
+affect other threads, and an exception could leave them removed. So the patch replaces the code object, from which
+``to`` creates the function on each call, in the constants of ``to``: one assignment, which does not affect a running
+call.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-8bit-offload-detection",
-    title="An 8-bit model makes a pipeline believe that it is sequentially offloaded",
+    title="a pipeline with an 8-bit model is wrongly detected as sequentially offloaded",
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<0.34", "accelerate": ""},
     upstream=(
@@ -51,7 +53,7 @@ _NAME = "module_is_sequentially_offloaded"
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Ask the nested function about an 8-bit model with a hook that only aligns inputs."""
+    """Call the nested function with an 8-bit model that has a hook that only aligns inputs."""
     code = nested_code(function_of(resolve(pipeline_utils, "DiffusionPipeline.to")).__code__, _NAME)
     if code.co_freevars:
         raise TargetMissing(
@@ -59,13 +61,13 @@ def broken(pipeline_utils: ModuleType) -> bool:
         )
     if not FunctionType(code, vars(pipeline_utils))(_dispatched_8bit_model()):
         return False
-    # Since 0.34.0 upstream asks for the quantization itself. From 0.37.0 on it trusts the hook again where accelerate
-    # no longer puts one on an 8-bit model: what is left there is rarer, and another defect.
+    # Since 0.34.0 upstream checks the quantization itself. From 0.37.0 on it relies on the hook again where accelerate
+    # no longer puts one on an 8-bit model: the remaining cases are rarer, and another defect.
     return "_check_bnb_status" not in code.co_names
 
 
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
-    """Exchange the nested code object in ``DiffusionPipeline.to``."""
+    """Replace the nested code object in ``DiffusionPipeline.to``."""
     to = function_of(resolve(pipeline_utils, "DiffusionPipeline.to"))
     upstream = nested_code(to.__code__, _NAME)
     ours = module_is_sequentially_offloaded.__code__
@@ -74,13 +76,13 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
 
 def module_is_sequentially_offloaded(module) -> bool:
-    """What ``DiffusionPipeline.to`` asks about each of its components, which may be anything.
+    """What ``DiffusionPipeline.to`` calls for each of its components, which may be any object.
 
-    Only the code of this function is used, with the globals of diffusers: hence the imports of full names inside.
+    Only the code of this function is used, with the globals of diffusers, so it imports everything that it needs.
     """
 
     def upstream_rule(module):
-        """Its code is exchanged for that of upstream's function."""
+        """Its code is replaced by that of upstream's function."""
 
     from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
@@ -92,12 +94,12 @@ def module_is_sequentially_offloaded(module) -> bool:
 
 
 def _exchanged(code, old, new):
-    """``code`` with the nested code object ``old`` exchanged for ``new``."""
+    """``code`` with the nested code object ``old`` replaced by ``new``."""
     return code.replace(co_consts=tuple(new if const is old else const for const in code.co_consts))
 
 
 def _dispatched_8bit_model():
-    """What the function sees of a model that bitsandbytes quantized and accelerate dispatched to one device."""
+    """A stand-in for a model that bitsandbytes quantized and accelerate dispatched to one device."""
     from accelerate.hooks import AlignDevicesHook
     from diffusers.quantizers.quantization_config import QuantizationMethod
 

@@ -1,11 +1,12 @@
-"""Loading a 4-bit checkpoint looks at every key of it once per layer.
+"""Loading a 4-bit checkpoint reads all of its keys once per layer.
 
-Symptom: the time that ``from_pretrained`` of a checkpoint in 4 bits takes grows with the square of its layers.
-Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` goes through the whole state dict for each parameter, to
-    find the few keys that begin with its name, and twice through the list of unexpected keys for each of these.
+Symptom: the time that ``from_pretrained`` takes for a 4-bit checkpoint grows with the square of the number of layers.
+Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` searches the whole state dict for each parameter, to find
+    the few keys that begin with its name, and searches the list of unexpected keys twice for each of these.
 Upstream: not reported.
-Patch: it is given those keys only, and no list. They are found in a sorted list of the keys, which is made once per
-    shard; the list of unexpected keys, whose order means nothing (since 0.33 it is made of a set), is sorted as well.
+Patch: it receives those keys only, and no list. They are found in a sorted list of the keys, which is created once per
+    shard. The list of unexpected keys is sorted as well; its order has no meaning (since 0.33 it is created from a
+    set).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-4bit-load-scan",
-    title="loading a 4-bit checkpoint looks at every key once per layer",
+    title="loading a 4-bit checkpoint reads all of its keys once per layer",
     module="diffusers.quantizers.bitsandbytes.bnb_quantizer",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ""},
     upstream=(),
@@ -33,7 +34,7 @@ _NAME, _STATE_DICT, _UNEXPECTED = 2, 4, 5
 
 
 def broken(bnb_quantizer: ModuleType) -> bool:
-    """Whether the state dict is gone through at all; a stand-in would need a bitsandbytes that works here."""
+    """Whether the state dict is searched at all; a stand-in would need a working bitsandbytes."""
     create = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.create_quantized_param")
     if written_in(create, __file__):
         return False
@@ -47,7 +48,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     # The sorted keys of the shard that is being loaded. Not on the quantizer, which the model keeps; no tensors.
     last = threading.local()
 
-    # Threads that load the shards of a model at once share its list of unexpected keys.
+    # Threads that load the shards of a model in parallel share its list of unexpected keys.
     lock = threading.Lock()
 
     def make(original):
@@ -76,7 +77,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
 
     def take_out(unexpected, keys, prefix):
         if not keys.keys() <= set(unexpected[between(unexpected, prefix)]):
-            unexpected.sort()  # it is not sorted yet, or has not all of them
+            unexpected.sort()  # it is not sorted yet, or is incomplete
         span = between(unexpected, prefix)
         unexpected[span] = [key for key in unexpected[span] if key not in keys]
 

@@ -1,10 +1,10 @@
-"""Every cast warns about modules that should stay in float32, of which there are none.
+"""Every cast warns about modules that should stay in float32, although there are none.
 
 Symptom: "There are modules in FluxTransformer2DModel that should be kept in float32: []. Casting directly with `to()`
     can lead to inconsistent results", from every ``.to(dtype)`` of every model.
-Cause: ``ModelMixin.to`` makes a list of ``_keep_in_fp32_modules``, and then asks whether it is None.
-Upstream: diffusers PR 13872 brought the warning (0.39.0).
-Patch: the sentence is held back when the list is empty; a model that has such modules is warned about as before.
+Cause: ``ModelMixin.to`` creates a list of ``_keep_in_fp32_modules``, and then checks whether it is None.
+Upstream: diffusers PR 13872 added the warning (0.39.0).
+Patch: the warning is suppressed when the list is empty; for a model that has such modules it appears as before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-fp32-warning",
-    title="every cast of a model warns about modules to be kept in float32, of which there are none",
+    title="every cast of a model warns about modules to be kept in float32, although there are none",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.39.0,<=0.42.1"},
     upstream=("https://github.com/huggingface/diffusers/pull/13872",),

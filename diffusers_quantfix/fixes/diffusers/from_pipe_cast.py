@@ -1,13 +1,14 @@
-"""``from_pipe`` casts the components of the pipeline that it takes them from.
+"""``from_pipe`` casts the components of its source pipeline.
 
-Symptom: ``NewPipeline.from_pipe(pipe)`` turns every component of ``pipe`` to float32, with twice the memory (0.33.0 and
-    newer); with a GGUF, torchao or quanto component it raises "Casting a quantized model to a new `dtype` is
-    unsupported" half-way. With ``torch_dtype=...`` the components of ``pipe``, which the new pipeline shares, are cast.
-Cause: ``from_pipe`` ends in ``new_pipeline.to(dtype=dtype)``, where the dtype is float32 if the caller named none.
+Symptom: ``NewPipeline.from_pipe(pipe)`` casts every component of ``pipe`` to float32, with twice the memory (0.33.0 and
+    newer); with a GGUF, torchao or quanto component it fails midway with "Casting a quantized model to a new `dtype` is
+    unsupported". With ``torch_dtype=...`` the components of ``pipe``, which the new pipeline shares, are cast.
+Cause: ``from_pipe`` ends with ``new_pipeline.to(dtype=dtype)``, where the dtype is float32 if the caller passed none.
 Upstream: diffusers issue 12754, PR 12762 (open).
-Patch: without a named dtype nothing is cast. With one, and with a quantized component among them, a shared component
-    that has another dtype is copied, and the copy is cast; what has that dtype already stays shared, quantized
-    components too. Pipelines without quantized components share and cast with a named dtype as upstream does it.
+Patch: without a dtype argument nothing is cast. With one, in a pipeline with a quantized component, a shared component
+    that has another dtype is copied, and the copy is cast. Components that have that dtype already stay shared,
+    quantized components too. With a dtype argument, pipelines without quantized components share and cast as upstream
+    does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-from-pipe-cast",
-    title="from_pipe casts the components of the pipeline that it takes them from",
+    title="from_pipe casts the components of its source pipeline",
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
     upstream=(
@@ -38,12 +39,12 @@ FIX = Fix(
     frames=("pipeline_utils.py:from_pipe", "from_pipe", r"new_pipeline\.to\("),
 )
 
-# The dtypes to which ``from_pipe`` wants to cast its new pipeline, in this thread or task; None outside of it.
+# The dtypes to which ``from_pipe`` casts its new pipeline, in this thread or task; None outside of ``from_pipe``.
 _held: ContextVar[list | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Whether ``from_pipe`` is still without us: it casts in every release that we know."""
+    """Whether ``from_pipe`` is unpatched: it casts in every known release."""
     from_pipe = resolve(pipeline_utils, "DiffusionPipeline.from_pipe").__func__
     if written_in(from_pipe, __file__):
         return False
@@ -97,7 +98,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
                 setattr(pipeline, name, (own_copy(part) if id(part) in shared else part).to(dtype=dtype))
 
     def dtype_of(model):
-        # A model that keeps some modules in float32 knows its dtype better than its parameters do.
+        # For a model that keeps some modules in float32, its dtype is more accurate than its parameters' dtypes.
         dtype = getattr(model, "dtype", None)
         if isinstance(dtype, torch.dtype):
             return dtype
@@ -105,7 +106,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
 
     def own_copy(model):
-        """A copy with weights of its own, and without the offloading hooks, which belong to the source."""
+        """A copy with its own weights, and without the offloading hooks, which belong to the source."""
         import copy
 
         hooks = [vars(module)["_hf_hook"] for module in model.modules() if "_hf_hook" in vars(module)]

@@ -1,14 +1,15 @@
 """``fuse_lora`` and ``unfuse_lora`` of an offloaded pipeline have no effect.
 
-Symptom: after ``pipe.fuse_lora()`` under sequential offload the LoRA has no effect at all: it counts as merged, and the
-    weights that are used are those without it. ``unfuse_lora`` likewise. An 8-bit component raises, or is wrong.
-Cause: peft merges into the weights that it finds, and between two uses these are meta tensors, on which everything
-    succeeds and nothing happens.
+Symptom: after ``pipe.fuse_lora()`` under sequential offload the LoRA has no effect at all: it counts as merged, but the
+    weights in use are those without it. ``unfuse_lora`` behaves the same way. An 8-bit component raises, or produces
+    wrong output.
+Cause: peft merges into the current weights. Between two uses these are meta tensors, on which every operation succeeds
+    without effect.
 Upstream: not reported; peft has ``onload_layer`` for this, diffusers does not call it.
-Patch: while a pipeline fuses or unfuses, each adapter layer that is offloaded brings its weights to the device where it
-    is run, merges there, and gives the result to its offloading hooks. Under group offload, which may keep copies, the
-    groups are made anew from the new weights. What is fused when the LoRA is disabled is taken out at once: peft would
-    do so in the next forward pass, to the same weights that are none.
+Patch: while a pipeline fuses or unfuses, the weights of each offloaded adapter layer are moved to its execution device
+    and merged there, and the result is stored in its offloading hooks. Under group offload, which may keep copies, the
+    groups are rebuilt from the new weights. When the LoRA is disabled, fused weights are unmerged at once: peft would
+    do so in the next forward pass, again on meta tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FIX = Fix(
 
 
 def broken(lora_base: ModuleType) -> bool:
-    """Unfuse a pipeline of one offloaded adapter layer; does the layer see its weight?"""
+    """Unfuse a pipeline of one offloaded adapter layer; does the layer have the data of its weight?"""
     mixin: Any = resolve(lora_base, "LoraBaseMixin")
     resolve(mixin, "fuse_lora")
     resolve(mixin, "unfuse_lora")

@@ -3,7 +3,7 @@
 Symptom: after ``transformer.fuse_lora()`` under sequential offload the LoRA has no effect at all.
 Cause: as for a pipeline (``diffusers-fuse-lora-offloaded``): peft merges into meta tensors.
 Upstream: not reported.
-Patch: the same, for those who call the model themselves.
+Patch: the same, for calls of the model's own methods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIX = Fix(
 
 
 def broken(peft: ModuleType) -> bool:
-    """Unfuse a model of one offloaded adapter layer; does the layer see its weight?"""
+    """Unfuse a model of one offloaded adapter layer; does the layer have the data of its weight?"""
     import torch
 
     mixin = resolve(peft, "PeftAdapterMixin")

@@ -1,13 +1,13 @@
-"""A GGUF weight that is rebuilt does not know its quantization type any more.
+"""A GGUF weight loses its quantization type when it is rebuilt.
 
 Symptom: ``enable_sequential_cpu_offload()`` of a pipeline with a GGUF model, ``accelerate.cpu_offload`` and
     ``copy.deepcopy`` of such a model end in "KeyError: None".
 Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(parameter)(data, requires_grad=...)``.
-    ``GGUFParameter.__new__`` looks up the sizes of its own argument ``quant_type``, which is None then, although the
-    data that it is given is a GGUFParameter with a type.
+    ``GGUFParameter.__new__`` looks up the sizes for its argument ``quant_type``, which is then None, although the data
+    passed to it is a GGUFParameter with a type.
 Upstream: diffusers issue 14691, PR 14698 (open).
-Patch: without a type of its own, the new parameter takes that of its data. Data that has none (read back from the disk
-    by ``accelerate.disk_offload``) stays upstream's error: there is nothing to take the type from.
+Patch: without a type argument, the new parameter takes the type of its data. For data without a type (read back from
+    disk by ``accelerate.disk_offload``) upstream's error remains: the type is unknown there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIX = Fix(
 
 
 def broken(utils: ModuleType) -> bool:
-    """Rebuild a parameter of one block the way accelerate does it."""
+    """Rebuild a parameter of one block as accelerate does."""
     import torch
 
     parameter_class = resolve(utils, "GGUFParameter")

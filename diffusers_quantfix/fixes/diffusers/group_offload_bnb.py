@@ -1,11 +1,11 @@
-"""Group offloading leaves the companions of bitsandbytes weights where they are.
+"""Group offloading does not move the companions of bitsandbytes weights.
 
 Symptom: ``enable_group_offload`` of a 4-bit or 8-bit model ends in RuntimeError "Expected all tensors to be on the
     same device, but found at least two devices, cuda:0 and cpu!" ("All input tensors need to be on the same GPU" with
     bitsandbytes < 0.46). With ``use_stream=True`` at leaf level it runs, and keeps the scales of every 4-bit layer, or
     every 8-bit weight whole, on the GPU.
 Cause: ``ModuleGroup`` moves the parameters by their ``.data``. Quant states, CB and SCB are no parameters. Without a
-    stream it offloads by ``module.to()``, which takes them to the CPU, from where nothing brings them back.
+    stream it offloads with ``module.to()``, which moves them to the CPU, and nothing moves them back.
 Upstream: no issue; diffusers PR 11576 recommends the combination.
 Patch: groups that hold such weights are moved by ``group_offload``, with their companions.
 """
@@ -44,12 +44,12 @@ FIX = Fix(
     hot=True,
 )
 
-# A release that cares for companions has to name one of them.
+# A release that handles companions has to name one of them.
 _WORDS = ("quant_state", "bitsandbytes", "Params4bit", "MatmulLtState")
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Ask who moves a group of such weights, and whether upstream's code knows their companions."""
+    """Check what moves a group of such weights, and whether upstream's code handles their companions."""
     group = resolve(group_offloading, "ModuleGroup")
     for name in ("_init_cpu_param_dict", "onload_", "offload_"):
         said = " ".join(names_used(resolve(group, name)))

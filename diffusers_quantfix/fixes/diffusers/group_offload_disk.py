@@ -3,13 +3,13 @@
 Symptom: ``save_pretrained`` of a model under ``enable_group_offload(offload_to_disk_path=...)`` writes noise, without
     an error; loaded again it gives NaN. Loading a LoRA at leaf level gives NaN at once, at block level KeyError
     "tensor_32".
-Cause: ``ModuleGroup.offload_`` writes its tensors to a file and puts ``torch.empty_like`` in their place. Nothing but
-    ``onload_`` reads the file: neither ``state_dict()``, nor the removal of the hooks, after which diffusers groups the
-    model anew, when a LoRA is loaded, and writes the uninitialised memory to new files.
+Cause: ``ModuleGroup.offload_`` writes its tensors to a file and replaces them by ``torch.empty_like``. Only ``onload_``
+    reads the file. ``state_dict()`` does not, nor does the removal of the hooks. When a LoRA is loaded, diffusers
+    removes the hooks, groups the model again, and writes the uninitialised memory to new files.
 Upstream: no issue.
-Patch: a module of which a group has tensors on disk gets a state-dict hook, which reads its tensors from the group's
-    file. When the offload hook is removed, the group gets its tensors back, on the offload device, and the file that it
-    wrote is deleted. A file that was there before, of a group with other tensors, raises an error before anything is
+Patch: a module whose tensors a group has on disk gets a state-dict hook, which reads its tensors from the group's file.
+    When the offload hook is removed, the group gets its tensors back, on the offload device, and the file that it wrote
+    is deleted. A file that was there before, of a group with other tensors, raises an error before anything is
     offloaded.
 """
 
@@ -52,7 +52,7 @@ _OTHER_TENSORS = (
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Offload a layer whose file is said to be written; is its state dict silently not its weights?
+    """Offload a layer whose file is marked as written; does its state dict silently differ from its weights?
 
     Nothing is written: an upstream release, or this fix, that reads the file does not find it, and raises.
     """
@@ -126,7 +126,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def check_file(group) -> None:
-    """Before the first offload: a file that is there already has to be one of these tensors.
+    """Before the first offload: a file that exists already has to hold these tensors.
 
     Raises:
         ValueError: it is not.
@@ -145,9 +145,9 @@ def check_file(group) -> None:
 
 
 def restore(group) -> None:
-    """Give ``group`` its tensors back, on the device where they wait, and delete the file if it is the group's own.
+    """Restore the tensors of ``group`` on the offload device, and delete the file if the group wrote it.
 
-    After that its modules are ordinary ones.
+    Afterwards its modules are ordinary modules.
     """
     import torch
 
@@ -181,7 +181,7 @@ def fill_from_disk(module, state_dict, prefix, local_metadata) -> None:
     with safe_open(group.safetensors_file_path, framework="pt", device="cpu") as file:
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             key = None if tensor is None else group.tensor_to_key.get(tensor)
-            # With `keep_vars` the parameters themselves are asked for, not their data.
+            # With `keep_vars` the caller wants the parameters themselves, not their data.
             if key is not None and state_dict.get(prefix + name, tensor) is not tensor:
                 state_dict[prefix + name] = file.get_tensor(key)
 

@@ -1,13 +1,13 @@
-"""Group offloading takes an 8-bit model for one that accelerate offloads, and refuses it.
+"""Group offloading refuses an 8-bit model, as if accelerate offloaded it.
 
 Symptom: ValueError "Cannot apply group offloading to a module that is already applying an alternative offloading
     strategy from Accelerate" for a model that was only loaded.
 Cause: ``_raise_error_if_accelerate_model_or_sequential_hook_present`` refuses every ``AlignDevicesHook``.
-    ``accelerate.dispatch_model`` puts one with ``offload=False``, which brings the inputs to the model, on every 8-bit
-    model (accelerate before 1.13, or bitsandbytes before 0.48), and on others when it is told to.
-Upstream: no issue; the twin of diffusers issue 11352.
-Patch: a bitsandbytes model whose hooks only bring inputs, all to one device, is not offloaded. The hooks stay, and
-    bring the inputs from then on to where the groups are used.
+    ``accelerate.dispatch_model`` puts one with ``offload=False``, which only moves the inputs to the model's device, on
+    every 8-bit model (accelerate before 1.13, or bitsandbytes before 0.48), and on other models when requested.
+Upstream: no issue; diffusers issue 11352 is the same bug elsewhere.
+Patch: a bitsandbytes model whose hooks only move inputs, all to one device, does not count as offloaded. The hooks
+    stay, and move the inputs to the onload device of the groups from then on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GUARD = "_raise_error_if_accelerate_model_or_sequential_hook_present"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Show the guard a quantized model with a hook that only aligns inputs."""
+    """Call the guard with a quantized model that has a hook that only aligns inputs."""
     guard = resolve(group_offloading, _GUARD)
     from accelerate.hooks import AlignDevicesHook
 
@@ -68,7 +68,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     from accelerate.hooks import AlignDevicesHook
 
     def aligning(model):
-        """The hooks of a quantized model, if all of them only bring inputs to one device; otherwise none."""
+        """The hooks of a quantized model, if all of them only move inputs to one device; otherwise none."""
         if method_of(model) != "bitsandbytes":
             return []
         hooks = [hook for module in model.modules() for hook in accelerate_hooks(module)]

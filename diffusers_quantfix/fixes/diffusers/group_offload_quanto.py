@@ -1,15 +1,15 @@
-"""Group offloading moves the wrapper of a quanto weight, and leaves its inner tensors where they are.
+"""Group offloading moves the wrapper of a quanto weight, but not its inner tensors.
 
 Symptom: ``enable_group_offload`` of a model quantized by optimum-quanto ends in RuntimeError "Expected all tensors to
     be on the same device, but found at least two devices, cuda:0 and cpu!" ("mat2 is on cpu, different from other
     tensors on cuda:0"). With ``use_stream=True`` and a model that was on the GPU it runs, and all of it stays there.
     To disk: "Attempted to access the data pointer on an invalid python storage".
-Cause: ``ModuleGroup`` gives a parameter other ``.data``. Of a tensor subclass that wraps ``_data``, ``_scale`` and
-    ``_shift`` this exchanges the wrapper alone; its pinned copy is the dequantized weight.
+Cause: ``ModuleGroup`` assigns the ``.data`` of a parameter. For a tensor subclass that wraps ``_data``, ``_scale`` and
+    ``_shift`` this replaces the wrapper alone; its pinned copy is the dequantized weight.
 Upstream: diffusers issue 12610, PR 14038 (open).
-Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, as they are: a weight
-    that is packed for a kernel is not packed anew at each use. One that is packed for a kernel of the CPU (int4 in
-    bfloat16) is unpacked, once. To disk they cannot go, which is said.
+Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, unchanged: a weight
+    that is packed for a kernel is not packed again at each use. A weight that is packed for a CPU kernel (int4 in
+    bfloat16) is unpacked once. Offloading them to disk is not supported and raises an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FIX = Fix(
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Ask who moves a group of such weights, and whether upstream's code knows them."""
+    """Check what moves a group of such weights, and whether upstream's code handles them."""
     group = resolve(group_offloading, "ModuleGroup")
     said = set(vars(group_offloading))
     for name in ("_init_cpu_param_dict", "onload_", "offload_"):

@@ -1,13 +1,13 @@
 """An IP-Adapter cannot be loaded into a quantized UNet.
 
 Symptom: ValueError "Casting a quantized model to a new `dtype` is unsupported" from ``load_ip_adapter``, with the
-    attention processors exchanged and half of the adapter in place.
-Cause: ``_load_ip_adapter_weights`` (and ``load_attn_procs`` for Custom Diffusion) ends with
-    ``self.to(dtype=self.dtype, device=self.device)``, which is to take the new layers along, and is refused as a cast.
+    attention processors replaced and the adapter partially loaded.
+Cause: ``_load_ip_adapter_weights`` (and ``load_attn_procs`` for Custom Diffusion) ends with ``self.to(dtype=self.dtype,
+    device=self.device)``, which should move the new layers, and is refused as a cast.
 Upstream: diffusers issue 11570, closed; the line has not changed.
-Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the dtype that it has takes the new layers along,
-    and no other. A UNet that is sequentially offloaded, quantized or not, gives up its hooks for that time and gets the
-    very same ones back.
+Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the UNet's own dtype moves the new layers only.
+    The hooks of a sequentially offloaded UNet, quantized or not, are removed during loading, and the same hooks are
+    restored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _METHODS = ("_load_ip_adapter_weights", "load_attn_procs")
 
 
 def broken(unet: ModuleType) -> bool:
-    """Does it name a dtype and a device to ``.to``, and are we not around it?"""
+    """Does it pass a dtype and a device to ``.to``, and is it not patched yet?"""
     method = resolve(unet, "UNet2DConditionLoadersMixin._load_ip_adapter_weights")
     if written_in(method, __file__):
         return False

@@ -2,11 +2,11 @@
 
 Symptom: noise, without an error, after ``enable_layerwise_casting`` of a 4-bit model with a floating
     ``bnb_4bit_quant_storage``, as FSDP needs it. A model with weights of quanto fails with ValueError.
-Cause: the hook calls ``module.to(dtype=torch.float8_e4m3fn)`` for every linear layer. The packed weight looks like one
-    in bfloat16, and its bytes are rounded as if they were numbers.
+Cause: the hook calls ``module.to(dtype=torch.float8_e4m3fn)`` for every linear layer. The packed weight has the dtype
+    bfloat16, and its bytes are rounded as if they were numbers.
 Upstream: not reported.
-Patch: a layer whose weight is quantized is left out; it is small already. All other layers are cast as ever. The
-    hook for a whole model (``skip_modules_pattern=None``) cannot leave a layer out, and raises a clear error.
+Patch: a layer whose weight is quantized is skipped; it is small already. All other layers are cast as before. The hook
+    for a whole model (``skip_modules_pattern=None``) cannot skip a layer, and raises a clear error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
                 return None
             raise ValueError(
                 f"layerwise casting of {type(module).__name__} as a whole would cast the packed weights of "
+<<<<<<< HEAD
                 f"{len(packed)} quantized layers; with skip_modules_pattern, for example its default, they are left out"
+=======
+                f"{len(packed)} quantized layers; pass skip_modules_pattern (for example its default) to skip them"
+>>>>>>> h-prose
             )
 
         return apply_layerwise_casting_hook

@@ -1,15 +1,16 @@
-"""Loading a LoRA switches a pipeline to another way of offloading.
+"""Loading a LoRA changes how a pipeline is offloaded.
 
 Symptom: after ``load_lora_weights()`` every run is many times slower: the whole pipeline is under sequential CPU
-    offload, of which nobody had spoken. Or the next run raises, since the components cannot be offloaded so.
-Cause: ``_func_optionally_disable_offloading`` takes every root hook of class ``AlignDevicesHook`` for sequential
-    offload, also one that only aligns inputs, as ``accelerate.dispatch_model`` puts on a model that is spread over
-    several GPUs, or in older releases on every 8-bit model. And what it has taken off is not put back: the whole
-    pipeline is offloaded anew, whichever components were, and how; after an error nothing is.
+    offload, which was never requested. Or the next run raises, since the components cannot be offloaded this way.
+Cause: ``_func_optionally_disable_offloading`` treats every root hook of class ``AlignDevicesHook`` as sequential
+    offload, also one that only aligns inputs. ``accelerate.dispatch_model`` puts such a hook on a model that is spread
+    over several GPUs, and in older releases on every 8-bit model. The removed hooks are not restored: the whole
+    pipeline is offloaded again, regardless of which components were offloaded and how; after an error nothing is
+    offloaded.
 Upstream: diffusers issues 10914, 7539, 11648, PRs 8750, 14271; open.
-Patch: while a LoRA is loaded into a pipeline, the models that can have one give up their offloading hooks and get the
-    very same ones back, new layers included; the others are not touched, and upstream's function has nothing to find.
-    Called by itself it no longer sees the hooks that do not offload.
+Patch: while a LoRA is loaded into a pipeline, the offloading hooks of the models that can have a LoRA are removed, and
+    then the same hooks are restored, for new layers too. The other models are not touched, and upstream's function
+    finds no hooks. When it is called directly, it ignores hooks that do not offload.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FIX = Fix(
 
 
 def broken(lora_pipeline: ModuleType) -> bool:
-    """Ask upstream's function about a pipeline whose only component has a hook that aligns inputs."""
+    """Call upstream's function with a pipeline whose only component has a hook that aligns inputs."""
     import torch
     from accelerate.hooks import AlignDevicesHook
 
@@ -59,7 +60,7 @@ def broken(lora_pipeline: ModuleType) -> bool:
 
 
 class Pipeline:
-    """What upstream's function sees of a pipeline."""
+    """A stand-in for a pipeline, with what upstream's function reads."""
 
     def __init__(self, components, hf_device_map=None):
         self.components = components
@@ -106,7 +107,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
 
 
 def only_aligns(component) -> bool:
-    """Whether a component, which may be anything, has a hook of its own that leaves its weights where they are."""
+    """Whether a component, which may be any object, has its own hook, and that hook does not move its weights."""
     from accelerate.hooks import AlignDevicesHook
 
     first = next(accelerate_hooks(component), None)
@@ -114,7 +115,7 @@ def only_aligns(component) -> bool:
 
 
 def _detection():
-    """Where upstream's function is: of the module from 0.33.0 on, before that of the mixin."""
+    """The owner of upstream's function: the module from 0.33.0 on, before that the mixin."""
     from diffusers.loaders import lora_base
 
     name = "_func_optionally_disable_offloading"

@@ -1,4 +1,4 @@
-"""A sequentially offloaded pipeline says that it is on ``meta``.
+"""A sequentially offloaded pipeline reports ``meta`` as its device.
 
 Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" from a pipeline that sends its inputs to
 ``self.device`` instead of ``self._execution_device`` (LongCat-Image, SEGA, LEdits++), and from user code that sends
@@ -6,13 +6,14 @@ its own tensors to ``pipe.device``.
 Cause: ``DiffusionPipeline.device`` is the device of one component, and under ``enable_sequential_cpu_offload`` the
 weights of every component are meta tensors between two forward passes.
 Upstream: diffusers issue 10958. Since 0.40 the property prefers a component that is neither on the CPU nor on meta, so
-that a pipeline with components in several places answers with the accelerator on which it computes.
-Patch: components that an offloading hook holds have no say, as they take inputs from any device; upstream's own rule is
-asked about the others. If all are held, the answer is the execution device of the first.
+    that a pipeline with components on several devices returns the accelerator on which it computes.
+Patch: components whose weights an offloading hook holds are ignored, since they accept inputs from any device;
+    upstream's own rule is applied to the others. If all are held by hooks, the result is the execution device of the
+    first.
 
 This is more than ``diffusers-meta-component-device`` and its twin, which patch the components: with those alone, an
-offloaded text encoder that runs on cuda:1 could outvote the transformer that lies on cuda:0, where today meta does not
-count. Every condition on the device of a pipeline was read, in 12 releases from 0.31.0 to 0.42.1: none needs meta.
+offloaded text encoder that runs on cuda:1 could take precedence over the transformer on cuda:0, while today meta does
+not count. We read every condition on the device of a pipeline in 12 releases from 0.31.0 to 0.42.1: none needs meta.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ FIX = Fix(
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Does a pipeline whose only component is held by an offloading hook, and says meta, say so too?"""
+    """Does a pipeline whose only component is held by an offloading hook, and reports meta, report meta too?"""
     import torch
 
     from ...offloading.hooks import offloaded_stand_in

@@ -1,19 +1,20 @@
-"""A quantized model is loaded onto the current CUDA device, whatever was asked for.
+"""A quantized model is always loaded onto the current CUDA device, not the requested one.
 
 Symptom: ``from_pretrained(..., quantization_config=..., device_map={"": "cuda:1"})`` raises NotImplementedError
 "Currently, providing `device_map` is not supported for quantized models" ("is automatically inferred" in 0.31.0 and
-0.32.0); without a device_map the model lands on ``torch.cuda.current_device()``, which raises where there is no CUDA.
-Cause: ``ModelMixin.from_pretrained`` refuses the request and says ``param_device = torch.cuda.current_device()``
+0.32.0); without a device_map the model is loaded onto ``torch.cuda.current_device()``, which raises where there is no
+CUDA.
+Cause: ``ModelMixin.from_pretrained`` rejects the request and sets ``param_device = torch.cuda.current_device()``
 (0.31.0: a bare int) for every quantized model.
-Upstream: diffusers issue 10798; 0.33.0 asks the quantizer for a device map and dispatches the model.
-Patch: a request for one device is honoured; without one the model goes to the current device of the accelerator that
-is there, with its index. What cannot be honoured (a device that does not exist, a plan over several) is refused in
-one sentence before anything is allocated. `diffusers_quantfix.loading.device` decides.
+Upstream: diffusers issue 10798; 0.33.0 takes the device map from the quantizer and dispatches the model.
+Patch: the model is loaded onto the requested device; without a request it is loaded onto the current device of the
+    available accelerator, with its index. For a request that cannot be met (a device that does not exist, a plan over
+    several devices) a clear error is raised before anything is allocated. `diffusers_quantfix.loading.device` decides.
 
-The function is 500 lines long, and both spots are in its middle: a wrapper around it knows neither whether the
-checkpoint is quantized (that is in the config which the function fetches) nor can it keep ``torch.cuda`` from being
-asked on a machine without CUDA. So those two spots, and nothing else, are exchanged in the function's own source, and
-it is compiled again with its file name and line numbers: tracebacks and debuggers show upstream's lines.
+The function is 500 lines long, and both places are in its middle. A wrapper around it does not know whether the
+checkpoint is quantized (that is in the config which the function fetches), and cannot prevent the call of
+``torch.cuda`` on a machine without CUDA. So only those two places are replaced in the function's own source, and it is
+compiled again with its file name and line numbers: tracebacks and debuggers show upstream's lines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-param-device",
-    title="A quantized model is loaded onto the current CUDA device, whatever was asked for",
+    title="a quantized model is always loaded onto the current CUDA device, not the requested one",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.31.0,<0.33", "accelerate": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/10798",),
@@ -47,22 +48,22 @@ FIX = Fix(
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Whether ``from_pretrained`` itself asks CUDA for the device (the quantizer does, since 0.33.0)."""
+    """Whether ``from_pretrained`` itself gets the device from CUDA (since 0.33.0 the quantizer does)."""
     return "current_device" in names_used(resolve(modeling_utils, "ModelMixin.from_pretrained"))
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
-    """Exchange the code of ``ModelMixin.from_pretrained``."""
+    """Replace the code of ``ModelMixin.from_pretrained``."""
     function = function_of(resolve(modeling_utils, "ModelMixin.from_pretrained"))
     draft.replace(function, "__code__", _with_chosen_device(function))
 
 
 def _with_chosen_device(function):
-    """The code of ``from_pretrained`` with the refusal of a device_map and the question to CUDA exchanged.
+    """The code of ``from_pretrained`` with the rejection of a device_map and the call of CUDA replaced.
 
     Raises:
-        TargetMissing: the two spots are not there, each once.
-        OSError: the source of diffusers is not there (installed as bytecode only).
+        TargetMissing: one of the two places does not occur exactly once.
+        OSError: the source of diffusers is missing (installed as bytecode only).
     """
     import __future__
 
@@ -98,7 +99,7 @@ def _with_chosen_device(function):
         return " ".join(str(child.value) for child in ast.walk(node) if isinstance(child, ast.Constant))
 
     old = function.__code__
-    # Nothing of this is executed: the decorators only keep the first line where it was.
+    # None of this is executed: the decorators only keep the first line number unchanged.
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     ast.increment_lineno(tree, old.co_firstlineno - 1)
     exchange = Exchange()
@@ -117,7 +118,7 @@ def _with_chosen_device(function):
     return new
 
 
-# Upstream's own checks have brought device_map into the form of a dictionary or a plan by then, or have refused it.
+# By then upstream's own checks have converted device_map to a dictionary or a plan, or have rejected it.
 _REQUEST = """
 from diffusers_quantfix.loading.device import chosen_device as _quantfix_chosen_device
 _quantfix_device = _quantfix_chosen_device(

@@ -4,10 +4,10 @@ Symptom: ``pipe.to(dtype)`` and ``pipe.to(device, dtype)`` with a GGUF, torchao 
     "Casting a quantized model to a new `dtype` is unsupported", with some components cast and moved, others not. With
     a text encoder of transformers it is "The dtype of a weights Tensor cannot be changed" (quanto) in the middle of
     the encoder, or the encoder is silently half cast (torchao).
-Cause: ``DiffusionPipeline.to`` spares components of bitsandbytes only, and passes the dtype on to all others.
+Cause: ``DiffusionPipeline.to`` skips the cast for bitsandbytes components only, and passes the dtype on to all others.
 Upstream: not reported.
-Patch: a quantized component is moved and not cast, whoever quantized it, and a warning says so, as upstream does for
-    bitsandbytes. ``model.to(dtype)`` on a quantized model itself stays refused.
+Patch: a quantized component of any library is moved and not cast, with a warning, as upstream does for bitsandbytes.
+    ``model.to(dtype)`` on a quantized model itself still raises.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Symptom: ``ModularPipeline.to(dtype)`` and ``.to(device, dtype)`` with a GGUF, torchao or quanto model raise ValueError
     "Casting a quantized model to a new `dtype` is unsupported", with some components cast and moved, others not.
-Cause: it spares components of bitsandbytes only, and passes the dtype on to all others.
+Cause: it skips the cast for bitsandbytes components only, and passes the dtype on to all others.
 Upstream: not reported.
-Patch: a quantized component is moved and not cast, and a warning says so. Twin: ``diffusers-quantized-cast``.
+Patch: a quantized component is moved and not cast, with a warning. Twin: ``diffusers-quantized-cast``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Symptom: ``model.dequantize()`` ends in NotImplementedError "QuantizationMethod.
     `dequantize`, please raise an issue on GitHub".
 Cause: ``QuantoQuantizer`` has no ``_dequantize`` of its own.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: it has one: linear layers of torch with the dequantized weights take the place of quanto's.
+Patch: the method is added; it replaces quanto's linear layers by torch's, with the dequantized weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""``load_lora_weights`` of a Flux pipeline whose transformer is quantized by optimum-quanto dies.
+"""``load_lora_weights`` fails for a Flux pipeline whose transformer is quantized by optimum-quanto.
 
 Symptom: ``KeyError: 'single_transformer_blocks.0.attn.to_k.weight'`` in ``load_lora_weights``.
 Cause: ``FluxLoraLoaderMixin._maybe_expand_lora_state_dict`` looks the weights up in ``transformer.state_dict()``, which
 for a layer of quanto holds ``weight._data`` and ``weight._scale`` and no ``weight``. It needs their shapes only.
 Upstream: diffusers issues 10512 (open) and 10550.
-Patch: the method is given a view of the transformer whose ``state_dict()`` has every parameter under its own name too.
+Patch: the method receives a view of the transformer whose ``state_dict()`` also has every parameter under its own name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METHOD = "_maybe_expand_lora_state_dict"
 
 FIX = Fix(
     id="diffusers-quanto-lora",
-    title="load_lora_weights dies where quanto has quantized the Flux transformer",
+    title="load_lora_weights fails where quanto has quantized the Flux transformer",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "optimum-quanto": "", "peft": ""},
     upstream=(
@@ -41,7 +41,7 @@ FIX = Fix(
 
 
 def broken(lora_pipeline: ModuleType) -> bool:
-    """Ask the method about a layer that keeps its weight under another name, as those of quanto do."""
+    """Call the method with a layer that saves its weight under another name, as quanto's layers do."""
     import torch
 
     expand = getattr(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD)
@@ -70,7 +70,7 @@ def _with_every_parameter(wrapped, cls, args, kwargs):
 
 
 class _View:
-    """A model as it is, but for ``state_dict()``."""
+    """A view of a model that differs only in ``state_dict()``."""
 
     def __init__(self, model):
         self._model = model
@@ -79,7 +79,7 @@ class _View:
         return getattr(self._model, name)
 
     def state_dict(self):
-        """What the model gives, and what is missing there of its parameters."""
+        """The model's own state dict, plus the parameters that are missing in it."""
         found = self._model.state_dict()
         for name, parameter in self._model.named_parameters():
             found.setdefault(name, parameter)

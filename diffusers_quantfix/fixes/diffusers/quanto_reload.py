@@ -1,12 +1,12 @@
-"""A model that quanto quantized, saved and loaded by diffusers, is on meta until it is moved.
+"""A model that quanto quantized, saved and loaded by diffusers, reports meta as its device until it is moved.
 
 Symptom: after ``from_pretrained`` of such a checkpoint ``model.device`` is ``meta``; a pipeline on the CPU ends in
-    RuntimeError "Tensor on device cpu is not on the expected device meta!", sequential offload in
-    NotImplementedError "Cannot copy out of meta tensor; no data!". After ``.to(device)`` all is well.
-Cause: the model is made of quantized weights on meta, and ``QuantoQuantizer.create_quantized_param`` puts the loaded
-    tensors inside of them. The device of a tensor subclass is fixed when it is made.
+    RuntimeError "Tensor on device cpu is not on the expected device meta!", sequential offload in NotImplementedError
+    "Cannot copy out of meta tensor; no data!". After ``.to(device)`` it works.
+Cause: the model is created with quantized weights on meta, and ``QuantoQuantizer.create_quantized_param`` puts the
+    loaded tensors inside them. The device of a tensor subclass is fixed when it is created.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: after loading, such weights are made anew, from the tensors that they have.
+Patch: after loading, such weights are rebuilt from their tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _METHOD = "_process_model_after_weight_loading"
 
 
 def broken(quanto_quantizer: ModuleType) -> bool:
-    """Does nothing happen to the weights after loading?"""
+    """Are the weights left unchanged after loading?"""
     return not resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}").__code__.co_names
 
 

@@ -1,12 +1,12 @@
-"""``pipe.to("cuda")`` tears a sequentially offloaded pipeline apart when a component is quantized.
+"""``pipe.to("cuda")`` partially moves a sequentially offloaded pipeline when a component is quantized.
 
 Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.to("cuda")`` after
     ``enable_sequential_cpu_offload()``, with some components moved and others not, where the same call without
-    quantized components says "It seems like you have activated sequential model offloading".
-Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes, since hooks
-    that only align the inputs of such a component look like offloading ones.
+    quantized components raises "It seems like you have activated sequential model offloading".
+Cause: the guard in ``DiffusionPipeline.to`` is skipped when any component was quantized by bitsandbytes, since hooks
+    that only align the inputs of such a component look like offloading hooks.
 Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
-Patch: ask whether a component really is offloaded, and give upstream's own error before anything moves.
+Patch: check whether a component really is offloaded, and raise upstream's own error before anything moves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-sequential-guard",
-    title='pipe.to("cuda") tears a sequentially offloaded pipeline with quantized components apart',
+    title='pipe.to("cuda") partially moves a sequentially offloaded pipeline with quantized components',
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ">=1.1.0", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/diffusers/pull/9840",),
@@ -78,7 +78,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def to(self, *args, **kwargs):
             device = eight_bit.asked_device(args, kwargs)
-            # Without a quantized component, and for a pipeline with a device map, upstream says what is wrong.
+            # Without a quantized component, and for a pipeline with a device map, upstream raises its own error.
             if (
                 device is not None
                 and device.type in _GUARDED
@@ -98,7 +98,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
 
 def _sentence(pipeline):
-    """What upstream says of a sequentially offloaded pipeline that is sent to a GPU."""
+    """Upstream's error message for a sequentially offloaded pipeline that is sent to a GPU."""
     for constant in function_of(resolve(pipeline, "to")).__code__.co_consts:
         if isinstance(constant, str) and _SAYS in constant:
             return constant

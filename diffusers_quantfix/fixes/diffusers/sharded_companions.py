@@ -3,10 +3,11 @@
 Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
     components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
     that ``save_pretrained`` has written, with ``max_shard_size`` or above 10 GB.
-Cause: the files are split wherever the size is reached, and read one at a time. Up to 0.32 they were merged first.
-Upstream: PR 14435 patched the 8-bit part in 0.40.0; transformers issue 40327 is the twin.
-Patch: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
-    found in the headers of the files, before the first is read. Twin: ``transformers-sharded-companions``.
+Cause: the files are split at a given size, without regard to companions, and read one at a time. Up to 0.32 they were
+    merged first.
+Upstream: PR 14435 patched the 8-bit part in 0.40.0; transformers issue 40327 is the same bug there.
+Patch: companions in another file are read together with their weight, and skipped when that other file is read. The
+    keys are found in the headers of the files before the first file is read. Twin: ``transformers-sharded-companions``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _APART = "_quantfix_apart"
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Whether nothing merges the files, neither upstream nor we; a stand-in would have to write and read some."""
+    """Whether neither upstream nor this fix merges the files; a stand-in would have to write and read some."""
     load = resolve(modeling_utils, f"ModelMixin.{_LOAD}")
     if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
         return False

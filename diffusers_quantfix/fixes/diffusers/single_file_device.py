@@ -1,15 +1,15 @@
-"""``from_single_file`` loads a quantized model onto the CPU, whatever ``device_map`` says.
+"""``from_single_file`` loads a quantized model onto the CPU and ignores ``device_map``.
 
 Symptom: ``from_single_file(..., quantization_config=..., device_map="cuda:1")`` silently leaves the model on the CPU
 (0.32.0-0.35.2). From 0.36.0 on ``{"": "cuda:1"}`` does so, after it has allocated the model's size there, ``1`` raises
 "'int' object has no attribute 'items'", and ``"cuda:1"`` raises "does not support `device_map='cuda:1'`".
 Cause: ``FromOriginalModelMixin.from_single_file`` never uses ``device_map`` for the parameters. They go to
 ``torch.device(device) if device else "cpu"``, so that ``device=0`` means the CPU too.
-Upstream: diffusers issue 10798 asks for it; nothing is known for single files.
+Upstream: diffusers issue 10798 requests it; there is no issue about single files.
 Patch: a request for one device, by ``device_map`` or ``device``, becomes upstream's own ``device`` argument, with its
 index. Without a request a bitsandbytes model goes to the current accelerator, as with ``from_pretrained``, on diffusers
-before 0.33, and where the CPU is a dead end: in 8 bits with a bitsandbytes that has no CPU support. Models that are
-not quantized, and all others without a request (GGUF above all), are loaded as before.
+before 0.33, and for 8 bits with a bitsandbytes that has no CPU support. Models that are not quantized, and all others
+without a request (GGUF above all), are loaded as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-single-file-device",
-    title="from_single_file loads a quantized model onto the CPU, whatever device_map says",
+    title="from_single_file loads a quantized model onto the CPU and ignores device_map",
     module="diffusers.loaders.single_file_model",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/10798",),
@@ -37,7 +37,7 @@ FIX = Fix(
 
 
 def broken(single_file_model: ModuleType) -> bool:
-    """Whether the device of the parameters is still chosen without a look at ``device_map``."""
+    """Whether the device of the parameters is still chosen without reading ``device_map``."""
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
     if "param_device" not in function_of(method).__code__.co_varnames:
         return False
@@ -56,7 +56,7 @@ def patch(single_file_model: ModuleType, draft: Draft) -> None:
 
 
 def _with_chosen_device(wrapped, cls, args, kwargs):
-    """``from_single_file`` with ``device_map`` and ``device`` turned into the one ``device`` that is meant."""
+    """``from_single_file`` with ``device_map`` and ``device`` converted to the one requested ``device``."""
     config = kwargs.get("quantization_config")
     if config is None:
         return wrapped(*args, **kwargs)
@@ -66,12 +66,12 @@ def _with_chosen_device(wrapped, cls, args, kwargs):
     if is_plan(device_map) and not is_installed("diffusers", "<0.33"):
         return wrapped(
             *args, **kwargs
-        )  # ignored upstream: a program that passes "auto" in vain goes on working
+        )  # ignored upstream: a program that passes "auto" without effect keeps working
     places = set()
     if device_map is not None:
         places.add(chosen_device(device_map, config, pre_quantized=True))
     if device is not None:
-        places.add(chosen_device(device))  # upstream's own argument: on the CPU it may stay as it is
+        places.add(chosen_device(device))  # upstream's own argument: on the CPU it may stay unchanged
     if len(places) > 1:
         raise ValueError(
             f"device_map={device_map!r} and device={device!r} ask for different devices: pass one of the two."

@@ -1,13 +1,13 @@
 """A LoRA for a quantized text encoder cannot be loaded.
 
 Symptom: ValueError "You cannot cast a bitsandbytes model in a new `dtype`", or from older releases "`.to` is not
-    supported for `4-bit` or `8-bit` bitsandbytes models", from ``load_lora_weights`` with keys for a text encoder.
-    The hooks of the pipeline, taken off before, are lost.
+    supported for `4-bit` or `8-bit` bitsandbytes models", from ``load_lora_weights`` with keys for a text encoder. The
+    hooks of the pipeline, removed before, are lost.
 Cause: ``_load_lora_into_text_encoder`` ends with ``text_encoder.to(device=text_encoder.device,
     dtype=text_encoder.dtype)``. That changes nothing but the new layers, but is refused as a cast.
 Upstream: diffusers issue 11570, closed; the line has not changed.
-Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the dtype that it has takes the new layers
-    along, and no other.
+Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the encoder's own dtype moves the new layers
+    only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _METHOD = "load_lora_into_text_encoder"
 
 
 def broken(lora_pipeline: ModuleType) -> bool:
-    """Does it name a device and a dtype to ``.to``, and are we not around it?"""
+    """Does it pass a device and a dtype to ``.to``, and is it not patched yet?"""
     mixins = _mixins(lora_pipeline)
     if any(written_in(vars(mixin)[_METHOD].__func__, __file__) for mixin in mixins):
         return False

@@ -1,13 +1,13 @@
-"""Loading a textual inversion switches a pipeline to another way of offloading.
+"""Loading a textual inversion changes how a pipeline is offloaded.
 
-Symptom: after ``load_textual_inversion()`` the whole pipeline is under sequential CPU offload, of which nobody had
-    spoken; or under none, where some components were.
-Cause: the same as for a LoRA (``diffusers-lora-offload-flip``), written down a second time: every root hook of class
+Symptom: after ``load_textual_inversion()`` the whole pipeline is under sequential CPU offload, which was never
+    requested; or is not offloaded at all, although some components were.
+Cause: the same as for a LoRA (``diffusers-lora-offload-flip``), in a second copy of the code: every root hook of class
     ``AlignDevicesHook`` counts as sequential offload, the last component that has a hook decides, and the whole
-    pipeline is offloaded anew. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that
+    pipeline is offloaded again. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that
     are on meta.
 Upstream: diffusers issue 7539, PR 8750; open.
-Patch: meanwhile the text encoders give up their offloading hooks and get the very same ones back.
+Patch: during loading, the offloading hooks of the text encoders are removed; then the same hooks are restored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _METHODS = ("load_textual_inversion", "unload_textual_inversion")
 
 
 def broken(textual_inversion: ModuleType) -> bool:
-    """Does it look at the class of the hooks, and are we not around it?"""
+    """Does it check the class of the hooks, and is it not patched yet?"""
     load = resolve(textual_inversion, "TextualInversionLoaderMixin.load_textual_inversion")
     return "AlignDevicesHook" in names_used(load) and not written_in(load, __file__)
 
@@ -51,7 +51,7 @@ def patch(textual_inversion: ModuleType, draft: Draft) -> None:
             components = getattr(self, "components", None)
             if not isinstance(components, dict):
                 return original(self, *args, **kwargs)
-            # Those in the pipeline, and one that was given: nothing else has embeddings of tokens.
+            # The text encoders of the pipeline, and one that was passed: nothing else has token embeddings.
             encoders = [part for part in components.values() if hasattr(part, "get_input_embeddings")]
             encoders += [
                 value for value in (*args, *kwargs.values()) if hasattr(value, "get_input_embeddings")

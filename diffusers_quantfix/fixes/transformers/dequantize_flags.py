@@ -1,11 +1,12 @@
-"""A text encoder that was dequantized still says that it is quantized.
+"""A dequantized text encoder is still marked as quantized.
 
 Symptom: after ``model.dequantize()`` a cast raises "You cannot cast a bitsandbytes model in a new `dtype`", and a
-    pipeline leaves the model as it is; up to 4.46.3 what is saved then cannot be loaded either.
+    pipeline does not cast the model; up to 4.46.3 a model saved afterwards cannot be loaded either.
 Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the flags of bitsandbytes on the model, up to
     4.46.3 also ``config.quantization_config``.
 Upstream: transformers issue 39295; patched in 4.54.0.
-Patch: everything that the quantizer wrote on the model goes when it goes. Twin: ``diffusers-dequantize-flags``.
+Patch: everything that the quantizer set on the model is removed together with the quantizer. Twin:
+    ``diffusers-dequantize-flags``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="transformers-dequantize-flags",
-    title="a dequantized text encoder still says that it is quantized",
+    title="a dequantized text encoder is still marked as quantized",
     module="transformers.quantizers.base",
     claims={"transformers": ">=4.44.2,<4.54"},
     upstream=("https://github.com/huggingface/transformers/issues/39295",),
@@ -34,7 +35,7 @@ FIX = Fix(
 
 
 def broken(base: ModuleType) -> bool:
-    """Dequantize a stand-in that has nothing but what upstream deletes, and the flag."""
+    """Dequantize a stand-in that has only the flag and the attributes that upstream deletes."""
     from types import SimpleNamespace
 
     quantizer_class = resolve(base, "HfQuantizer")

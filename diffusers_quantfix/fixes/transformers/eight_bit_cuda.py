@@ -1,13 +1,13 @@
 """An 8-bit model of transformers refuses ``.cuda()``, and before 5.0 ``.to()`` as well.
 
 Symptom: ValueError "Calling `cuda()` is not supported for `8-bit` quantized models." while ``.to("cuda")`` works;
-    before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so a text encoder in 8 bits stays on
-    the GPU and ``enable_model_cpu_offload`` leaves it out.
-Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 opened ``.to`` only, for bitsandbytes >=
+    before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so a text encoder in 8 bits stays on the
+    GPU and ``enable_model_cpu_offload`` skips it.
+Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 allows ``.to`` only, for bitsandbytes >=
     0.48.0.
 Upstream: transformers PR 43258 (5.0.0) for ``.to``; ``.cuda`` is open.
-Patch: both methods let an 8-bit model go where all of it goes (``bnb-linear8bit-move``), or where it is already. A
-    cast, a model that is spread over devices, an offloaded one: upstream's answer.
+Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
+    that it is on. Upstream handles casts, models that are spread over devices, and offloaded models.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""A transformers model that accelerate offloads says that it is on ``meta``.
+"""A transformers model that accelerate offloads reports ``meta`` as its device.
 
 Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the
 expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends the token ids to
 ``self.text_encoder.device`` (EasyAnimate, LongCat-Image, Ideogram 4, Pix2PixZero, CogView4 before its release), from
 prompt weighting libraries, and from a model's own ``generate`` or ``forward``.
-Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between two forward passes a hook of
-accelerate holds the weights and leaves meta tensors in their place, where nothing can be sent.
-Upstream: diffusers issue 10958; PR 11195 patched the one pipeline that was reported. ``BarkModel.device`` looks for the
-hook's device just like this; ``generate`` works around meta in two places (PR 44848 of transformers).
-Patch: the property asks upstream first; where the answer is meta and an offloading hook holds the weights, it gives the
-hook's execution device, where the inputs belong. A model without such a hook keeps its answer, meta too.
+Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between two forward passes a hook of accelerate
+    holds the weights, and the parameters are meta tensors; nothing can be sent to that device.
+Upstream: diffusers issue 10958; PR 11195 patched the one pipeline that was reported. ``BarkModel.device`` reads the
+    hook's device in the same way; ``generate`` works around meta in two places (PR 44848 of transformers).
+Patch: the property calls upstream first. Where that returns meta and an offloading hook holds the weights, it returns
+    the hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, meta
+    too.
 
-Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. Every condition on
-a model's device was read, in 13 releases from 4.44.2 to 5.23.0; one needs meta. ``generate`` compiles the forward of a
-model with a static cache if its device is a GPU, and leaves an offloaded one alone only because meta is none; the
-compiled forward of an offloaded model crashes, says transformers, which else knows offloading by ``hf_device_map``
-only. So ``get_compiled_call`` goes on answering with the plain call there.
+Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. We read every
+condition on a model's device in 13 releases from 4.44.2 to 5.23.0; one needs meta. ``generate`` compiles the forward of
+a model with a static cache if its device is a GPU. It skips an offloaded model only because meta is not a GPU.
+According to transformers the compiled forward of an offloaded model crashes; elsewhere transformers detects offloading
+by ``hf_device_map`` only. So ``get_compiled_call`` still returns the plain call there.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FIX = Fix(
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Does a model whose only weight is held by an offloading hook say that it is on meta?"""
+    """Does a model whose only weight is held by an offloading hook report meta as its device?"""
     from ...offloading.hooks import offloaded_stand_in
 
     model = offloaded_stand_in(resolve(modeling_utils, "PreTrainedModel"))
@@ -67,7 +68,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
     def make_compiled_call(upstream):
         def get_compiled_call(self, compile_config):
-            # What upstream decided when the device was meta: no, unless someone insists on every device.
+            # As upstream decides for meta: no compile, unless it was requested for all devices.
             insists = getattr(compile_config, "_compile_all_devices", False)
             if not insists and is_held_on_meta(self):
                 return self.__call__

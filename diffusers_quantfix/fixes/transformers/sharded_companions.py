@@ -3,14 +3,14 @@
 Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
     components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
     that ``save_pretrained`` has written, with ``max_shard_size`` or above 5 GB.
-Cause: the files are split wherever the size is reached, and read one at a time; the quantizers look for the companions
-    of a weight among what came from its file.
-Upstream: issue 40327; from 4.57.1 on the quantizers keep what came until the rest comes. 4.57.0, which was yanked,
-    does so too: the claim covers it, the probe finds it healthy.
-Patch: what a weight needs from another file is read with it, and left out where it stands. Which keys that are is
-    found in the headers of the files, before the first is read, and goes with their paths to ``load_state_dict``:
-    all releases read each file there, before any key is renamed, also in threads of their own.
-    Twin: ``diffusers-sharded-companions``.
+Cause: the files are split at a given size, without regard to companions, and read one at a time; the quantizers look
+    for the companions of a weight only in the file of the weight.
+Upstream: issue 40327; from 4.57.1 on the quantizers keep the parts that were read until the rest is read. 4.57.0, which
+    was yanked, does so too: the claim covers it, and the probe finds it healthy.
+Patch: companions in another file are read together with their weight, and skipped when that other file is read. The
+    keys are found in the headers of the files before the first file is read, and are passed with the paths to
+    ``load_state_dict``: all releases read each file there, before any key is renamed, also in separate threads. Twin:
+    ``diffusers-sharded-companions``.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _REFUSALS = (
 
 
 class _Path(str):
-    """The path of a file, with what is apart in the checkpoint that it belongs to."""
+    """The path of a file, with the companions of its checkpoint that are in another file than their weight."""
 
     apart: Apart
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Look for what the quantizers say: to ask one, a stand-in would have to import bitsandbytes."""
+    """Look for the quantizers' messages: to call a quantizer, a stand-in would have to import bitsandbytes."""
     load = resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
     if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
         return False
@@ -76,7 +76,7 @@ def _says(modeling_utils, module: str, method: str, refusal: str) -> bool:
     home = f"{modeling_utils.__name__.rpartition('.')[0]}.quantizers.{module}"
     try:
         return any(refusal in text for text in names_used(resolve(sys.modules.get(home), method)))
-    except TargetMissing:  # a fixed release looks for nothing
+    except TargetMissing:  # a fixed release has no such method
         return False
 
 
@@ -84,7 +84,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def load_state_dict(checkpoint_file, *args, **kwargs):
             state_dict = original(checkpoint_file, *args, **kwargs)
-            # On meta it is read for its keys and shapes.
+            # On meta only its keys and shapes are read.
             if not isinstance(checkpoint_file, _Path) or kwargs.get("map_location") == "meta":
                 return state_dict
             return brought_together(state_dict, checkpoint_file.apart)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import CannotShow
+from ..case import CannotReproduce
 
 
 def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotShow("needs an NVIDIA GPU: nothing is warmed up for the CPU")
+        raise CannotReproduce("needs an NVIDIA GPU: nothing is warmed up for the CPU")
 
     import diffusers
 
