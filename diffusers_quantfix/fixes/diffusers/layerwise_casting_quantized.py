@@ -62,11 +62,7 @@ def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
                 return None
             raise ValueError(
                 f"layerwise casting of {type(module).__name__} as a whole would cast the packed weights of "
-<<<<<<< HEAD
-                f"{len(packed)} quantized layers; with skip_modules_pattern, for example its default, they are left out"
-=======
                 f"{len(packed)} quantized layers; pass skip_modules_pattern (for example its default) to skip them"
->>>>>>> h-prose
             )
 
         return apply_layerwise_casting_hook
