@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 
-from ..offloading.hooks import align_hooks, is_group_offloaded, is_sequentially_offloaded
+from ..offloading.hooks import align_hooks, is_group_offloaded, is_sequentially_offloaded, is_spread
 from ..weights.companions import companions
 from ..weights.method import method_of
 
@@ -42,7 +42,7 @@ def can_move(model: Any) -> bool:
     Not a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would leave
     their matrices behind.
     """
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+    if is_spread(model):
         return False
     plain = sys.modules["torch"].nn.Module._apply
     for module in model.modules():

@@ -35,6 +35,7 @@ __all__ = [
     "is_group_offloaded",
     "is_held_on_meta",
     "is_sequentially_offloaded",
+    "is_spread",
     "offload_execution_device",
     "offloaded_stand_in",
 ]
@@ -73,6 +74,12 @@ def is_sequentially_offloaded(module) -> bool:
     for _hook in _offloading_hooks(module):
         return True
     return False
+
+
+def is_spread(module: Any) -> bool:
+    """True if a ``device_map`` has put the parts of ``module`` on more than one place, devices or disk."""
+    places = getattr(module, "hf_device_map", None)
+    return isinstance(places, dict) and len(set(map(str, places.values()))) > 1
 
 
 def is_group_offloaded(module) -> bool:

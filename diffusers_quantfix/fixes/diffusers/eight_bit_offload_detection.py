@@ -86,9 +86,10 @@ def module_is_sequentially_offloaded(module) -> bool:
 
     from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
-    from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded
+    from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded, is_spread
 
-    if any(_check_bnb_status(module)):
+    # A component on several devices cannot be moved either: there upstream's refusal stays.
+    if any(_check_bnb_status(module)) and not is_spread(module):
         return is_sequentially_offloaded(module)
     return upstream_rule(module)
 

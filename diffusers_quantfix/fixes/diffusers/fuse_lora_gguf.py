@@ -14,6 +14,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
+from ...weights.gguf import knows_gguf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ FIX = Fix(
 
 def broken(peft: ModuleType) -> bool:
     """Is there nothing of GGUF in it, and nothing of ours around it?"""
+    if not knows_gguf():
+        return False
     fuse = resolve(peft, "PeftAdapterMixin.fuse_lora")
     return not written_in(fuse, __file__) and not any(
         "gguf" in name.lower()

@@ -16,6 +16,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models import eight_bit
+from ...offloading.hooks import is_spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,12 +84,11 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
         return to
 
     def refuse(name, component, device):
-        places = getattr(component, "hf_device_map", None)
-        if not isinstance(places, dict) or len(set(map(str, places.values()))) < 2:
+        if not is_spread(component):
             return
         if not hasattr(component, "_hf_hook") or not any(pipeline_utils._check_bnb_status(component)):
             return
-        listed = ", ".join(sorted(set(map(str, places.values()))))
+        listed = ", ".join(sorted(set(map(str, component.hf_device_map.values()))))
         raise ValueError(
             f"{name} ({type(component).__name__}) is spread over several devices by its device_map ({listed}), so the"
             f" pipeline cannot be moved to {device}. Load {name} onto one device, for example with"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.gguf import knows_gguf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ FIX = Fix(
 def broken(integrations: ModuleType) -> bool:
     """Ask about a layer whose weight has the class name of GGUF's: is it returned as it is?"""
     import torch
+
+    if not knows_gguf():
+        return False
 
     class GGUFParameter(torch.nn.Parameter):
         pass

@@ -1,0 +1,13 @@
+"""GGUF weights in diffusers.
+
+Upstream: diffusers/quantizers/gguf (``GGUFParameter``), from diffusers 0.32.0 on.
+"""
+
+from __future__ import annotations
+
+
+def knows_gguf() -> bool:
+    """Whether the installed diffusers has GGUF weights; by its version, since peft asks in the middle of an import."""
+    from ..engine.versions import is_installed
+
+    return is_installed("diffusers", ">=0.32.0")
