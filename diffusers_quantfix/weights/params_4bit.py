@@ -21,10 +21,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["UNPACKED", "belongs_to_layer", "follow", "moved", "restore", "unpack", "unpacked_bytes"]
+__all__ = [
+    "UNPACKED",
+    "belongs_to_layer",
+    "follow",
+    "moved",
+    "restore",
+    "tiny_parameter",
+    "unpack",
+    "unpacked_bytes",
+]
 
 # A plain attribute with a QuantState, so that it moves, is copied, pickled and audited like any companion.
 UNPACKED = "_unpacked"
+
+
+def tiny_parameter(modules: Any) -> tuple[Any, Any]:
+    """A quantized nf4 parameter of 64 weights on the CPU, all zeros, and its quant state; for probes.
+
+    Args:
+        modules: ``bitsandbytes.nn.modules``; it need not be imported to its end.
+    """
+    import torch
+
+    from ..engine.probe import resolve
+
+    state = resolve(modules, "QuantState")(
+        absmax=torch.zeros(1),
+        shape=torch.Size((64, 1)),
+        code=torch.zeros(16),
+        blocksize=64,
+        quant_type="nf4",
+        dtype=torch.float32,
+    )
+    packed = torch.zeros(32, 1, dtype=torch.uint8)
+    return modules.Params4bit(packed, quant_type="nf4", quant_state=state, bnb_quantized=True), state
 
 
 def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -49,19 +49,10 @@ def broken(modules: ModuleType) -> bool:
     # Without __init__, which needs a completely imported bitsandbytes.
     layer = layer_class.__new__(layer_class)
     torch.nn.Module.__init__(layer)
-    state = resolve(modules, "QuantState")(
-        absmax=torch.zeros(1),
-        shape=torch.Size((64, 1)),
-        code=torch.zeros(16),
-        blocksize=64,
-        quant_type="nf4",
-        dtype=torch.float32,
-    )
-    packed = torch.zeros(32, 1, dtype=torch.uint8)
-    layer.weight = modules.Params4bit(packed, quant_type="nf4", quant_state=state, bnb_quantized=True)
+    layer.weight, state = params_4bit.tiny_parameter(modules)
     layer.quant_state = state
     saved = {
-        "weight": packed,
+        "weight": layer.weight.data,
         **{f"weight.{key}": value for key, value in state.as_dict(packed=True).items()},
     }
     unexpected: list[str] = []

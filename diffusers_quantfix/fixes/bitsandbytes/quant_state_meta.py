@@ -56,7 +56,7 @@ FIX = Fix(
 def broken(modules: ModuleType) -> bool:
     """Send a small quantized parameter to ``meta`` and back, as accelerate does."""
     resolve(modules, "Params4bit.to")
-    parameter = _parameter(modules)
+    parameter, _ = params_4bit.tiny_parameter(modules)
     offloaded = parameter.to("meta")
     if parameter.quant_state.absmax.is_meta or not offloaded.bnb_quantized:
         return True
@@ -98,19 +98,3 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return result
 
     draft.wrap_plain(resolve(modules, "Params4bit"), "to", make)
-
-
-def _parameter(modules):
-    """A quantized parameter of 64 weights on the CPU."""
-    import torch
-
-    state = resolve(modules, "QuantState")(
-        absmax=torch.zeros(1),
-        shape=torch.Size((64, 1)),
-        code=torch.zeros(16),
-        blocksize=64,
-        quant_type="nf4",
-        dtype=torch.float32,
-    )
-    packed = torch.zeros(32, 1, dtype=torch.uint8)
-    return modules.Params4bit(packed, quant_type="nf4", quant_state=state, bnb_quantized=True)

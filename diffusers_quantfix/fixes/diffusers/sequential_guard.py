@@ -15,6 +15,7 @@ from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
 from ...models import eight_bit
+from ...models.guarded import gets_past_the_guard, mark_as_4bit
 from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
 
 TYPE_CHECKING = False
@@ -42,29 +43,12 @@ def broken(pipeline_utils: ModuleType) -> bool:
     """Send a pipeline with one component, 4-bit and offloaded, to a GPU, as far as the guard."""
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
     _sentence(pipeline)
-    component = _offloaded_4bit_model(pipeline_utils)
+    component = _offloaded_4bit_model()
     if component is None:
         return False
 
-    class Unguarded(Exception):
-        pass
-
-    class Pipeline:
-        hf_device_map = None
-
-        def __init__(self):
-            self.components = {"transformer": component}
-
-        def _is_pipeline_device_mapped(self):
-            return False
-
-        def _get_signature_keys(self, obj):
-            raise Unguarded
-
     try:
-        pipeline.to(Pipeline(), "cuda")
-    except Unguarded:
-        return True
+        return gets_past_the_guard(pipeline, component)
     except ValueError as error:
         if _SAYS not in str(error):
             raise
@@ -105,13 +89,8 @@ def _sentence(pipeline):
     raise TargetMissing("DiffusionPipeline.to has no guard against sequential offload")
 
 
-def _offloaded_4bit_model(pipeline_utils):
+def _offloaded_4bit_model():
     import torch
-    from diffusers.quantizers.quantization_config import QuantizationMethod
 
     component = offloaded_stand_in(torch.nn.Module)
-    if component is not None:
-        component.is_quantized = component.is_loaded_in_4bit = True
-        component.is_loaded_in_8bit = False
-        component.quantization_method = QuantizationMethod.BITS_AND_BYTES
-    return component
+    return None if component is None else mark_as_4bit(component)

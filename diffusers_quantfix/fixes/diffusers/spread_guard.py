@@ -16,6 +16,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models import eight_bit
+from ...models.guarded import gets_past_the_guard, mark_as_4bit
 from ...offloading.hooks import is_spread
 
 TYPE_CHECKING = False
@@ -43,28 +44,10 @@ def broken(pipeline_utils: ModuleType) -> bool:
     if component is None:
         return False
 
-    class Unguarded(Exception):
-        pass
-
-    class Pipeline:
-        hf_device_map = None
-
-        def __init__(self):
-            self.components = {"text_encoder": component}
-
-        def _is_pipeline_device_mapped(self):
-            return False
-
-        def _get_signature_keys(self, obj):
-            raise Unguarded
-
     try:
-        resolve(pipeline_utils, "DiffusionPipeline").to(Pipeline(), "cuda")
-    except Unguarded:
-        return True
+        return gets_past_the_guard(resolve(pipeline_utils, "DiffusionPipeline"), component)
     except ValueError:
         return False
-    return False
 
 
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
@@ -104,12 +87,8 @@ def _spread_4bit_model():
     if not hasattr(hooks, "AlignDevicesHook"):
         return None
     import torch
-    from diffusers.quantizers.quantization_config import QuantizationMethod
 
     component = torch.nn.Module()
     component._hf_hook = hooks.AlignDevicesHook(io_same_device=True)
     component.hf_device_map = {"one": 0, "two": 1}
-    component.is_quantized = component.is_loaded_in_4bit = True
-    component.is_loaded_in_8bit = False
-    component.quantization_method = QuantizationMethod.BITS_AND_BYTES
-    return component
+    return mark_as_4bit(component)
