@@ -23,6 +23,7 @@ from ...weights import companions, params_4bit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -100,7 +101,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(modules, "Params4bit"), "to", make)
 
 
-def _parameter(modules):
+def _parameter(modules: ModuleType) -> Any:
     """A quantized parameter of 64 weights on the CPU."""
     import torch
 

@@ -20,6 +20,7 @@ from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -97,7 +98,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(pipeline, "to", make)
 
 
-def _sentence(pipeline):
+def _sentence(pipeline: Any) -> str:
     """Upstream's error message for a sequentially offloaded pipeline that is sent to a GPU."""
     for constant in function_of(resolve(pipeline, "to")).__code__.co_consts:
         if isinstance(constant, str) and _SAYS in constant:
@@ -105,7 +106,7 @@ def _sentence(pipeline):
     raise TargetMissing("DiffusionPipeline.to has no guard against sequential offload")
 
 
-def _offloaded_4bit_model(pipeline_utils):
+def _offloaded_4bit_model(pipeline_utils: ModuleType) -> Any:
     import torch
     from diffusers.quantizers.quantization_config import QuantizationMethod
 
