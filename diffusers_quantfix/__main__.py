@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+from types import ModuleType
 
 from . import __version__
 from .commands.terminal import fit_terminal
@@ -128,7 +129,7 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _module(name: str):  # type: ignore[no-untyped-def]
+def _module(name: str) -> ModuleType:
     # Each command is imported when it is called: `check` may not pay for `verify`.
     return importlib.import_module(f"{__package__}.commands.{name}")
 

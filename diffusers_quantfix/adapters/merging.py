@@ -100,7 +100,7 @@ def _within(at_hand: Callable[[], Any], original: Callable[..., Any]) -> Callabl
 
 def _unhooked(layer: Any) -> Any:
     """Sequential offload: the weights are in the hooks."""
-    return hooks_aside(layer, device=offload_execution_device(layer))  # type: ignore[no-untyped-call]
+    return hooks_aside(layer, device=offload_execution_device(layer))
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def align_hooks(module: Any) -> Iterator[Any]:
             yield hook
 
 
-def is_sequentially_offloaded(module) -> bool:
+def is_sequentially_offloaded(module: Any) -> bool:
     """True if an accelerate hook keeps weights of ``module``, or of any submodule, away from their device.
 
     ``module`` may be anything (a pipeline's tokenizer, scheduler, None): what is no ``torch.nn.Module`` has no weights
@@ -82,7 +82,7 @@ def is_spread(module: Any) -> bool:
     return isinstance(places, dict) and len(set(map(str, places.values()))) > 1
 
 
-def is_group_offloaded(module) -> bool:
+def is_group_offloaded(module: Any) -> bool:
     """True if group offloading of diffusers moves weights in the tree of ``module``, which may be anything."""
     offloading = sys.modules.get("diffusers.hooks.group_offloading")
     enabled = getattr(offloading, "_is_group_offload_enabled", None)
@@ -90,7 +90,7 @@ def is_group_offloaded(module) -> bool:
     return enabled is not None and isinstance(module, sys.modules["torch"].nn.Module) and enabled(module)
 
 
-def offload_execution_device(module):
+def offload_execution_device(module: Any) -> Any:
     """The ``torch.device`` on which the offloaded weights of ``module`` are used, None if nothing is offloaded.
 
     The device is that of the first offloading hook in the tree, in the order of ``module.parameters()``: the device on
@@ -118,9 +118,9 @@ def device_past_meta(upstream: property) -> property:
     """
     if not isinstance(upstream, property):
         raise TargetMissing("the device of a model is no property")
-    first_device = upstream.fget
+    first_device: Any = upstream.fget
 
-    def device(self):
+    def device(self: Any) -> Any:
         answer = first_device(self)
         # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
         if answer.type != "meta":
@@ -130,7 +130,7 @@ def device_past_meta(upstream: property) -> property:
     return property(device, doc=upstream.__doc__)
 
 
-def is_held_on_meta(module) -> bool:
+def is_held_on_meta(module: Any) -> bool:
     """True if ``module`` seems to be on ``meta``, because an offloading hook holds its weights for now.
 
     The first parameter (or buffer, without parameters) decides, as it does for the ``device`` of a model. False for an
@@ -145,13 +145,13 @@ def is_held_on_meta(module) -> bool:
     return False
 
 
-def offloaded_stand_in(cls):
+def offloaded_stand_in(cls: Any) -> Any:
     """A bare instance of the ``torch.nn.Module`` class ``cls`` with one weight, as if accelerate had offloaded it.
 
     For probes: no config is needed, nothing is allocated (the weight is on meta), no forward can be run. Its hook
     runs on the CPU. None where accelerate is not loaded, and nothing can be offloaded.
     """
-    hooks = sys.modules.get("accelerate.hooks")
+    hooks: Any = sys.modules.get("accelerate.hooks")
     if not hasattr(hooks, "AlignDevicesHook"):
         return None
     import torch

@@ -21,7 +21,9 @@ from ...offloading.hooks import accelerate_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -51,7 +53,7 @@ def broken(hooks: ModuleType) -> bool:
     layer = torch.nn.Linear(1, 1, bias=False)
     hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True)
     resolve(hooks, "add_hook_to_module")(layer, hook)
-    return layer.state_dict()["weight"].is_meta
+    return bool(layer.state_dict()["weight"].is_meta)
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
@@ -79,7 +81,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(hooks, "remove_hook_from_module", make_remove)
 
 
-def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
+def fill_from_weights_map(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """Replace the meta tensors of ``module`` in ``state_dict`` by the tensors that its offloading hooks hold in memory.
 
     If it stays on a module (because the caller uses upstream's ``remove_hook_from_module``), it does nothing.
@@ -102,7 +104,7 @@ def fill_from_weights_map(module, state_dict, prefix, local_metadata) -> None:
                         state_dict[prefix + full_name] = stored.detach()
 
 
-def _entries(name, parameter):
+def _entries(name: str, parameter: Any) -> Iterator[str]:
     """The entries of a state dict for one parameter: quanto flattens its weights into their parts."""
     if any(cls.__name__ == "QTensor" for cls in type(parameter).__mro__):
         pending = [(name, parameter)]
@@ -118,14 +120,14 @@ def _entries(name, parameter):
         yield name
 
 
-def _offloading(module):
+def _offloading(module: Any) -> Iterator[Any]:
     """Yield the hooks of ``module`` itself that keep weights in a weights map."""
     for hook in accelerate_hooks(module):
         if getattr(hook, "offload", False) and getattr(hook, "weights_map", None) is not None:
             yield hook
 
 
-def _in_memory(weights, name):
+def _in_memory(weights: Any, name: str) -> Any:
     """The tensor ``name`` of a weights map; None when it has none, or has it on disk."""
     while not isinstance(weights, dict):
         if hasattr(weights, "dataset"):  # PrefixedDataset

@@ -20,7 +20,9 @@ from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -108,7 +110,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(hooks, "AlignDevicesHook"), "init_hook", make_init)
 
 
-class AssembledWeights(Mapping):
+class AssembledWeights(Mapping[str, object]):
     """A weights map that also has the quanto weights, whose parts alone are in ``weights_map``.
 
     Args:
@@ -116,13 +118,13 @@ class AssembledWeights(Mapping):
         recipes: the name of each weight -> how to assemble it from its parts.
     """
 
-    def __init__(self, weights_map, recipes) -> None:
+    def __init__(self, weights_map: Any, recipes: dict[str, Any]) -> None:
         # The attribute names of PrefixedDataset, by which other code finds the underlying maps.
         self.dataset = getattr(weights_map, "dataset", weights_map)
         self.prefix = getattr(weights_map, "prefix", "")
         self.recipes = recipes
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str) -> Any:
         try:
             return self.dataset[self.prefix + key]
         except KeyError:
@@ -130,7 +132,7 @@ class AssembledWeights(Mapping):
                 raise
         return self.assembled(self.recipes[key], self.prefix + key)
 
-    def assembled(self, recipe, name):
+    def assembled(self, recipe: Any, name: str) -> Any:
         cls, meta, parts = recipe
         tensors = {
             part: self.dataset[f"{name}.{part}"]
@@ -140,14 +142,14 @@ class AssembledWeights(Mapping):
         }
         return cls.__tensor_unflatten__(tensors, meta, None, None)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter([name for name in self.dataset if name.startswith(self.prefix)])
 
     def __len__(self) -> int:
         return len(self.dataset)
 
 
-def recipe(tensor):
+def recipe(tensor: Any) -> tuple[Any, ...]:
     """How to assemble ``tensor`` from its parts: (class, meta data, part -> None for a tensor, or its own recipe)."""
     import torch
 
@@ -160,7 +162,7 @@ def recipe(tensor):
     )
 
 
-def plain(weight):
+def plain(weight: Any) -> Any:
     """The weight packed as in a state dict, not for a kernel."""
     if type(weight).__name__ in _PLAIN_CLASSES:
         return weight
@@ -168,6 +170,6 @@ def plain(weight):
     return weight.weight_qbytes_tensor() if is_8bit else weight.weight_qbits_tensor()
 
 
-def is_quantized(tensor) -> bool:
+def is_quantized(tensor: Any) -> bool:
     """Whether ``tensor`` is a weight of quanto."""
     return any(cls.__name__ == "QTensor" for cls in type(tensor).__mro__)

@@ -25,7 +25,9 @@ from ...weights import params_4bit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -63,7 +65,7 @@ def broken(modules: ModuleType) -> bool:
     )
 
 
-def forgets(pack, unpack, modules) -> bool:
+def forgets(pack: Callable[..., Any], unpack: Callable[..., Any], modules: ModuleType) -> bool:
     """Whether ``unpack`` does not restore the input of ``pack``; needs no CPU feature."""
     import torch
 
@@ -116,7 +118,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(params4bit, "__getstate__", first_unpack)
 
 
-def wrap_functions(functional, draft, is_watched) -> None:
+def wrap_functions(functional: ModuleType, draft: Draft, is_watched: Callable[[], bool]) -> None:
     """Wrap the functions of ``bitsandbytes.functional`` that repack, undo the repacking, and read what may be repacked.
 
     Args:
@@ -164,7 +166,7 @@ def wrap_functions(functional, draft, is_watched) -> None:
     draft.wrap_plain(functional, "dequantize_4bit", make_dequantize)
 
 
-def make_matmul(original):
+def make_matmul(original: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel computes no gradients and does not run on a GPU, where ``parameter.data`` alone may put a weight."""
     import torch
 

@@ -47,7 +47,7 @@ def broken(modules: ModuleType) -> bool:
         return False
     weight.CB = weight.data
     # Older releases leave CB on the old device, and quantize int8 data when it moves to a GPU: bnb-int8-requantize.
-    return weight.to("meta").CB.is_meta
+    return bool(weight.to("meta").CB.is_meta)
 
 
 def patch(modules: ModuleType, draft: Draft) -> None:

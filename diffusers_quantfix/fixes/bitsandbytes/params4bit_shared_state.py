@@ -19,6 +19,7 @@ from ...weights import companions, params_4bit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -41,7 +42,9 @@ def broken(modules: ModuleType) -> bool:
 
     resolve(modules, "Params4bit.to")
 
-    class QuantState(resolve(modules, "QuantState")):
+    base: Any = resolve(modules, "QuantState")
+
+    class QuantState(base):
         asked = False
 
         def to(self, device):

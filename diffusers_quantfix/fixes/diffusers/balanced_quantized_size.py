@@ -75,7 +75,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             token = _measured.set([])
             try:
                 plan = original(*args, **kwargs)
-                measured = _measured.get()
+                measured = _measured.get() or []
             finally:
                 _measured.reset(token)
             slow = [name for name in measured if isinstance(plan, dict) and plan.get(name) == "cpu"]
@@ -110,7 +110,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(home, "_load_empty_model", make_empty)
 
 
-def quantization_of(model, name, folder):
+def quantization_of(model: Any, name: str, folder: str) -> Any:
     """The quantization config of a component: its own, if it was saved quantized, else the pipeline's for it."""
     import json
     import os
@@ -132,5 +132,5 @@ def quantization_of(model, name, folder):
     )
 
 
-def _home():
+def _home() -> ModuleType:
     return sys.modules["diffusers.pipelines.pipeline_loading_utils"]

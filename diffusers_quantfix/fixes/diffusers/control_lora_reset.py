@@ -20,6 +20,7 @@ from ...offloading.suspended import hooks_aside
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -82,7 +83,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(lora_pipeline, "FluxLoraLoaderMixin"), "unload_lora_weights", make)
 
 
-def _below_adapter(model, name):
+def _below_adapter(model: Any, name: str) -> Any:
     """The layer of that name, inside peft's layer if it has one; None if it no longer exists."""
     try:
         layer = model.get_submodule(name)

@@ -27,7 +27,8 @@ from ...engine.probe import function_of, nested_code, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
+    from types import CodeType, ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -75,7 +76,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     draft.replace(to, "__code__", _exchanged(to.__code__, upstream, ours))
 
 
-def module_is_sequentially_offloaded(module) -> bool:
+def module_is_sequentially_offloaded(module: Any) -> bool:
     """What ``DiffusionPipeline.to`` calls for each of its components, which may be any object.
 
     Only the code of this function is used, with the globals of diffusers, so it imports everything that it needs.
@@ -91,15 +92,15 @@ def module_is_sequentially_offloaded(module) -> bool:
     # A component on several devices cannot be moved either: there upstream's refusal stays.
     if any(_check_bnb_status(module)) and not is_spread(module):
         return is_sequentially_offloaded(module)
-    return upstream_rule(module)
+    return bool(upstream_rule(module))
 
 
-def _exchanged(code, old, new):
+def _exchanged(code: CodeType, old: CodeType, new: CodeType) -> CodeType:
     """``code`` with the nested code object ``old`` replaced by ``new``."""
     return code.replace(co_consts=tuple(new if const is old else const for const in code.co_consts))
 
 
-def _dispatched_8bit_model():
+def _dispatched_8bit_model() -> SimpleNamespace:
     """A stand-in for a model that bitsandbytes quantized and accelerate dispatched to one device."""
     from accelerate.hooks import AlignDevicesHook
     from diffusers.quantizers.quantization_config import QuantizationMethod

@@ -17,6 +17,7 @@ from ...engine.probe import resolve, written_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -88,7 +89,9 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer"), "create_quantized_param", make)
 
 
-def changed(args, kwargs, position, name, value):
+def changed(
+    args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with another value for one of them, if it was given at all."""
     if name in kwargs:
         return args, {**kwargs, name: value}

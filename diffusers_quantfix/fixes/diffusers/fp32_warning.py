@@ -14,7 +14,7 @@ from ...engine.probe import resolve, texts_of, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
+    from types import CodeType, ModuleType
 
     from ...engine.draft import Draft
 
@@ -44,7 +44,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     return False
 
 
-def _source(code) -> str:
+def _source(code: CodeType) -> str:
     """The lines of a function; ``inspect.getsource`` would parse the file, which takes each import 15 ms."""
     import linecache
 

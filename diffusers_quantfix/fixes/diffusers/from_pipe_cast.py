@@ -22,6 +22,7 @@ from ...models import casting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -40,7 +41,7 @@ FIX = Fix(
 )
 
 # The dtypes to which ``from_pipe`` casts its new pipeline, in this thread or task; None outside of ``from_pipe``.
-_held: ContextVar[list | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
+_held: ContextVar[list[Any] | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
 
 
 def broken(pipeline_utils: ModuleType) -> bool:

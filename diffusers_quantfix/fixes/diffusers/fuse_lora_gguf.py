@@ -19,6 +19,7 @@ from ...weights.gguf import knows_gguf
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -66,7 +67,7 @@ def patch(peft: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(peft, "PeftAdapterMixin"), "fuse_lora", make)
 
 
-def is_gguf(layer) -> bool:
+def is_gguf(layer: Any) -> bool:
     """Whether it is a layer of peft over one with a GGUF weight."""
     utils = sys.modules.get("peft.tuners.tuners_utils")
     if utils is None or not isinstance(layer, utils.BaseTunerLayer):

@@ -55,7 +55,7 @@ def broken(lora_base: ModuleType) -> bool:
         transformer = model
 
     Pipeline().unfuse_lora(components=["transformer"])
-    return model.layer.met_meta
+    return bool(model.layer.met_meta)
 
 
 def patch(lora_base: ModuleType, draft: Draft) -> None:

@@ -39,7 +39,7 @@ def broken(peft: ModuleType) -> bool:
 
     model = offloaded_adapter_layer(type("Model", (torch.nn.Module, mixin), {}))
     model.unfuse_lora()
-    return model.layer.met_meta
+    return bool(model.layer.met_meta)
 
 
 def patch(peft: ModuleType, draft: Draft) -> None:

@@ -20,6 +20,7 @@ from ...offloading.groups import version_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -58,7 +59,7 @@ def broken(group_offloading: ModuleType) -> bool:
         group.offload_()
     except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
         return not hasattr(cls.offload_, _MARK)
-    return module.buffer.data_ptr() != host.data_ptr()
+    return bool(module.buffer.data_ptr() != host.data_ptr())
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
@@ -88,8 +89,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(group, "offload_", make_offload)
 
 
-def module_buffers(group) -> tuple:
-    known = vars(group).get(_BUFFERS)
+def module_buffers(group: Any) -> tuple[Any, ...]:
+    known: tuple[Any, ...] | None = vars(group).get(_BUFFERS)
     if known is None:
         found = {id(buffer): buffer for module in group.modules for buffer in module.buffers()}
         known = tuple(buffer for buffer in found.values() if buffer in group.cpu_param_dict)
@@ -97,7 +98,7 @@ def module_buffers(group) -> tuple:
     return known
 
 
-def take_buffers_back(group, buffers) -> None:
+def take_buffers_back(group: Any, buffers: Any) -> None:
     inference_mode = sys.modules["torch"].inference_mode
     versions = vars(group).pop(_VERSIONS, {})
     for buffer in buffers:

@@ -25,6 +25,7 @@ from ...offloading.group_tensors import rejoin
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -77,7 +78,7 @@ def broken(group_offloading: ModuleType) -> bool:
         state = layer.state_dict()
     except Exception:
         return False
-    return state["weight"].data_ptr() != before[0]
+    return bool(state["weight"].data_ptr() != before[0])
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
@@ -125,7 +126,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(hook, "deinitalize_hook", make_deinitialize)
 
 
-def check_file(group) -> None:
+def check_file(group: Any) -> None:
     """Before the first offload: a file that exists already has to hold these tensors.
 
     Raises:
@@ -144,7 +145,7 @@ def check_file(group) -> None:
         raise ValueError(_OTHER_TENSORS.format(path))
 
 
-def restore(group) -> None:
+def restore(group: Any) -> None:
     """Restore the tensors of ``group`` on the offload device, and delete the file if the group wrote it.
 
     Afterwards its modules are ordinary modules.
@@ -171,7 +172,7 @@ def restore(group) -> None:
         os.remove(group.safetensors_file_path)
 
 
-def fill_from_disk(module, state_dict, prefix, local_metadata) -> None:
+def fill_from_disk(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """Replace the tensors of ``module`` itself in ``state_dict`` by those in the file of its group."""
     group = vars(module).get(_GROUP)
     if group is None or not vars(group).get(_IS_EMPTY):
@@ -186,7 +187,7 @@ def fill_from_disk(module, state_dict, prefix, local_metadata) -> None:
                 state_dict[prefix + name] = file.get_tensor(key)
 
 
-def owners(group) -> list:
+def owners(group: Any) -> list[Any]:
     """The modules that own the tensors of ``group``."""
     trees = [*group.modules, *([group.offload_leader] if group.parameters or group.buffers else [])]
     found = {}

@@ -17,6 +17,7 @@ from ...engine.probe import resolve
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -49,7 +50,7 @@ def broken(layerwise_casting: ModuleType) -> bool:
         apply(layer, torch.float16, torch.float32, False)
     except ValueError:  # it refuses
         return False
-    return layer.weight.dtype == torch.float16
+    return bool(layer.weight.dtype == torch.float16)
 
 
 def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
@@ -70,13 +71,13 @@ def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(layerwise_casting, "apply_layerwise_casting_hook", make)
 
 
-def _would_be_cast(layer) -> bool:
+def _would_be_cast(layer: Any) -> bool:
     """Whether a cast reaches packed data: integers are left alone by ``module.to(dtype)``."""
     weight = layer._parameters.get("weight")
     if weight is None or not weight.is_floating_point():
         return False
     kind = type(weight)
     if kind.__name__ == "Params4bit":
-        return weight.bnb_quantized
+        return bool(weight.bnb_quantized)
     data = type(weight.data)
     return any(name.startswith("optimum.quanto.") for name in (kind.__module__, data.__module__))

@@ -24,6 +24,7 @@ from ...offloading.suspended import hidden_hooks, hooks_aside
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -62,7 +63,7 @@ def broken(lora_pipeline: ModuleType) -> bool:
 class Pipeline:
     """A stand-in for a pipeline, with what upstream's function reads."""
 
-    def __init__(self, components, hf_device_map=None):
+    def __init__(self, components: Any, hf_device_map: Any = None) -> None:
         self.components = components
         self.hf_device_map = hf_device_map
 
@@ -106,7 +107,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
         draft.wrap_plain(mixin, "load_lora_weights", make_load)
 
 
-def only_aligns(component) -> bool:
+def only_aligns(component: Any) -> bool:
     """Whether a component, which may be any object, has its own hook, and that hook does not move its weights."""
     from accelerate.hooks import AlignDevicesHook
 
@@ -114,7 +115,7 @@ def only_aligns(component) -> bool:
     return isinstance(first, AlignDevicesHook) and not is_sequentially_offloaded(component)
 
 
-def _detection():
+def _detection() -> tuple[Any, str]:
     """The owner of upstream's function: the module from 0.33.0 on, before that the mixin."""
     from diffusers.loaders import lora_base
 

@@ -25,6 +25,7 @@ from ...engine.probe import resolve
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -56,7 +57,9 @@ def broken(pipeline_utils: ModuleType) -> bool:
     class Component(torch.nn.Module):  # no ModelMixin: its device may be patched already
         device = torch.device("meta")
 
-    class Pipeline(resolve(pipeline_utils, "DiffusionPipeline")):
+    base: Any = resolve(pipeline_utils, "DiffusionPipeline")
+
+    class Pipeline(base):
         def __init__(self, component):
             self.component = component
 
@@ -72,7 +75,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def make(upstream):
         if not isinstance(upstream, property):
             raise TargetMissing("DiffusionPipeline.device is no property")
-        chosen_device = upstream.fget
+        chosen_device: Any = upstream.fget
 
         def device(self):
             parts = {name: getattr(self, name, None) for name in sorted(self._get_signature_keys(self)[0])}

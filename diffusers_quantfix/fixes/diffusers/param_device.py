@@ -27,7 +27,7 @@ from ...engine.probe import function_of, names_used, nested_code, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
+    from types import CodeType, FunctionType, ModuleType
 
     from ...engine.draft import Draft
 
@@ -58,7 +58,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     draft.replace(function, "__code__", _with_chosen_device(function))
 
 
-def _with_chosen_device(function):
+def _with_chosen_device(function: FunctionType) -> CodeType:
     """The code of ``from_pretrained`` with the rejection of a device_map and the call of CUDA replaced.
 
     Raises:

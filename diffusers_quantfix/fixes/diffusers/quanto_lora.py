@@ -14,7 +14,9 @@ from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -61,7 +63,9 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     draft.wrap_wrapt(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD, _with_every_parameter)
 
 
-def _with_every_parameter(wrapped, cls, args, kwargs):
+def _with_every_parameter(
+    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     if args:
         args = (_View(args[0]), *args[1:])
     else:
@@ -72,13 +76,13 @@ def _with_every_parameter(wrapped, cls, args, kwargs):
 class _View:
     """A view of a model that differs only in ``state_dict()``."""
 
-    def __init__(self, model):
+    def __init__(self, model: Any) -> None:
         self._model = model
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def state_dict(self):
+    def state_dict(self) -> Any:
         """The model's own state dict, plus the parameters that are missing in it."""
         found = self._model.state_dict()
         for name, parameter in self._model.named_parameters():

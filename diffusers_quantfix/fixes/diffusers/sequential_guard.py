@@ -21,6 +21,7 @@ from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -81,7 +82,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(pipeline, "to", make)
 
 
-def _sentence(pipeline):
+def _sentence(pipeline: Any) -> str:
     """Upstream's error message for a sequentially offloaded pipeline that is sent to a GPU."""
     for constant in function_of(resolve(pipeline, "to")).__code__.co_consts:
         if isinstance(constant, str) and _SAYS in constant:
@@ -89,7 +90,7 @@ def _sentence(pipeline):
     raise TargetMissing("DiffusionPipeline.to has no guard against sequential offload")
 
 
-def _offloaded_4bit_model():
+def _offloaded_4bit_model() -> Any:
     import torch
 
     component = offloaded_stand_in(torch.nn.Module)

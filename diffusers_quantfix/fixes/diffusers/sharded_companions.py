@@ -18,7 +18,9 @@ from ...loading.shards import brought_together, look_ahead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -73,7 +75,9 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(home, "load_model_dict_into_meta", make)
 
 
-def _with_a_look_ahead(wrapped, cls, args, kwargs):
+def _with_a_look_ahead(
+    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     quantizer = kwargs.get("hf_quantizer")
     files = kwargs.get("resolved_model_file", args[_FILES] if len(args) > _FILES else None)
     apart = look_ahead(quantizer, files)

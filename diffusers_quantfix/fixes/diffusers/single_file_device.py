@@ -20,7 +20,9 @@ from ...engine.versions import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -55,7 +57,9 @@ def patch(single_file_model: ModuleType, draft: Draft) -> None:
     )
 
 
-def _with_chosen_device(wrapped, cls, args, kwargs):
+def _with_chosen_device(
+    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """``from_single_file`` with ``device_map`` and ``device`` converted to the one requested ``device``."""
     config = kwargs.get("quantization_config")
     if config is None:
@@ -84,7 +88,7 @@ def _with_chosen_device(wrapped, cls, args, kwargs):
     return wrapped(*args, **kwargs)
 
 
-def _needs_an_accelerator(config) -> bool:
+def _needs_an_accelerator(config: Any) -> bool:
     from diffusers_quantfix.loading.device import is_bitsandbytes, quantizes_on_cpu
 
     return is_bitsandbytes(config) and (

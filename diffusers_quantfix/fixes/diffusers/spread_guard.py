@@ -22,6 +22,7 @@ from ...offloading.hooks import is_spread
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -81,9 +82,9 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(pipeline_utils, "DiffusionPipeline"), "to", make)
 
 
-def _spread_4bit_model():
+def _spread_4bit_model() -> Any:
     """A module without weights whose hook only sends inputs, as accelerate's do where nothing is offloaded."""
-    hooks = sys.modules.get("accelerate.hooks")
+    hooks: Any = sys.modules.get("accelerate.hooks")
     if not hasattr(hooks, "AlignDevicesHook"):
         return None
     import torch

@@ -63,7 +63,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
         draft.wrap_plain(mixin, _METHOD, make)
 
 
-def _mixins(lora_pipeline):
+def _mixins(lora_pipeline: ModuleType) -> list[type]:
     """The classes that load a LoRA into a text encoder, each with a method of its own."""
     resolve(lora_pipeline, f"StableDiffusionLoraLoaderMixin.{_METHOD}")
     mixins = {

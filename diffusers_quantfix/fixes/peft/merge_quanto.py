@@ -21,7 +21,9 @@ from ...engine.probe import function_of, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -65,7 +67,7 @@ def patch(layer: ModuleType, draft: Draft) -> None:
         draft.wrap_plain(cls, "unmerge", make)
 
 
-def _classes(layer):
+def _classes(layer: ModuleType) -> list[type]:
     """Those of linear layers and convolutions: quanto quantizes no others."""
     classes = [
         cls
@@ -77,7 +79,7 @@ def _classes(layer):
     return classes
 
 
-def quanto_layer(adapter):
+def quanto_layer(adapter: Any) -> Any:
     """The frozen layer of quanto below a layer of peft; None if it is another one."""
     module = sys.modules.get("optimum.quanto.nn.qmodule")
     if module is None:
@@ -87,7 +89,7 @@ def quanto_layer(adapter):
 
 
 @contextlib.contextmanager
-def plain_weight(adapter, base):
+def plain_weight(adapter: Any, base: Any) -> Iterator[None]:
     """In the block ``base.weight`` is a plain one; afterwards it is quantized, if adapters came in or went out."""
     import torch
 
@@ -120,7 +122,7 @@ def plain_weight(adapter, base):
         raise
 
 
-def _like(kept, now):
+def _like(kept: Any, now: Any) -> Any:
     """The kept weight, where the weight is now and in its dtype."""
     import torch
 

@@ -21,6 +21,7 @@ from ...weights import quanto_extension
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -74,7 +75,7 @@ def patch(qbytes: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(plain_class, "create", make)
 
 
-def still_packed(*arguments):
+def still_packed(*arguments: Any) -> Any:
     """The Marlin class for data that moved from GPU to GPU: upstream takes it for plain data."""
     from optimum.quanto.tensor.weights.marlin import MarlinF8QBytesTensor
 

@@ -17,7 +17,9 @@ from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -73,7 +75,7 @@ def patch(weights: ModuleType, draft: Draft) -> None:
         draft.wrap_plain(cls, "__torch_dispatch__", make)
 
 
-def classes(weights):
+def classes(weights: ModuleType) -> Iterator[Any]:
     """The classes with a ``__torch_dispatch__`` of their own, without those that this release does not have."""
     import importlib
 

@@ -24,7 +24,9 @@ from ...loading.shards import Apart, brought_together, look_ahead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -70,7 +72,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     return any(_says(modeling_utils, *refusal) for refusal in _REFUSALS)
 
 
-def _says(modeling_utils, module: str, method: str, refusal: str) -> bool:
+def _says(modeling_utils: ModuleType, module: str, method: str, refusal: str) -> bool:
     import sys
 
     home = f"{modeling_utils.__name__.rpartition('.')[0]}.quantizers.{module}"
@@ -95,13 +97,15 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(modeling_utils, "load_state_dict", make)
 
 
-def _with_a_look_ahead(wrapped, cls, args, kwargs):
+def _with_a_look_ahead(
+    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     try:
         bound = inspect.signature(wrapped).bind(*args, **kwargs)
     except TypeError:  # upstream's own error
         return wrapped(*args, **kwargs)
     name = next((name for name in _FILES if name in bound.arguments), "")
-    files = bound.arguments.get(name)
+    files: Any = bound.arguments.get(name)
     apart = look_ahead(bound.arguments.get("hf_quantizer"), files)
     if not apart:
         return wrapped(*args, **kwargs)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     from accelerate import cpu_offload
@@ -9,7 +13,7 @@ def case(work: str) -> str | None:
     from ..models import four_bit
 
     where = four_bit.device()
-    said = []
+    said: list[str] = []
     for name, load, run in (
         ("transformer", four_bit.flux, four_bit.run_flux),
         ("text encoder", four_bit.text_encoder, four_bit.encode),
@@ -32,7 +36,7 @@ def case(work: str) -> str | None:
     return f"three runs of {' and of '.join(said)} under sequential offload on {where} are exact"
 
 
-def _allocated(where) -> int:
+def _allocated(where: Any) -> int:
     """Bytes that tensors hold on a CUDA device; 0 on the CPU, where the weights live anyway."""
     import gc
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
 LAYERS = 64
 
 
-class Counting(dict):
+class Counting(dict[str, object]):
     """A state dict that counts how many of its keys it was asked for, one after the other."""
 
     seen = 0
 
-    def items(self):
+    def items(self) -> Any:
         for pair in super().items():
             self.seen += 1
             yield pair
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         for key in super().__iter__():
             self.seen += 1
             yield key

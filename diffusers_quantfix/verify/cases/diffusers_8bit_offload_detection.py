@@ -8,6 +8,10 @@ from ...engine.versions import is_installed
 from ..case import CannotReproduce
 from ..models import flux
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 WARNING = "cannot run with `cpu` device"
 
 
@@ -35,7 +39,7 @@ def case(work: str) -> str | None:
     return "pipe.to('cpu') says that a float16 pipeline cannot run there"
 
 
-def _warnings_of(call) -> str:
+def _warnings_of(call: Callable[[], object]) -> str:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[assignment]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import os
@@ -23,7 +27,7 @@ def case(work: str) -> str | None:
     return f"dequantized from {how}, saved, loaded and cast; {same} tensors are the same"
 
 
-def _quantized(work):
+def _quantized(work: str) -> tuple[Any, str]:
     """A model that this machine can dequantize without any other patch, and the name of its format."""
     import diffusers
     import torch

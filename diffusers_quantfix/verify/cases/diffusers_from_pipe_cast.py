@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from ..case import CannotReproduce
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import diffusers
@@ -36,5 +40,5 @@ def case(work: str) -> str | None:
     return f"both pipelines share the autoencoder in {vae.dtype}, {after} bytes"
 
 
-def _size(model) -> int:
+def _size(model: Any) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import os
@@ -26,7 +30,7 @@ def case(work: str) -> str | None:
     apart = {"layer.weight": saved.pop("layer.weight")}
     together = {**apart, **saved}
 
-    def load(*parts: dict) -> Model:
+    def load(*parts: dict[str, Any]) -> Model:
         files = [os.path.join(work, f"{number}-of-{len(parts)}.safetensors") for number in range(len(parts))]
         for file, part in zip(files, parts, strict=True):
             save_file(part, file, metadata={"format": "pt"})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import torch
@@ -28,7 +32,7 @@ def case(work: str) -> str | None:
     return f"the LoRA of {len(weights)} matrices is loaded, and changes the embeddings by up to {change:.2g}"
 
 
-def _encode(encoder, where):
+def _encode(encoder: Any, where: Any) -> Any:
     import torch
 
     with torch.no_grad():

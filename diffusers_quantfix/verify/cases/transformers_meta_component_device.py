@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import torch
@@ -24,7 +28,7 @@ def case(work: str) -> str | None:
     return f"the offloaded encoder says {encoder.device}, where it runs; the embeddings of {who} are exact"
 
 
-def _tokenizer():
+def _tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -36,7 +40,7 @@ def _tokenizer():
     return tokenizer
 
 
-def _encode(encoder, work):
+def _encode(encoder: Any, work: str) -> tuple[Any, str]:
     """(embeddings, the name of what made them) for one prompt."""
     import torch
     from transformers import PreTrainedTokenizerFast

@@ -7,10 +7,14 @@ import gc
 from ..case import CannotReproduce
 from . import flux
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 FEATURES = 64
 
 
-def device():
+def device() -> Any:
     """The first CUDA device, else the CPU where bitsandbytes has 8-bit kernels for it.
 
     Raises:
@@ -27,7 +31,7 @@ def device():
     return torch.device("cpu")
 
 
-def cuda_device():
+def cuda_device() -> Any:
     """The first CUDA device.
 
     Raises:
@@ -40,7 +44,7 @@ def cuda_device():
     return torch.device("cuda", 0)
 
 
-def layers(where, count: int = 2):
+def layers(where: Any, count: int = 2) -> Any:
     """A model of 8-bit layers [64, 64], quantized by bitsandbytes on ``where``."""
     import torch
     from bitsandbytes.nn import Linear8bitLt
@@ -50,7 +54,7 @@ def layers(where, count: int = 2):
     return torch.nn.Sequential(*parts).requires_grad_(False).to(where).eval()
 
 
-def run(model, where):
+def run(model: Any, where: Any) -> Any:
     """The output of ``layers(...)``, on the CPU."""
     import torch
 
@@ -59,7 +63,7 @@ def run(model, where):
         return model(inputs.to(where)).cpu()
 
 
-def transformer(work: str, where):
+def transformer(work: str, where: Any) -> Any:
     """A Flux transformer in 8 bits on ``where``, loaded from the folder ``work``."""
     import torch
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
@@ -71,9 +75,9 @@ def transformer(work: str, where):
     )
 
 
-def allocated(where) -> int:
+def allocated(where: Any) -> int:
     """Bytes that are allocated on a CUDA device now."""
     import torch
 
     gc.collect()
-    return torch.cuda.memory_allocated(where)
+    return int(torch.cuda.memory_allocated(where))

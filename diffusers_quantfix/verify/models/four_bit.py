@@ -5,8 +5,12 @@ from __future__ import annotations
 from ..case import CannotReproduce
 from .flux import inputs, transformer
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def device():
+
+def device() -> Any:
     """The first CUDA device, else the CPU where bitsandbytes has 4-bit kernels for it.
 
     Raises:
@@ -25,7 +29,7 @@ def device():
     return torch.device("cpu")
 
 
-def flux(folder: str, where):
+def flux(folder: str, where: Any) -> Any:
     """A FluxTransformer2DModel with two blocks in nf4 on ``where``, loaded from disk.
 
     On a GPU through ``from_pretrained`` with a quantization config. diffusers refuses that without one ("No GPU found.
@@ -51,7 +55,7 @@ def flux(folder: str, where):
     return model.eval()
 
 
-def plain_flux(folder: str):
+def plain_flux(folder: str) -> Any:
     """The same model before it is quantized, in float32 on the CPU; it is saved under ``folder`` the first time."""
     import os
 
@@ -62,7 +66,7 @@ def plain_flux(folder: str):
     return FluxTransformer2DModel.from_pretrained(folder)
 
 
-def linear(layer, where):
+def linear(layer: Any, where: Any) -> Any:
     """A ``Linear4bit`` in nf4 on ``where``, with the weights of a ``torch.nn.Linear``."""
     import torch
     from bitsandbytes.nn import Linear4bit
@@ -74,7 +78,7 @@ def linear(layer, where):
     return quantized.requires_grad_(False).to(where).eval()
 
 
-def run_flux(model, where):
+def run_flux(model: Any, where: Any) -> Any:
     """The prediction of ``flux(...)`` for fixed inputs, on the CPU."""
     import torch
 
@@ -82,7 +86,7 @@ def run_flux(model, where):
         return model(**{name: tensor.to(where) for name, tensor in inputs().items()}).sample.cpu()
 
 
-def text_encoder(folder: str, where):
+def text_encoder(folder: str, where: Any) -> Any:
     """A T5EncoderModel in nf4 on ``where``, through transformers' ``from_pretrained``."""
     import os
 
@@ -101,7 +105,7 @@ def text_encoder(folder: str, where):
     ).eval()
 
 
-def encode(model, where):
+def encode(model: Any, where: Any) -> Any:
     """The embeddings of ``text_encoder(...)`` for fixed tokens, on the CPU."""
     import torch
 
@@ -109,7 +113,7 @@ def encode(model, where):
         return model(torch.tensor([[2, 5, 6, 3]], device=where)).last_hidden_state.cpu()
 
 
-def states_of(model) -> list:
+def states_of(model: Any) -> list[Any]:
     """The quant states of a 4-bit model."""
     found = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
     return [state for state in found if state is not None]

@@ -43,7 +43,7 @@ def run(pipe: Any) -> Any:
 
     from . import four_bit
 
-    return four_bit.run_flux(pipe.transformer, torch.device("cpu"))  # type: ignore[no-untyped-call]
+    return four_bit.run_flux(pipe.transformer, torch.device("cpu"))
 
 
 def offload(model: Any) -> None:
