@@ -307,8 +307,8 @@ class Runner:
             library = found[0].module.partition(".")[0]
             package = __name__.partition(".")[0]
             logger.warning(
-                "the installed %s is newer than this version of %s knows, and a known bug seems to be there (%s), not "
-                "patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
+                "the installed %s is newer than this version of %s supports, and a known bug seems to be there (%s), "
+                "not patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
                 library,
                 package,
                 found[0].id,
