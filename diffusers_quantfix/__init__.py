@@ -1,7 +1,7 @@
 """Patches known bugs of diffusers with quantized models, in affected releases.
 
-``import diffusers_quantfix`` is enough, before or after the libraries.  A fix is installed only where the release
-is claimed and the defect is really there; `status` says for every fix what became of it and why.
+``import diffusers_quantfix`` is enough, before or after the libraries.  A fix is installed only where its claim covers
+the release and its probe finds the defect; `status` prints the state of every fix and the reason.
 
     import diffusers_quantfix as qf
 
@@ -10,10 +10,10 @@ is claimed and the defect is really there; `status` says for every fix what beca
     qf.apply()              # and install it again
 
     qf.audit(pipe)          # every tensor by device, companions of quantized weights included
-    qf.release(pipe)        # free its memory now, whoever still points at it; `releasing` as a context manager
+    qf.release(pipe)        # free its memory now, even if it is still referenced; `releasing` is the context manager
     qf.track(pipe)          # a context manager that samples the memory of a run
 
-Importing this package loads two small modules while none of the libraries is imported.
+As long as none of the libraries is imported, importing this package loads two small modules.
 """
 
 from .first_library import wait, warn
@@ -29,7 +29,7 @@ __all__ = ["__version__", "apply", "audit", "release", "releasing", "revert", "s
 
 
 def wake() -> None:
-    """Activate the package.  No fault of ours breaks an import of anyone, unless that was asked for."""
+    """Activate the package.  An error here never breaks an import of other code, except under ``strict``."""
     try:
         from .activation import activate
 
@@ -44,7 +44,7 @@ def wake() -> None:
 
 wait(wake)
 
-# What is imported when it is asked for, and where it is.
+# Public names that are imported at first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
           "audit": "placement", "release": "memory", "releasing": "memory", "track": "memory"}  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The command line: ``python -m diffusers_quantfix`` and the console script ``diffusers-quantfix``.
 
-Exit codes: 0 all is well, 1 something that applies is not patched, 2 wrong usage, or the answer could not be written;
-each command's ``--help`` says what that means for it.
+Exit codes: 0 success, 1 a defect that applies is not patched, 2 wrong usage, or the output could not be written; each
+command's ``--help`` gives the details.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .commands.terminal import fit_terminal
 from .engine.settings import did_you_mean
 from .user_settings import settings
 
-# A command, which is a module below `commands` of the same name, and what it does.
+# Each command (a module of the same name in `commands`) and what it does.
 COMMANDS = {
-    "status": "what became of every fix here, and why",
+    "status": "the state of every fix here, and the reason",
     "verify": "reproduce each defect on tiny models, without and with the fix",
     "doctor": "what is installed, what does not fit together, which upgrade retires which fix",
-    "explain": "which fix an error message belongs to, and everything that is known of it",
+    "explain": "which fix an error message belongs to, and all details of that fix",
     "check": "the known defects of pinned versions, from requirements and lock files",
     "run": "run a program with the package activated: run app.py ..., run -m module ...",
     "enable": "activate at every start of this environment's interpreter",
-    "disable": "take that back",
+    "disable": "undo `enable`",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["run"]:  # all that follows belongs to the program
+    if arguments[:1] == ["run"]:  # all further arguments belong to the program
         from .commands.run import run
 
         return run(arguments[1:])
@@ -54,9 +54,9 @@ def _answered(arguments: list[str]) -> int:
     try:
         code = _answer(arguments)
         _flush()
-    except BrokenPipeError:  # `... | head`: the reader has enough
+    except BrokenPipeError:  # `... | head`: the reader closed the pipe
         _drop(1)
-        return 141  # as a shell says of a program that SIGPIPE ended
+        return 141  # as a shell reports a program that SIGPIPE ended
     except KeyboardInterrupt:
         print(f"diffusers-quantfix: {arguments[0]} was interrupted", file=sys.stderr)
         return 130
@@ -64,7 +64,7 @@ def _answered(arguments: list[str]) -> int:
         if error.errno is None or error.filename is not None:  # a library's own, or of another file
             raise
         _drop(1)
-        return _refuse(f"the answer could not be written: {error.strerror or error}")
+        return _refuse(f"the output could not be written: {error.strerror or error}")
     return code or (2 if settings().problems else 0)  # activation has reported them
 
 
@@ -91,8 +91,8 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diffusers-quantfix",
         description="Patches known bugs of diffusers with quantized models, in affected releases.",
-        epilog="exit codes: 0 all is well, 1 something that applies is not patched, 2 wrong usage; "
-        "`diffusers-quantfix COMMAND --help` says what that means",
+        epilog="exit codes: 0 success, 1 a defect that applies is not patched, 2 wrong usage; "
+        "`diffusers-quantfix COMMAND --help` gives the details",
     )
     parser.add_argument("--version", action="version", version=f"diffusers_quantfix {__version__}")
     name = arguments[0] if arguments else ""
@@ -118,19 +118,19 @@ def _flush() -> None:
 
 
 def _drop(stream: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # what is left to flush at the end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # for the final flush at exit
 
 
 def _refuse(sentence: str) -> int:
     try:
         print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
-    except OSError:  # standard error is no better
+    except OSError:  # standard error cannot be written either
         _drop(2)
     return 2
 
 
 def _module(name: str) -> ModuleType:
-    # Each command is imported when it is called: `check` may not pay for `verify`.
+    # Each command is imported when it is called: `check` must not pay for `verify`.
     return importlib.import_module(f"{__package__}.commands.{name}")
 
 

@@ -1,7 +1,8 @@
 """Connects the watcher to the fixes; ``diffusers_quantfix.wake`` calls `activate`.
 
 Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixes that need it) is behind
-`diffusers_quantfix.process_runner`, which is imported when the first target arrives or when someone asks.
+`diffusers_quantfix.process_runner`, which is imported when the first target is imported or on the first call of
+`apply`, `revert` or `status`.
 """
 
 import sys
@@ -26,8 +27,8 @@ _the_runner: "Runner | None" = None
 
 
 def activate() -> None:
-    """Watch for the targets, and patch those that are imported already.  Safe to call again, never raises but
-    under ``strict``."""
+    """Watch for the targets, and patch those that are imported already.  Safe to call again; raises only under
+    ``strict``."""
     current = settings()
     _report(current)
     _watcher.replace_earlier_copies()
@@ -39,7 +40,7 @@ def activate() -> None:
 
 
 def apply(*ids: str) -> "Board":
-    """Install the fixes that are wanted, fit and needed; all of them, or those named.
+    """Install the fixes that are enabled, fit the installed releases and are needed; all of them, or those named.
 
     Undoes `revert`, and reads the environment variable again.
 
@@ -50,9 +51,9 @@ def apply(*ids: str) -> "Board":
         The board.
 
     Raises:
-        TypeError: an id is no string.
-        ValueError: an id names no fix.
-        diffusers_quantfix.engine.runner.StrictError: under ``strict``, when a wanted fix failed.
+        TypeError: an id is not a string.
+        ValueError: there is no fix with that id.
+        diffusers_quantfix.engine.runner.StrictError: under ``strict``, when an enabled fix failed.
     """
     wanted = known_ids(ids)
     _report(settings())
@@ -63,9 +64,9 @@ def apply(*ids: str) -> "Board":
 
 
 def revert(*ids: str) -> "Board":
-    """Remove fixes; all of them, or those named.  They stay out until `apply`.
+    """Remove fixes; all of them, or those named.  They stay removed until `apply`.
 
-    What someone else has wrapped over us stays: its state is "overwritten", and the reason names who it is.
+    A patch that other code has wrapped stays installed: its state is "overwritten", and the reason names that code.
 
     Args:
         ids: ids of fixes, as `status` lists them.
@@ -74,8 +75,8 @@ def revert(*ids: str) -> "Board":
         The board.
 
     Raises:
-        TypeError: an id is no string.
-        ValueError: an id names no fix.
+        TypeError: an id is not a string.
+        ValueError: there is no fix with that id.
     """
     unwanted = known_ids(ids)
     if not ids:
@@ -86,7 +87,7 @@ def revert(*ids: str) -> "Board":
 
 
 def status(load: bool = True) -> "Board":
-    """What became of every fix in this process, and why.
+    """The state of every fix in this process, and the reason.
 
     Args:
         load: import the target modules that a final answer needs (they are listed on the board as ``loaded``).
@@ -111,7 +112,7 @@ def _arrived(target: str) -> None:
 
 
 def _guarded(work: "Callable[[], object]") -> None:
-    """Run our work inside someone else's import: no fault of ours goes through, unless the user asked for it."""
+    """Run our work inside another library's import: errors of ours are not raised, except under ``strict``."""
     try:
         work()
     except Exception as error:
@@ -123,24 +124,24 @@ def _guarded(work: "Callable[[], object]") -> None:
 def _runner() -> "Runner":
     global _the_runner
     if _the_runner is None:
-        from .process_runner import RUNNER  # the import system makes sure that there is one
+        from .process_runner import RUNNER  # the import system ensures that there is only one
 
         _the_runner = RUNNER
     return _the_runner
 
 
 def _replaced() -> None:
-    """A later copy of the package has come: leave the libraries to it as they were."""
+    """A later copy of the package replaces this one: remove our patches."""
     if _the_runner is not None:
         _guarded(lambda: _runner().revert(INDEX))
 
 
 def known_ids(ids: tuple[str, ...]) -> list[str]:
-    """The ids of fixes that are meant: those named, or all.
+    """The requested ids: those named, or all.
 
     Raises:
-        TypeError: an id is no string.
-        ValueError: an id names no fix.
+        TypeError: an id is not a string.
+        ValueError: there is no fix with that id.
     """
     for fix_id in ids:
         if not isinstance(fix_id, str):
@@ -158,7 +159,7 @@ def _report(current: "Settings") -> None:
 
 
 def _warn(sentence: str) -> None:
-    """Say it once."""
+    """Log a warning once."""
     if sentence not in _reported:
         _reported.add(sentence)
         warn(sentence)

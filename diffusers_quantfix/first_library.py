@@ -1,11 +1,12 @@
-"""Waits for the first of the libraries: all that the import of this package leaves behind while none is imported.
+"""Waits for the first of the libraries; until then this is all that the import of this package installs.
 
-Most processes that import the package at their start, or through a start-up file, never import one of them: those
-pay for two small modules.  `diffusers_quantfix.activation` comes with the first library, before it is found: the
-package hands `wait` the function that loads it.
+Most processes that import the package at their start, or through a start-up file, never import one of them: those pay
+for two small modules only.  `diffusers_quantfix.activation` is loaded when the first library is imported, before that
+library is found: the package passes the loading function to `wait`.
 
-``os`` and ``sys`` are imported within the functions: what a finder leads to, through the globals of its methods,
-outlives the other modules at the end of the interpreter and is cleared one by one, a percent of a bare start.
+``os`` and ``sys`` are imported within the functions: modules that a finder references through the globals of its
+methods outlive the other modules at the end of the interpreter and are cleared one by one, which costs a percent of a
+bare start.
 """
 
 TYPE_CHECKING = False
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeGuard
 
-# Whatever has a module that is patched; a test holds it against the fixes.
+# Every library with a patched module; a test compares it with the fixes.
 LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "transformers"))
 
 
 class FirstLibrary:
-    """A finder that finds nothing.  When one of the libraries is asked for, it activates the package first.
+    """A finder that finds nothing.  When one of the libraries is imported, it activates the package first.
 
     Args:
         wake: activates the package.
@@ -34,14 +35,14 @@ class FirstLibrary:
             try:
                 self.wake()
             finally:
-                self.woken = True  # not earlier: another thread's library waits as well
+                self.woken = True  # not earlier: an import in another thread has to wait too
 
 
 def wait(wake: "Callable[[], None]") -> None:
-    """Call ``wake`` when the first library is asked for; at once where that cannot wait.
+    """Call ``wake`` when the first library is imported; at once where it cannot wait.
 
-    Settings are read at once, so that a typo in them is reported; libraries may be there already; and an earlier copy
-    of the package, which a program deleted from ``sys.modules``, must give up its place.
+    Settings are read at once, so that a typo in them is reported; libraries may be imported already; and an earlier
+    copy of the package, which a program deleted from ``sys.modules``, must be replaced.
     """
     import os
     import sys
@@ -55,28 +56,29 @@ def wait(wake: "Callable[[], None]") -> None:
 
 
 def waiting() -> bool:
-    """Whether nothing has activated the package yet."""
+    """Whether the package is not activated yet."""
     import sys
 
     return any(_waits(finder) and not finder.woken for finder in sys.meta_path)
 
 
 def give_way(finder: object) -> bool:
-    """Put another finder into the place of the one that waits; False when there is none.
+    """Replace the waiting finder by another one; False when there is none.
 
-    Into its very place: the search that is under way counts the finders, and so may whoever has put one before it.
+    At the same position: the running search counts the finders, and other code that inserted one before it may do so
+    too.
     """
     import sys
 
     for position, here in enumerate(sys.meta_path):
         if _waits(here):
-            sys.meta_path[position] = finder  # type: ignore[call-overload]  # whoever calls it has a finder
+            sys.meta_path[position] = finder  # type: ignore[call-overload]  # every caller passes a finder
             return True
     return False
 
 
 def forget() -> None:
-    """Take away what waits, that of earlier copies of the package as well."""
+    """Remove the waiting finder, and those of earlier copies of the package."""
     import sys
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _waits(finder)]
@@ -88,7 +90,7 @@ def _waits(finder: "Any") -> "TypeGuard[FirstLibrary]":
 
 
 def warn(sentence: str) -> None:
-    """Log it.  Called inside imports of others, at the end of the interpreter too: a fault ends here."""
+    """Log a warning.  Called inside imports of other libraries, and at the end of the interpreter: never raises."""
     try:
         import logging
 

@@ -9,13 +9,13 @@ from .engine.runner import Runner
 from .fixes import DISTRIBUTIONS, INDEX
 from .user_settings import settings
 
-# Not imported: it stands above this module, and is always there first.
+# Not imported here: it depends on this module, and is always loaded first.
 _VERSION = sys.modules[__name__.partition(".")[0]].__version__
 _FIXES = __name__.partition(".")[0] + ".fixes."
 
 
 def _show_debug() -> None:
-    """``debug``: every decision on standard error, whatever the program does with logging."""
+    """``debug``: print every decision on standard error, regardless of the program's logging setup."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     logger = logging.getLogger(__name__.partition(".")[0])

@@ -1,4 +1,4 @@
-"""How reports read: one width, one way to wrap a paragraph, one way to write a number of bytes or a process's end."""
+"""How reports write text: one width, and one function each for a paragraph, a number of bytes and a process's end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
     Args:
         text: the paragraph.
         first: what the first line begins with.
-        rest: what the other lines begin with; as the first line without it.
+        rest: what the other lines begin with; the same as ``first`` by default.
     """
     return textwrap.wrap(
         text,
@@ -30,7 +30,7 @@ def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
 
 
 def process_end(code: int) -> str:
-    """How a process ended, as a sentence: the name of a signal says more than its number."""
+    """How a process ended, as a sentence, with the name of a signal instead of its number."""
     if code < 0:
         import signal
 

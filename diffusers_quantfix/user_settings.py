@@ -1,4 +1,4 @@
-"""The user's settings, as the environment states them now."""
+"""The user's settings, read from the current environment."""
 
 import os
 
@@ -9,7 +9,7 @@ _settings = Settings(os.environ.get(VARIABLE, ""), INDEX, OPTIONS)
 
 
 def settings() -> Settings:
-    """What ``DIFFUSERS_QUANTFIX`` says; read again whenever the variable has changed."""
+    """The settings in ``DIFFUSERS_QUANTFIX``; read again whenever the variable has changed."""
     global _settings
     text = os.environ.get(VARIABLE, "")
     if text != _settings.text:

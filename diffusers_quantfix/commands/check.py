@@ -1,7 +1,7 @@
 """``check FILE...``: the known defects of pinned versions, without importing or fetching anything.
 
-It runs on the files of strangers, in CI: it quotes nothing of them but names, versions and lines of the libraries
-that it knows, reads no file outside their project, and ends in one of three ways whatever they hold.
+It runs in CI on untrusted files: it prints only names, versions and line numbers of known libraries from them, reads no
+file outside their project, and always ends with one of three exit codes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ..advisories.findings import Finding
 
 EXIT_CODES = (
-    f"0 no known defect, or every one is patched by the {SELF} that the same files pin; 1 a defect is not, or there "
-    "is one under --fail-on any; 2 an input that cannot be read or names no requirement, or wrong usage"
+    f"0 no known defect, or each is patched by the {SELF} that the same files pin; 1 a defect is not patched, or there "
+    "is one under --fail-on any; 2 an input that cannot be read or contains no requirement, or wrong usage"
 )
 
 _MARK = 16
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requirements file (with -r, -c), pyproject.toml, uv.lock, poetry.lock, pylock.toml, or - for `pip "
         "freeze` on standard input; several are read as one set",
     )
-    parser.add_argument("--env", action="store_true", help="what is installed in this environment, too")
+    parser.add_argument("--env", action="store_true", help="also check what is installed in this environment")
     parser.add_argument(
         "--format",
         choices=("text", "json", "github", "sarif"),
@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--explain", action="store_true", help="symptom, versions and links of each defect")
     parser.add_argument(
-        "--quiet", action="store_true", help="as text, nothing but the defects for which the check fails"
+        "--quiet",
+        action="store_true",
+        help="in the text format, print only the defects for which the check fails",
     )
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="ID", help="leave this defect out; repeatable"
@@ -68,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         choices=("unpatched", "any"),
         default="unpatched",
-        help=f"any: a defect that the pinned {SELF} patches fails, too",
+        help=f"any: fail also for a defect that the pinned {SELF} patches",
     )
     parser.add_argument(
         "--require-libraries",
         action="store_true",
-        help="exit with 2 when none of the libraries that have known defects is demanded",
+        help="exit with 2 when none of the libraries that have known defects is required",
     )
     parser.add_argument(
         FOLLOW,
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the pins have; the exit code is one of `EXIT_CODES`."""
+    """Print the defects of the pinned versions; the exit code is one of `EXIT_CODES`."""
     if not options.files and not options.env:
         return _refused(options, "name a file to check, - for standard input, or --env")
     try:
@@ -95,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         report = examine(options, ignored)
     except UnreadableInput as error:
         return _refused(options, str(error))
-    # Whatever happens on the input of a stranger, a traceback would end with the code of "affected".
+    # For untrusted input: a traceback would end with the exit code of "affected".
     except Exception as error:
         return _refused(options, f"{called} cannot be read: {type(error).__name__}")
     if not report.requirements:
@@ -121,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
-    """What the inputs have.
+    """The defects of the inputs.
 
     Raises:
         UnreadableInput: one of them cannot be read.
@@ -172,7 +174,7 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
     count = len(report.found)
     open_ = sum(not finding.patched for finding in report.found)
     advice = f": add {SELF}" if open_ else ""
-    explain = "" if options.explain else " (--explain says more)"
+    explain = "" if options.explain else " (details: --explain)"
     return [
         *lines,
         "",
@@ -197,7 +199,7 @@ def _listed(libraries: Iterable[str]) -> str:
 
 
 def _say(text: str) -> None:
-    """Print, names of files that the output cannot encode escaped."""
+    """Print; file names that the output cannot encode are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if text:
         show(text.encode(encoding, "backslashreplace").decode(encoding))

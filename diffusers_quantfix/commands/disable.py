@@ -1,4 +1,4 @@
-"""``disable``: no activation at the start of this environment's interpreter any more."""
+"""``disable``: no more activation at the start of this environment's interpreter."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ EXIT_CODES = "0 done; 2 not possible here, with the reason"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options."""
+    """This command has no options."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Remove the choice that `enable` wrote."""
+    """Remove the setting that `enable` wrote."""
     if importlib.util.find_spec(MODULE) is None:
         return refuse(f"{MODULE} is not installed in {environment()}: there is nothing to disable")
     fault = write_choice("")

@@ -1,4 +1,4 @@
-"""``doctor``: what is installed, whether it fits together, what is patched here, and which upgrade would end that."""
+"""``doctor``: what is installed, whether it fits together, what is patched here, which upgrade replaces a fix."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def examine(board: Board) -> dict[str, Any]:
     """The findings as data.
 
     Returns:
-        ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``,
-        ``accelerator``, ``activation``, ``problems`` (what is broken now), ``combinations`` (releases that do not fit
-        together), ``advice`` (for this machine), ``candidates`` (defects in releases that nobody has claimed),
-        ``patched`` (id -> title), ``upgrades`` (see `advisories.upgrades`) and ``not_fixed`` (ids of applied fixes that
-        no release of upstream fixes).  All but the first six and ``patched`` are lists of sentences, ids or upgrades.
+        ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``, ``accelerator``,
+        ``activation``, ``problems`` (what is broken now), ``combinations`` (releases that do not fit together),
+        ``advice`` (for this machine), ``candidates`` (defects in releases that no claim covers), ``patched`` (id ->
+        title), ``upgrades`` (see `advisories.upgrades`) and ``not_fixed`` (ids of applied fixes whose defect no
+        upstream release fixes).  All but the first six and ``patched`` are lists of sentences, ids or upgrades.
     """
     fixed = {fix.id: fix.fixed_in for fix in declarations()}
     applied = [answer for answer in board if answer.state in (states.APPLIED, states.UNCLAIMED)]
@@ -72,7 +72,7 @@ def examine(board: Board) -> dict[str, Any]:
         "platform": platform.platform(),
         "accelerator": seen,
         "activation": describe(),
-        # One library that cannot be imported keeps all its fixes waiting: say it once.
+        # One library that cannot be imported keeps all its fixes waiting: report it once.
         "problems": list(
             dict.fromkeys(_problem(answer) for answer in board if answer.above or answer.state in bad)
         ),

@@ -19,11 +19,11 @@ SITECUSTOMIZE = "write `import diffusers_quantfix` into sitecustomize.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no options."""
+    """This command has no options."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Choose activation for this environment, and see in a fresh interpreter that it really happens."""
+    """Enable activation for this environment, and check in a fresh interpreter that it works."""
     spec = importlib.util.find_spec(MODULE)
     if spec is None:
         return refuse(
@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
     if not _is_active_in_a_fresh_interpreter():
         write_choice(earlier)
         return refuse(
-            f"a fresh {sys.executable} does not run the start-up file of {os.path.dirname(spec.origin or '')}: that is "
-            "so for packages found through PYTHONPATH (`pip install --target`), in a zipapp and with `python -S`; "
+            f"a fresh {sys.executable} does not run the start-up file of {os.path.dirname(spec.origin or '')}: this is "
+            "normal for packages found through PYTHONPATH (`pip install --target`), in a zipapp and with `python -S`; "
             f"nothing was changed. Install diffusers-quantfix into {environment()} itself, or {SITECUSTOMIZE}"
         )
     print(f"activation: {describe()}")
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tool_of_its_own() -> str:
-    """The installer that made this environment for one tool alone ("pipx", "uv tool"); empty otherwise."""
+    """The installer that created this environment for a single tool ("pipx", "uv tool"); empty otherwise."""
     for file, name in (("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")):
         if os.path.isfile(os.path.join(sys.prefix, file)):
             return name
@@ -64,7 +64,7 @@ def _tool_of_its_own() -> str:
 
 
 def _is_active_in_a_fresh_interpreter() -> bool:
-    """Whether the start-up file runs there: asking for a library then imports the package."""
+    """Whether the start-up file runs there: importing a library then imports the package."""
     program = (
         "import sys, importlib.util; importlib.util.find_spec('diffusers'); "
         "sys.exit(0 if 'diffusers_quantfix' in sys.modules else 3)"
@@ -73,7 +73,7 @@ def _is_active_in_a_fresh_interpreter() -> bool:
         name: value for name, value in os.environ.items() if not name.startswith("DIFFUSERS_QUANTFIX")
     }
     try:
-        # "-I" would leave out what PYTHONPATH gives, where the start-up file is not read either.
+        # "-I" would ignore PYTHONPATH, whose folders' start-up files are not read either.
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=60, check=False,

@@ -1,4 +1,4 @@
-"""``explain ID``: everything that is known of one fix; ``explain TEXT``: which fix an error message belongs to."""
+"""``explain ID``: all details of one fix; ``explain TEXT``: which fix an error message belongs to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COMMAND = "python -m diffusers_quantfix"
 
 
 class Unreadable(Exception):
-    """An input that cannot be read; the text is the sentence why."""
+    """An input that cannot be read; the text is the reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,18 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--here", action="store_true", help="import the library and say whether the fix is applied here"
     )
     parser.add_argument(
-        "--script", action="store_true", help="print a program that shows the defect, without this package"
+        "--script",
+        action="store_true",
+        help="print a program that reproduces the defect, without this package",
     )
     parser.add_argument(
         "--report",
         action="store_true",
-        help="print the text of a report to upstream, for a defect without one",
+        help="print the text of an issue for upstream, for a defect that has none",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the page of one fix, or of the one that a text belongs to."""
+    """Print the page of one fix, or of the fix that a text belongs to."""
     words = options.what
     if not words:
         return _refuse("name a fix, an error message in quotes, a file, or - for standard input")
@@ -98,7 +100,7 @@ def _reproduce(fix_id: str, options: argparse.Namespace) -> int:
 
     links = declaration(fix_id).upstream
     if options.report and links:
-        return _refuse(f"{fix_id} is known to upstream: {', '.join(links)}")
+        return _refuse(f"{fix_id} is already reported upstream: {', '.join(links)}")
     try:
         text = report(fix_id) if options.report else script(fix_id)
     except NoScript as reason:
@@ -113,7 +115,7 @@ def _explain_text(text: str, options: argparse.Namespace) -> int:
     found = search(text, [declaration(fix_id) for fix_id in INDEX])
     note = look_alike(text)
     if note and found and not found[0].by_message:
-        found = []  # words that happen to agree say less than a message that is known
+        found = []  # a match of single words means less than a known message
     answer = _answer(found[0].fix.id) if options.here and found else None
     if options.json:
         import json
@@ -133,7 +135,7 @@ def _found(found: list[Match], answer: Answer | None, note: str) -> list[str]:
     best, others = found[0], found[1:]
     lines = page(best.fix.id, answer)
     if others:
-        lines += ["", "shows in the same way" if others[0].by_message else "similar"]
+        lines += ["", "same symptom" if others[0].by_message else "similar"]
         width = max(len(one.fix.id) for one in others[:2]) + 2
         for one in others[:2]:
             lines += wrapped(one.fix.title, f"  {one.fix.id:<{width}}", " " * (width + 2))
@@ -150,14 +152,14 @@ def _found(found: list[Match], answer: Answer | None, note: str) -> list[str]:
             *wrapped("note: these versions are outside the affected range; it may be another defect"),
         ]
     if note:
-        lines += ["", *wrapped(f"if it is none of them: {note}")]
+        lines += ["", *wrapped(f"if none of these fits: {note}")]
     return lines
 
 
 def _nothing(note: str) -> list[str]:
     if note:
         return wrapped(f"none of the known defects: {note}")
-    lines = ["nothing known shows as this text; what to try:"]
+    lines = ["no known defect matches this text; what to try:"]
     for hint in (
         f"the whole traceback instead of one line: `{_COMMAND} explain -`, then paste it and press Ctrl-D",
         f"`{_COMMAND} doctor`: releases that do not fit together, and what this machine cannot do",
@@ -177,7 +179,7 @@ def _answer(fix_id: str) -> Answer:
 
 
 def _text(words: list[str]) -> str:
-    """The text that is meant: the words themselves, or what stands in the file or on standard input that they name."""
+    """The text to search for: the words themselves, or the content of the file or standard input that they name."""
     if len(words) > 1:
         return " ".join(words)
     (word,) = words
@@ -193,7 +195,7 @@ def _text(words: list[str]) -> str:
                 return _decoded(file.read(INPUT_LIMIT + 1))
     except OSError as error:
         raise Unreadable(f"the input cannot be read: {error.strerror or type(error).__name__}") from None
-    except ValueError:  # a NUL in a name
+    except ValueError:  # a NUL character in a name
         return word
     return word
 

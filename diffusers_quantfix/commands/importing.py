@@ -1,9 +1,9 @@
-"""Commands that import libraries: a sign of life on a terminal, and a sentence where a library ends the process.
+"""Commands that import libraries: progress on a terminal, and an error message where a library ends the process.
 
 Such a command runs in a forked child, and this process stays small: it draws the progress, which the imports of the
-child cannot hold up, and says afterwards what was being imported if the child died.  What the child imports stands in
-memory that both share, so it is there whatever becomes of the child.  Where no process can be forked, the command runs
-in this one, without either.
+child cannot block, and reports afterwards what was being imported if the child died.  The child writes what it imports
+to shared memory, so that the name is available even if the child dies.  Where no process can be forked, the command
+runs in this process, without progress and without that message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from mmap import mmap
 
-# What stands in the first byte of the shared memory.
+# Values of the first byte of the shared memory.
 _BEFORE, _IMPORTING, _READY, _SEEN, _AFTER = range(5)
 _SIZE = 512
-_TICK = 0.1  # seconds between two pictures: something moves within half a second
+_TICK = 0.1  # seconds between two frames: the line changes within half a second
 _SPINNER = "|/-\\"
 
 _shared: mmap | None = None
@@ -32,7 +32,7 @@ _shared: mmap | None = None
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Libraries are imported within: what they print goes to standard error, and the parent knows which one it is."""
+    """Wraps imports of libraries: their output goes to standard error, and the parent knows which one it is."""
     with stdout_to_stderr():
         if _shared is None:
             yield
@@ -48,7 +48,7 @@ def importing() -> Iterator[None]:
             _shared[0] = _READY if shows_progress() else _AFTER
             until = time.monotonic() + 0.5
             while _shared[0] == _READY and time.monotonic() < until:
-                time.sleep(0.005)  # the parent takes its line off the terminal first
+                time.sleep(0.005)  # the parent first clears its line on the terminal
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -86,7 +86,7 @@ def _can_fork() -> bool:
 
 
 def _finish(work: Callable[[], int]) -> None:
-    """The child: run the command and end, without the second that the libraries need to be taken apart."""
+    """The child: run the command and exit at once, without the second that cleaning up the libraries takes."""
     code = 1
     try:
         try:
@@ -104,10 +104,10 @@ def _finish(work: Callable[[], int]) -> None:
 
 
 def _watch(child: int, shared: mmap) -> int:
-    """Wait for the child, and show meanwhile what it does; its wait status."""
+    """Wait for the child and show its progress; return its wait status."""
     import signal
 
-    # Ctrl-C reaches both; the child answers.  Whoever ends this process means the child.
+    # Ctrl-C reaches both, and the child handles it.  A signal that ends this process is meant for the child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     if not shows_progress():
@@ -152,7 +152,7 @@ def _death(code: int, module: str) -> str:
 
 
 class _Names:
-    """A finder that finds nothing, and writes down what is being imported, but for Python's own modules and ours."""
+    """A finder that finds nothing, and records what is being imported, except Python's own modules and ours."""
 
     def __init__(self, shared: mmap) -> None:
         self._shared = shared

@@ -1,4 +1,4 @@
-"""What is known of one fix, as `explain` prints it: read from its file alone, no library is imported."""
+"""The details of one fix, as `explain` prints them: read from its file alone, without importing a library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explanation(fix_id: str) -> str:
 
 
 def page_data(fix_id: str, answer: Answer | None = None) -> dict[str, Any]:
-    """The page for machines; ``state``, ``reason`` and ``changes`` where the board was asked."""
+    """The page for machines; with ``state``, ``reason`` and ``changes`` if an answer of the board is passed."""
     from ..engine.versions import judge
 
     fix = declaration(fix_id)
@@ -69,7 +69,7 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
 
     Args:
         fix_id: its id.
-        answer: what the board says of it; without it the page says what the installed versions tell.
+        answer: the board's answer for it; without it the page states what follows from the installed versions.
     """
     data = page_data(fix_id, answer)
     claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in data["claims"].items())
@@ -100,13 +100,13 @@ def _here(data: dict[str, Any], fix_id: str) -> str:
     if kind == "fits":
         return (
             f"{reason}: in the affected range; `python -m {_FIXES.partition('.')[0]} explain {fix_id} --here` imports "
-            "the library and says whether it is patched"
+            "the library and checks whether it is patched"
         )
     return f"not affected: {reason}" if kind == "out-of-range" else str(reason)
 
 
 def _flowed(text: str) -> list[str]:
-    """A docstring at our width: its paragraphs, and in them its entries, which begin with "Symptom: " and the like."""
+    """A docstring wrapped to our width: its paragraphs, and the entries in them ("Symptom: " and so on)."""
     lines: list[str] = []
     for paragraph in text.replace("``", "`").split("\n\n"):
         for entry in re.split(r"\n(?=[A-Z][a-z]+: )", paragraph):

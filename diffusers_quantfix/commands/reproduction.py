@@ -1,7 +1,7 @@
-"""``explain ID --script`` and ``--report``: what upstream needs to see a defect, without this package.
+"""``explain ID --script`` and ``--report``: what upstream needs to reproduce a defect, without this package.
 
-The script is made of the case that `verify` runs: every function that the case reaches, its own and those of the tiny
-models, stands in one file.
+The script is built from the case that `verify` runs: every function that the case uses, its own and those of the tiny
+models, in one file.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if __name__ == "__main__":
 
 
 class NoScript(Exception):
-    """A case that needs this package; the text is the sentence."""
+    """A case that needs this package; the text is the error message."""
 
 
 class _Module:
-    """One of our modules: what it defines at the top, and which names in it mean something of another."""
+    """One of our modules: its top-level definitions, and the names in it that refer to other modules."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tree = ast.parse(_source(name))
         self.defined: dict[str, ast.stmt] = {}
-        self.imports: list[ast.stmt] = []  # of other people's modules, at the top
+        self.imports: list[ast.stmt] = []  # of modules of other packages, at the top level
         self.meant: dict[
             str, tuple[str, str]
         ] = {}  # a name -> (module of ours, a name in it or "" for itself)
@@ -65,7 +65,7 @@ class _Module:
 
 
 class _Rename(ast.NodeTransformer):
-    """Names of our modules become those of the script, and imports of our modules go."""
+    """Replace names of our modules by those of the script, and remove imports of our modules."""
 
     def __init__(self, module: _Module, names: dict[tuple[str, str], str]) -> None:
         self._module = module
@@ -98,7 +98,7 @@ class _Rename(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None  # types of ours, and of libraries that may not be there
+        node.annotation = None  # types of ours, and of libraries that may not be installed
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -106,13 +106,13 @@ class _Rename(ast.NodeTransformer):
         outer, self._locals = self._locals, self._locals | _locals_of(node)
         self.generic_visit(node)
         self._locals = outer
-        if not node.body:  # nothing but an import of ours stood there
+        if not node.body:  # it contained only an import of ours
             node.body = [ast.Pass()]
         return node
 
 
 def script(fix_id: str) -> str:
-    """A program that shows the defect of a fix on the installed releases, and does not know this package.
+    """A program that reproduces the defect of a fix on the installed releases, without this package.
 
     Raises:
         NoScript: the case needs this package.
@@ -122,15 +122,15 @@ def script(fix_id: str) -> str:
     reached = _reached(case, modules)
     names: dict[tuple[str, str], str] = {}
     for module, name in reached:
-        # A local variable is often called as the function that made it: ``transformer = flux.transformer()``.
+        # A local variable often has the name of the function that created it: ``transformer = flux.transformer()``.
         own = module == case or not name.islower()
         private = "_" if name.startswith("_") else ""
         names[module, name] = name if own else f"{private}{module.rpartition('.')[2]}_{name.lstrip('_')}"
     if _takes_modules(modules, reached):
-        raise NoScript(f"the case of {fix_id} changes this package, so it cannot stand alone")
+        raise NoScript(f"the case of {fix_id} changes this package, so it cannot run without it")
     imports: dict[str, None] = {}
     parts: list[str] = []
-    # What others need stands first: the case reaches its models, and those reach theirs.
+    # Definitions come before their uses: the case uses its models, and those use others.
     for module in reversed(list(dict.fromkeys(module for module, _ in reached))):
         tree = modules[module]
         imports.update((ast.unparse(node), None) for node in tree.imports)
@@ -147,7 +147,7 @@ def script(fix_id: str) -> str:
 
 
 def report(fix_id: str) -> str:
-    """The text of a report to upstream."""
+    """The text of an issue for upstream."""
     fix = declaration(fix_id)
     said = explanation(fix_id).replace("``", "`")
     entries = [part.partition(": ") for part in said.split("\n")]
@@ -182,7 +182,7 @@ def _takes_modules(modules: dict[str, _Module], reached: list[tuple[str, str]]) 
 
 
 def _locals_of(function: ast.FunctionDef) -> set[str]:
-    """The names that a function binds, which hide those of its module; an import of ours binds none."""
+    """The names that a function binds, which hide those of its module; imports of ours do not count."""
     found: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -199,7 +199,7 @@ def _locals_of(function: ast.FunctionDef) -> set[str]:
 
 
 def _reached(case: str, modules: dict[str, _Module]) -> list[tuple[str, str]]:
-    """(module, name) of all that the case reaches, itself first; ``modules`` is filled on the way."""
+    """(module, name) of everything that the case uses, itself first; also fills ``modules``."""
     reached: dict[tuple[str, str], None] = {}
     pending = [(case, "case")]
     while pending:
@@ -208,11 +208,12 @@ def _reached(case: str, modules: dict[str, _Module]) -> list[tuple[str, str]]:
             modules[module] = _Module(module)
         one = modules[module]
         if name not in one.defined:
-            if name in one.meant:  # handed on from elsewhere
+            if name in one.meant:  # imported from another module
                 pending.append(one.meant[name])
             continue
         if (module, name) in reached:
-            reached[module, name] = reached.pop((module, name))  # as late as the last who needs it
+            # Move it after the last definition that needs it.
+            reached[module, name] = reached.pop((module, name))
             continue
         reached[module, name] = None
         for node in ast.walk(one.defined[name]):
@@ -234,7 +235,7 @@ def _head(fix_id: str) -> str:
     claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
     lines = [f'"""{fix.title[:1].upper()}{fix.title[1:]}.', ""]
     lines += wrapped(
-        "Where the defect is there, this ends in upstream's own error, or in an AssertionError with the figures."
+        "Where the defect exists, this raises upstream's own error, or an AssertionError with the figures."
     )
     lines += ["", *wrapped(f"affected: {claims}"), *wrapped(f"here: {_versions()}")]
     lines += [f"upstream: {link}" for link in fix.upstream or ("not reported yet",)]
@@ -254,5 +255,5 @@ def _source(name: str) -> str:
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # what it would be in is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return False

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 USAGE = "usage: diffusers-quantfix run [-m module | script.py | console script] [argument ...]"
-EXIT_CODES = "those of the program; 2 when there is none to run"
+EXIT_CODES = "those of the program; 2 when there is no program to run"
 
 
 def run(arguments: list[str]) -> int:
     """Run a program as ``python`` would, in this process, in which the package is active already.
 
-    ``sys.argv``, ``sys.path[0]`` and ``__main__`` are those that the program would see without us; its exit code is
-    ours, and its traceback has no frame of ours.  Child processes of this environment are activated through
+    ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the same as without this package; we exit with its exit code, and
+    its traceback has no frame of ours.  Child processes of this environment are activated through
     ``DIFFUSERS_QUANTFIX_AUTO``, which the start-up file reads.
 
     Returns:
@@ -41,13 +41,13 @@ def run(arguments: list[str]) -> int:
     except SystemExit:
         raise
     except BaseException:
-        # The interpreter prints it: after us, through whatever hook the program has installed by now.
+        # The interpreter prints it after we return, through the hook that the program has installed.
         sys.excepthook = _End(sys.excepthook)
         raise
 
 
 def _run_module(arguments: list[str]) -> int:
-    # `python -m` puts the working directory first; it stands there already, from our own `-m`, or is missing when the
+    # `python -m` puts the working directory first; it is there already because of our own `-m`, or missing when the
     # console script was used.
     if sys.path[:1] not in ([""], [os.getcwd()]):
         sys.path.insert(0, os.getcwd())
@@ -83,7 +83,7 @@ def _activate(arguments: list[str]) -> None:
 
 
 def _console_script(name: str) -> str:
-    """The file of a console script of this environment that is Python; empty where there is none."""
+    """The file of a console script of this environment that is written in Python; empty where there is none."""
     if os.path.dirname(name):
         return ""
     path = os.path.join(os.path.dirname(sys.executable), name)
@@ -111,7 +111,7 @@ def _no_such_module(name: str) -> bool:
 
     try:
         return importlib.util.find_spec(name) is None
-    except ModuleNotFoundError:  # a parent package that is not there
+    except ModuleNotFoundError:  # a missing parent package
         return True
 
 
@@ -121,8 +121,8 @@ def _refuse(sentence: str) -> int:
 
 
 class _End:
-    """The hook that prints the error which ended the program: without the frames that ran it, and below it one line
-    where a known defect that is not patched here has caused it."""
+    """The hook that prints the error which ended the program, without our frames, and one more line if a known defect
+    that is not patched here caused it."""
 
     def __init__(self, before: Callable[..., object]) -> None:
         self._before = before

@@ -1,4 +1,4 @@
-"""The choice that ``enable`` and ``disable`` write, and how `status` says it."""
+"""The setting that ``enable`` and ``disable`` write, and how `status` prints it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODULE = "diffusers_quantfix_startup"
 
 
 def describe() -> str:
-    """Whether the package is activated at the start of this environment's interpreter, and by what, as a sentence."""
+    """Whether and how the package is activated at the start of this environment's interpreter, as a sentence."""
     if importlib.util.find_spec(MODULE) is None:
         return f"no start-up file: the package is not installed in {environment()}"
     import diffusers_quantfix_startup as startup
@@ -21,7 +21,7 @@ def describe() -> str:
         return f"at every start, by {startup.VARIABLE}={os.environ[startup.VARIABLE]}"
     if by == "enable":
         return f"at every start of {environment()}, by `python -m diffusers_quantfix enable`"
-    # An editable install keeps the start-up module of the day on which it was installed.
+    # An editable install keeps the start-up module from the time of its installation.
     misunderstood = getattr(startup, "misunderstood", str)()
     if misunderstood:
         return f"off: {misunderstood}"
@@ -37,14 +37,14 @@ def environment() -> str:
 
 
 def variable() -> str:
-    """The name of the environment variable that chooses for one process and its children."""
+    """The name of the environment variable that enables activation for one process and its children."""
     import diffusers_quantfix_startup as startup
 
     return str(startup.VARIABLE)
 
 
 def read_choice() -> str:
-    """What the environment's choice holds now; empty where it cannot be read."""
+    """The environment's current setting; empty where it cannot be read."""
     import diffusers_quantfix_startup as startup
 
     try:
@@ -55,12 +55,12 @@ def read_choice() -> str:
 
 
 def write_choice(word: str) -> str:
-    """Write the choice; why that is not possible, as a sentence, else empty."""
+    """Write the setting; return an error message if that is not possible, else empty."""
     import diffusers_quantfix_startup as startup
 
     new = startup.CHOICE + ".new"
     try:
-        # uv links the files of a wheel to its cache: writing into this one would choose for every environment.
+        # uv links the files of a wheel to its cache: writing into this file would change every environment.
         with open(new, "w") as file:
             file.write(word)
         os.replace(new, startup.CHOICE)
@@ -72,6 +72,6 @@ def write_choice(word: str) -> str:
 
 
 def refuse(sentence: str) -> int:
-    """Say why something is not possible, and give the exit code for that."""
+    """Print why something is not possible, and return the exit code for that."""
     print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
     return 2

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from ..engine.board import Board
 
 EXIT_CODES = (
-    "0 every fix that is needed is in; 1 one failed, was overwritten, waits for a library that cannot be imported, or "
+    "0 every needed fix is installed; 1 one failed, was overwritten, waits for a library that cannot be imported, or "
     "is a candidate above its claimed range; 2 wrong usage, settings that cannot be understood, or a library that ends "
     "the process"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--brief", action="store_true", help="the summary alone")
+    parser.add_argument("--brief", action="store_true", help="print only the summary")
     parser.add_argument(
         "--only",
         metavar="STATE[,STATE]",
-        help=f"list the fixes with these states alone: {', '.join(STATES)}",
+        help=f"list only the fixes with these states: {', '.join(STATES)}",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the board; 1 when a fix that may be needed has no good answer."""
+    """Print the board; return 1 when a fix that may be needed is not installed."""
     wanted = [word.strip() for word in options.only.split(",")] if options.only else list(STATES)
     for word in wanted:
         if word not in STATES:

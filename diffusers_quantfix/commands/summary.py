@@ -1,4 +1,4 @@
-"""What a person must know first, shared by `status`, `doctor` and `verify`."""
+"""What a user must know first, shared by `status`, `doctor` and `verify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def nothing_installed(installed: Mapping[str, str | None], claimed: Iterable[str]) -> str:
-    """That none of the patched libraries is installed, as a sentence; empty where one is.
+    """A sentence that none of the patched libraries is installed; empty if one is.
 
     Args:
         installed: distribution -> its version, None where it is not installed.

@@ -1,4 +1,4 @@
-"""How the commands print: as wide as the terminal, colour only where it is wanted, libraries kept off our output."""
+"""How the commands print: as wide as the terminal, colour only where it is wanted, without output of the libraries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A line that begins with one of these words shows it in this colour: green is well, yellow asks for a look, red for
-# more.
+# A line that begins with one of these words shows it in this colour: green is good, yellow needs a look, red needs
+# action.
 _COLOURS = {
     "applied": 32,
     "patched": 32,
@@ -30,7 +30,7 @@ _COLOURS = {
 }
 
 
-_NARROWEST, _WIDEST = 40, 120  # columns in which a sentence can be read
+_NARROWEST, _WIDEST = 40, 120  # columns between which text is readable
 
 
 def show(answer: str) -> None:
@@ -39,17 +39,17 @@ def show(answer: str) -> None:
 
 
 def fit_terminal() -> None:
-    """Make reports as wide as the terminal; 80 columns where standard output is none."""
+    """Make reports as wide as the terminal; 80 columns where standard output is not a terminal."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
-    except (OSError, ValueError, AttributeError):  # closed, or replaced by something without a number
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a file number
         columns = 0
     if columns:
         text.WIDTH = min(max(columns, _NARROWEST), _WIDEST)
 
 
 def shows_progress() -> bool:
-    """Whether standard error is a terminal on which a line can be drawn again and again."""
+    """Whether standard error is a terminal on which a line can be redrawn."""
     return os.environ.get("TERM") != "dumb" and bool(sys.stderr) and sys.stderr.isatty()
 
 
@@ -59,7 +59,7 @@ def painted(answer: str) -> str:
 
 
 def wants_colour() -> bool:
-    """Only a terminal, and not against the user's word (https://no-color.org)."""
+    """Only on a terminal, and not if the user disabled it (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     if sys.platform == "win32" and not os.environ.get("WT_SESSION"):  # old consoles print the codes
@@ -69,8 +69,8 @@ def wants_colour() -> bool:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Some releases print when they are imported, from native code and child processes too; standard output is
-    for our answer."""
+    """Some releases print when they are imported, also from native code and child processes; standard output is only
+    for our own output."""
     try:
         sys.stdout.flush()
         kept = os.dup(1)

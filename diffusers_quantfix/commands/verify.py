@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         report = verify(options.ids)
-    except (ValueError, RuntimeError) as error:  # an id that names no fix; a stack that cannot be asked
+    except (ValueError, RuntimeError) as error:  # an unknown id; libraries that cannot be imported
         print(f"diffusers-quantfix: {error}", file=sys.stderr)
         return 2
     claimed = (name for fix_id in INDEX for name in declaration(fix_id).claims)

@@ -1,4 +1,4 @@
-"""The one place where every fix's answer is written; `status`, the log, the doctor and the tests read it."""
+"""The board with the answer of every fix; `status`, the log, the doctor and the tests read it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STATES = {
     DISABLED: "switched off by the user",
     WAITING: "the target has not been imported yet",
     MISSING: "the library is not installed, or this release has no such target",
-    FAILED: "could not be decided or installed; the library is as it was",
-    CANDIDATE: "the defect seems to be there in a release that no one has claimed; not touched",
+    FAILED: "could not be decided or installed; the library is unchanged",
+    CANDIDATE: "the defect seems to be there in a release that no claim covers; not patched",
     OVERWRITTEN: "someone replaced our code later",
 }
 
 
 class Answer:
-    """What became of one fix.
+    """The state of one fix, and the reason.
 
     Attributes:
         id, title, module, claims, upstream: from its declaration.
@@ -143,7 +143,7 @@ class Board:
 
     @property
     def ok(self) -> bool:
-        """Whether every fix that may be needed here has a good answer.
+        """Whether no fix needs attention.
 
         False when one failed, was overwritten, waits for a library that is installed and cannot be imported, or is a
         candidate above its claimed range: a known bug seems to be in a new release, and is not patched.
@@ -196,7 +196,7 @@ def _table(board: Board) -> str:
 
 
 def summary(board: Board) -> list[str]:
-    """How many fixes are in each state, those that need a look by name, and what to do about candidates; 80 columns."""
+    """The number of fixes in each state, the ids of those that need attention, and the next step for candidates."""
     by_state: dict[str, list[str]] = {}
     for answer in board:
         by_state.setdefault(answer.state, []).append(answer.id)
@@ -209,7 +209,7 @@ def summary(board: Board) -> list[str]:
         libraries = dict.fromkeys(next(iter(answer.claims), "") for answer in above)
         named = ", ".join(f"{name} {board.installed.get(name) or ''}".strip() for name in libraries)
         lines += wrapped(
-            f"{named}: newer than this version of the package knows, and {len(above)} known bug"
+            f"{named}: newer than this version of the package supports, and {len(above)} known bug"
             f"{'s seem' if above[1:] else ' seems'} to be there, not patched. Next step: look for a newer "
             f"release of it, or set {VARIABLE}=newer to patch all of them, newer:<id> for one",
             "",

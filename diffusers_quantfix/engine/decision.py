@@ -1,6 +1,6 @@
-"""What becomes of one fix whose target is there: does the version claim fit, is the defect really there, install it.
+"""Decides about one fix whose target is imported: does the claim fit, is the defect really there; then installs it.
 
-`runner` says when a fix is asked; here its answer is found.
+`runner` decides when this is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__.partition(".")[0])
 
 
 class LoadedFix:
-    """A fix whose file has been read: its declaration, its probe, and what says what to write."""
+    """A fix whose file has been read: its declaration, its probe, and its patch function."""
 
     __slots__ = ("broken", "declaration", "patch")
 
@@ -65,9 +65,9 @@ class Decider:
         self._logged: set[str] = set()
 
     def decide(self, fix_id: str, module: ModuleType) -> Answer:
-        """The answer of a fix, for a target that is imported to its end.
+        """The answer of a fix, for a target that is completely imported.
 
-        A fix that is installed already is asked again: its target may have been executed anew.
+        A fix that is installed already is checked again: its target may have been executed again.
         """
         answer = self.from_metadata(fix_id)
         if answer is not None:
@@ -93,7 +93,7 @@ class Decider:
                 return self.failed(fix_id, f"its probe failed: {say(error)}")
             return self.answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
         if self._ledger.entries(fix_id):
-            if broken or self._ledger.lost(fix_id):  # executed anew, or replaced by someone
+            if broken or self._ledger.lost(fix_id):  # executed again, or replaced by other code
                 self._ledger.forget_lost(fix_id)
             if not broken and self._ledger.entries(fix_id):
                 return self._applied(fix_id, verdict)
@@ -104,7 +104,7 @@ class Decider:
         return self._install(fix_id, fix, module, verdict)
 
     def from_metadata(self, fix_id: str) -> Answer | None:
-        """The answer, where it is clear without a look at the target."""
+        """The answer, where it is clear without the target."""
         try:
             verdict = judge(self._load(fix_id).declaration.claims)
         except Exception as error:
@@ -124,7 +124,7 @@ class Decider:
         return Answer(fix_id, said.title, said.module, said.claims, said.upstream, state, reason, changes)
 
     def failed(self, fix_id: str, reason: str, once: str = "") -> Answer:
-        """A fault is logged once; one of the environment (``once``) not again for the next fix that meets it."""
+        """A failure is logged once; one of the environment (``once``) only for the first fix that has it."""
         key = once or f"{fix_id} {reason}"
         if key not in self._logged:
             self._logged.add(key)
@@ -170,7 +170,7 @@ class Decider:
         return self.answer(fix_id, states.UNCLAIMED, reason, changes)
 
     def _sound(self, fix_id: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
-        """The defect is not there: by upstream's code, or by that of someone else."""
+        """The defect is not there: because of upstream's code, or of other code."""
         if not verdict.fits:
             fixed_in = fix.declaration.fixed_in
             fixed = f"; fixed upstream in {fixed_in}" if fixed_in else ""
@@ -183,13 +183,13 @@ class Decider:
         return self.answer(fix_id, states.HEALTHY, reason)
 
     def _foreign_code(self, fix_id: str, fix: LoadedFix, module: ModuleType) -> str:
-        """Whose code stands where the fix would write, as a sentence; empty where it is the library's own."""
+        """A sentence about foreign code in the slots of the fix; empty where it is the library's own."""
         draft = self._ledger.draft(fix_id)
         try:
             fix.patch(module, draft)  # writes nothing
         except ForeignPatch as foreign:
             return foreign.what
-        except (Exception, SystemExit):  # it may take the defect for granted; what it named by then is known
+        except (Exception, SystemExit):  # it may assume the defect; the slots named so far are known
             pass
         for entry in draft.entries:
             home = foreign_home(entry.owner, entry.old)

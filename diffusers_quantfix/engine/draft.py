@@ -24,14 +24,14 @@ class Draft:
 
     Args:
         fix_id: the fix that writes.
-        standing: what it has written before.  When it is installed again, it works on what it found the first
-            time, not on its own work.
+        standing: what it has written before.  When it is installed again, it starts from what it found the first time,
+            not from its own patch.
         demanded: the slots that `on_demand` left alone once and that had to be written later: (owner, name).
         demand: writes such a slot, ``demand(owner, name, make)``; without it `on_demand` writes at once.
         options: see below.
 
     Attributes:
-        options: called for the options of fixes that the user has chosen, as they are now: ``<library>:<option>``.
+        options: called for the current options of fixes that the user has chosen: ``<library>:<option>``.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Draft:
         self.entries: list[Entry] = []
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
-        """Put ``new`` (function, property, classmethod, code object, value) in the place of what stands there.
+        """Replace the slot by ``new`` (function, property, classmethod, code object, value).
 
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
-            ForeignPatch: another tool has put its own function there, which ``new`` would silently drop.
+            ForeignPatch: another tool has put its own function there, which ``new`` would silently remove.
         """
         owned, old = self._slot(owner, name)
         if owned:
@@ -64,10 +64,10 @@ class Draft:
     def wrap_plain(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(original)``, a plain function that calls ``original``, in its place.
 
-        The way for hot code: no wrapper object, so torch.compile, pickle and deepcopy see an ordinary function.
-        ``make`` receives the function, also that of a staticmethod or classmethod, which becomes one again; a
-        property is given as it is, and ``make`` returns a property.  Name, documentation, attributes and
-        signature stay those of the original.
+        For hot code: no wrapper object, so torch.compile, pickle and deepcopy see an ordinary function. ``make``
+        receives the function, also that of a staticmethod or classmethod, which becomes one again; a property is given
+        as it is, and ``make`` returns a property.  Name, documentation, attributes and signature stay those of the
+        original.
 
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
@@ -86,11 +86,11 @@ class Draft:
     def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
         """`wrap_plain`, but written when the function that is returned is called: hot code that few processes need.
 
-        Its one caller is the repacking of 4-bit weights on some CPUs: without it every forward pass on a GPU would
-        carry two frames of ours for a thing that never happens there.
+        Its one caller is the repacking of 4-bit weights on some CPUs: without it every forward pass on a GPU would have
+        two frames of ours for something that never happens there.
 
-        That function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing while
-        the fix does not stand.  What was asked for once is written at once when the fix is installed again.
+        That function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing while the
+        fix is not installed.  A slot that was demanded once is written immediately when the fix is installed again.
 
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
@@ -104,7 +104,7 @@ class Draft:
     def wrap_wrapt(
         self, owner: Any, name: str, wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
     ) -> None:
-        """Put a ``wrapt.FunctionWrapper`` around what stands there.  For the loading path only.
+        """Wrap the slot in a ``wrapt.FunctionWrapper``.  For the loading path only.
 
         ``wrapper(wrapped, instance, args, kwargs)`` as wrapt calls it.
 

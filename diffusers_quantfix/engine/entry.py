@@ -1,4 +1,4 @@
-"""One slot that was written: what stood there, what stands there now, and how it is restored."""
+"""One slot that was written: its old value, its new value, and how it is restored."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Entry:
     Attributes:
         owner, name: the slot.
         owned: whether the owner itself had it; if not, it was inherited, and undo deletes ours.
-        old, new: what stood there, and what we put there.
+        old, new: the value before, and the value that we wrote.
         alias: whether the slot is a copy of a module's function in another module (``from x import f``).
-        fresh: whether nothing but us holds ``new``, so that whoever holds it later has it from us.
+        fresh: whether nobody else had a reference to ``new``, so that every later reference comes from our slot.
     """
 
     __slots__ = ("alias", "fix_id", "fresh", "name", "new", "old", "owned", "owner")
@@ -58,13 +58,13 @@ class Entry:
         return self.current() is self.new
 
     def reaches(self) -> bool:
-        """Whether what we wrote is still called, directly or by a wrapper that someone put over it."""
+        """Whether what we wrote is still called, directly or by a wrapper around it."""
         return leads_to(self.current(), self.new)
 
     def taken(self) -> bool:
-        """Whether someone else's code stands in the slot, over ours or instead of it.
+        """Whether other code is in the slot, around ours or instead of it.
 
-        The library's own code there means that its module was executed anew: then nothing of ours is left.
+        The library's own code there means that its module was executed again: then nothing of ours is left.
         """
         value = self.current()
         if value is _GONE or value is self.new or value is self.old:
@@ -74,7 +74,7 @@ class Entry:
         return not self.alias and not is_native(self.owner, value)
 
     def intruder(self) -> str:
-        """Who holds the slot instead of us, for a sentence."""
+        """What is in the slot instead of our code, for a sentence."""
         value = self.current()
         if value is _GONE:
             return f"{self.where} was deleted"
@@ -89,7 +89,7 @@ class Entry:
 
 
 def put(owner: Any, name: str, owned: bool, value: Any) -> None:
-    """Put a value back, or delete the name that the owner did not have."""
+    """Restore a value, or delete the name if the owner did not have it."""
     if owned:
         setattr(owner, name, value)
     else:

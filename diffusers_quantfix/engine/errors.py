@@ -1,10 +1,10 @@
-"""Why a fix cannot be installed, or not yet: answers that are no fault."""
+"""Why a fix cannot be installed, or not yet: reasons that are not errors."""
 
 from __future__ import annotations
 
 
 class TargetMissing(LookupError):
-    """This release has no such class or function: there is nothing to patch, and nothing is wrong."""
+    """This release has no such class or function: there is nothing to patch. Not an error."""
 
 
 class Undecided(LookupError):
@@ -23,7 +23,7 @@ class Undecided(LookupError):
 
 
 class ForeignPatch(RuntimeError):
-    """Another tool has replaced the target before us, and the patch would throw its work away.
+    """Another tool replaced the target earlier, and the patch would remove its code.
 
     Args:
         what: which function was replaced by whose code, as a sentence.

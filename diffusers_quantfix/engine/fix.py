@@ -1,8 +1,7 @@
 """How a fix declares itself.
 
-One file under ``fixes/`` holds one defect: a ``FIX`` declaration, ``broken(module)`` (the probe) and
-``patch(module, draft)``, which says what to write.  These files are read without any library loaded, so this module
-is plain.
+One file under ``fixes/`` holds one defect: a ``FIX`` declaration, ``broken(module)`` (the probe) and ``patch(module,
+draft)``, which states what to write.  These files are read without any library loaded, so this module imports none.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class Fix:
         claims: distribution name -> version specifier; all must fit.  The last version of a closed range is the
             newest release on which the defect was seen.
         upstream: links to the issues and pull requests of the library.
-        symptom: the error text, or what a user sees, as one would search for it.
+        symptom: the error text, or what a user sees, in words that a user would search for.
         patterns: regular expressions that find the defect's error message in a text, where white space is one space,
             quotation marks are ``'`` and backticks are left out; none where the defect raises no error.
-        frames: what else a traceback or a description of this defect holds, which tells it from others with the same
-            message: regular expressions, or ``file.py:function`` for a frame of a traceback.
+        frames: what else a traceback or a description of this defect contains, to distinguish it from others with the
+            same message: regular expressions, or ``file.py:function`` for a frame of a traceback.
         fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
             specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
         since: the version of this package that first had the fix.

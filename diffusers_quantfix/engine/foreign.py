@@ -1,4 +1,4 @@
-"""Whose code is it?  Other tools patch the same libraries, before us and after us."""
+"""Finds whose code a function is.  Other tools patch the same libraries, before us and after us."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = __name__.partition(".")[0]
 def leads_to(value: Any, goal: Any) -> bool:
     """Whether ``value`` is ``goal`` or a wrapper that calls it: by ``functools.wraps``, wrapt, a closure, a partial.
 
-    Whoever wraps a method may have fetched it bound, or as the function inside a staticmethod.
+    A wrapper may hold a method bound, or as the function inside a staticmethod.
     """
     goals = {id(goal), id(getattr(goal, "__func__", goal)), id(getattr(goal, "fget", goal))}
     pending = [value]
@@ -35,7 +35,7 @@ def leads_to(value: Any, goal: Any) -> bool:
 
 
 def _inside(value: Any) -> list[Any]:
-    """What a wrapper may hold of the thing that it wraps."""
+    """The objects that a wrapper may hold, one of which it wraps."""
     found = []
     if isinstance(value, FunctionType):
         for cell in value.__closure__ or ():
@@ -48,7 +48,7 @@ def _inside(value: Any) -> list[Any]:
     for name in ("__wrapped__", "__func__", "fget", "func", "_self_parent"):
         try:
             inner = getattr(value, name, None)
-        except Exception:  # objects that answer every question with a fault of their own
+        except Exception:  # objects that raise on every attribute access
             continue
         if inner is not None:
             found.append(inner)
@@ -82,11 +82,11 @@ def foreign_home(owner: Any, value: Any) -> str:
     module = _module_of(owner)
     if not home or module is None or library in (OURS, module.__name__.partition(".")[0]):
         return ""
-    if library in sys.stdlib_module_names:  # it patches no one; a dataclass has methods made by reprlib
+    if library in sys.stdlib_module_names:  # it patches nothing; a dataclass has methods made by reprlib
         return ""
     defined = _names_defined(module)
     for attribute, held in list(vars(module).items()):
-        # What stands under a name that the module itself defines may be the work of the same tool.
+        # The value under a name that the module itself defines may come from the same tool.
         if held is not value and attribute not in defined and _library_of(held) == library:
             return ""
     return home
@@ -104,7 +104,7 @@ def _names_defined(module: ModuleType) -> frozenset[str]:
         spec = module.__spec__
         code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]  # guarded as a whole
         return frozenset(constant.co_name for constant in code.co_consts if isinstance(constant, CodeType))
-    except Exception:  # loaders of all kinds: built-in, extension, or someone's own
+    except Exception:  # loaders of all kinds: built-in, extension, or third-party
         return frozenset()
 
 
@@ -117,7 +117,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _library_of(value: Any) -> str:
-    """The library of something that a module holds, without waking a module that is to be imported lazily."""
+    """The library of something that a module holds, without importing a module that is imported lazily."""
     try:
         if issubclass(type(value), ModuleType):
             name = object.__getattribute__(value, "__dict__").get("__name__")

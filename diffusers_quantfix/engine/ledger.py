@@ -1,7 +1,7 @@
-"""The one way to write into a library, and back.
+"""The only way to patch a library and to undo that.
 
-The `Ledger` writes a whole draft or nothing, and remembers what stood in every slot.  Undo is the ledger read
-backwards.
+The `Ledger` writes a whole draft or nothing, and keeps the old value of every slot.  Undo restores them in reverse
+order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ledger:
 
     Args:
         libraries: the top-level packages in which ``from x import f`` copies are repaired.
-        options: what a `Draft` answers when a fix asks for the user's options.
+        options: what a `Draft` returns when a fix reads the user's options.
 
     Attributes:
         order: the ids of the installed fixes, in the order of installation.
@@ -37,13 +37,13 @@ class Ledger:
         self._libraries = frozenset(libraries)
         self._entries: list[Entry] = []
         self.order: list[str] = []  # ids of the installed fixes, the last one installed at the end
-        # Entries whose slot was written anew; modules may still hold copies of what had stood there.
+        # Entries whose slot was overwritten; modules may still hold copies of the earlier value.
         self._lost: list[Entry] = []
         self._demanded: list[tuple[str, Any, str]] = []
         self._lock = threading.RLock()
 
     def after_fork(self) -> None:
-        """In a forked child: the thread that held the lock may not be there."""
+        """In a forked child: the thread that held the lock may not exist."""
         self._lock = threading.RLock()
 
     def entries(self, fix_id: str) -> list[Entry]:
@@ -51,7 +51,7 @@ class Ledger:
         return [entry for entry in self._entries if entry.fix_id == fix_id]
 
     def lost(self, fix_id: str) -> list[str]:
-        """What stands in the slots of a fix from where its code is not reached any more: one sentence each."""
+        """What is in the slots of a fix from which its code is no longer reached: one sentence each."""
         return [entry.intruder() for entry in self.entries(fix_id) if not entry.reaches() and not entry.alias]
 
     def overlap(self, fix_id: str, other: str) -> bool:
@@ -81,16 +81,16 @@ class Ledger:
             try:
                 draft.wrap_plain(owner, name, make)
                 self.commit(draft)
-            except Exception:  # in the middle of a forward pass: the caller does without
+            except Exception:  # in the middle of a forward pass: the caller continues without it
                 return False
             self._demanded.append((fix_id, owner, name))
             return True
 
     def commit(self, draft: Draft) -> None:
-        """Write a whole draft; on any fault take back what was written and raise it."""
+        """Write a whole draft; on any error undo what was written and raise it."""
         fix_id = draft.fix_id
         with self._lock:
-            done: list[tuple[Entry, bool, Any]] = []  # with what the owner had just before
+            done: list[tuple[Entry, bool, Any]] = []  # with the owner's previous value
             held = self._copies(*_may_be_copied(draft.entries))
             try:
                 for entry in draft.entries:
@@ -99,7 +99,7 @@ class Ledger:
                     if not isinstance(entry.owner, ModuleType) or not _defined_in(entry.owner, entry.old):
                         continue
                     copies = held.get(id(entry.old), [])
-                    if before is not entry.old:  # our own work of an earlier installation
+                    if before is not entry.old:  # our own patch from an earlier installation
                         copies = copies + held.get(id(before), [])
                     for holder, name in copies:
                         others = [*draft.entries, *(other for other, _, _ in done)]
@@ -120,11 +120,11 @@ class Ledger:
             self.order = [*(other for other in self.order if other != fix_id), fix_id]
 
     def undo(self, fix_id: str) -> list[str]:
-        """Take a fix back, whole or not at all.
+        """Remove a fix, completely or not at all.
 
         Returns:
-            Why it could not be taken back: one sentence per slot that someone else has written over us.  Empty
-            when it is undone.
+            Why it could not be removed: one sentence per slot that other code has written over ours.  Empty when it is
+            removed.
         """
         with self._lock:
             entries = self.entries(fix_id)
@@ -146,21 +146,22 @@ class Ledger:
             return []
 
     def forget_lost(self, fix_id: str) -> None:
-        """Drop the entries whose slot was written anew, as by ``importlib.reload``."""
+        """Drop the entries whose slot was overwritten, for example by ``importlib.reload``."""
         with self._lock:
             lost = [entry for entry in self.entries(fix_id) if not entry.reaches()]
             self._entries = [entry for entry in self._entries if entry not in lost]
             self._lost += [entry for entry in lost if not entry.alias]
 
     def _copies(self, *values: Any) -> dict[int, list[tuple[ModuleType, str]]]:
-        """Where modules of the watched libraries hold each of the values, under whatever name: id -> places."""
-        wanted = {id(value) for value in values if callable(value)}  # the same constant elsewhere is no copy
+        """Where modules of the watched libraries hold each of the values, under any name: id -> places."""
+        # Callables only: the same constant elsewhere is not a copy.
+        wanted = {id(value) for value in values if callable(value)}
         places: dict[int, list[tuple[ModuleType, str]]] = {}
         seen = set()
         for name, module in list(sys.modules.items()) if wanted else ():
             if name.partition(".")[0] not in self._libraries or id(module) in seen:
                 continue
-            # By its type: asking a module of importlib.util.LazyLoader for anything would import it.
+            # By its type: any attribute access on a module of importlib.util.LazyLoader would import it.
             if not issubclass(type(module), ModuleType):
                 continue
             seen.add(id(module))
@@ -175,14 +176,14 @@ class Ledger:
 
 
 def _may_be_copied(entries: Iterable[Entry]) -> Iterator[Any]:
-    """What modules may hold copies of, that has to do with these entries: before and after, and ours of the past."""
+    """The values of these entries that modules may hold copies of: the old and new ones, and earlier ones of ours."""
     for entry in entries:
         if isinstance(entry.owner, ModuleType):
             yield from (entry.old, entry.new, entry.current())
 
 
 def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:
-    """Write one slot, note it in ``done``, and give what stood there."""
+    """Write one slot, add it to ``done``, and return the previous value."""
     owned, before = slot(entry.owner, entry.name)
     done.append((entry, owned, before))
     entry.write()
@@ -192,8 +193,8 @@ def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:
 def _defined_in(module: ModuleType, value: Any) -> bool:
     """Whether the module is the home of ``value``: copies elsewhere then mean this one.
 
-    A module that itself only imported the function is a holder like the others, and a fix that writes there means
-    that slot alone.
+    A module that only imported the function is a holder like the others, and a fix that writes there changes that slot
+    alone.
     """
     if not callable(value):
         return False

@@ -1,4 +1,4 @@
-"""Looking at functions of other libraries without running or changing them."""
+"""Inspects functions of other libraries without running or changing them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def texts_of(function: Any) -> str:
 
 
 def written_in(function: Any, file: str) -> bool:
-    """Whether the code of ``function``, or of something that it wraps, stands in ``file``."""
+    """Whether the code of ``function``, or of something that it wraps, is in ``file``."""
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is not None and code.co_filename == file:
@@ -129,9 +129,9 @@ def name_of(owner: object) -> str:
 
 
 def home_of(value: Any) -> str:
-    """The module in which a function, wrapper or property was written; empty when it does not say.
+    """The module in which a function, wrapper or property was written; empty when that is unknown.
 
-    Wrapt's wrappers answer with the module of what they wrap, so the wrapper function is asked first.
+    Wrapt's wrappers return the module of what they wrap, so the wrapper function is checked first.
     """
     wrapper = getattr(value, "_self_wrapper", None)
     if wrapper is not None:
@@ -143,6 +143,6 @@ def home_of(value: Any) -> str:
     elif isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, FunctionType):
-        # functools.wraps copies __module__ from the wrapped function; the globals do not lie.
+        # functools.wraps copies __module__ from the wrapped function; the globals are reliable.
         return value.__globals__.get("__name__") or ""
     return getattr(value, "__module__", None) or ""

@@ -1,7 +1,7 @@
-"""When a fix is asked, and what is remembered of its answers.
+"""Decides when a fix is checked, and keeps its answers.
 
-A fix is asked when its target arrives, or when `apply` names it: first whether the user wants it, and then what
-`decision` finds.
+A fix is checked when its target is imported, or when `apply` names it: first whether the user wants it, and then by
+`decision`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StrictError(RuntimeError):
 
 
 class Runner:
-    """The state of this process: which fix was answered how, and what was written.
+    """The state of this process: the answer of every fix, and what was written.
 
     Args:
         index: fix id -> (module of the fix file, full name of its target module).
@@ -59,15 +59,15 @@ class Runner:
         )
         self._decider = Decider(self._index, self._ledger, lambda fix_id: settings().wants_newer(fix_id))
         self._answers: dict[str, Answer] = {}
-        # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and
-        # whoever waits for our lock may hold that module's import lock.
+        # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and a thread
+        # that waits for our lock may hold that module's import lock.
         self._lock = threading.Lock()
         self._busy: set[str] = set()
         self._missed: dict[str, str] = {}  # fix id -> its target, which arrived while the fix was busy
         self._announced = False
         self._warned = False
         self._reverted: set[str] = set()
-        self._collecting: set[int] = set()  # threads in which status gathers faults, also under strict
+        self._collecting: set[int] = set()  # threads in which status collects errors, also under strict
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -75,7 +75,7 @@ class Runner:
 
     def arrived(self, target: str) -> None:
         """A target was executed: run its fixes, and those of targets that came before the import hook was active."""
-        # The import system still calls the target unfinished: its loader, which called us, has not returned.
+        # The import system still marks the target as unfinished: its loader, which called us, has not returned.
         self.run(
             [fix_id for fix_id, (_, its) in self._index.items() if its == target], again=True, ready=target
         )
@@ -92,15 +92,15 @@ class Runner:
         )
 
     def run(self, ids: Iterable[str], again: bool = False, ready: str = "") -> None:
-        """Answer these fixes as far as their targets are there.
+        """Decide about these fixes as far as their targets are imported.
 
         Args:
             ids: ids of fixes.
-            again: ask also those that are applied, since their target may have been executed anew.
-            ready: the target that is known to be executed to its end.
+            again: check also those that are applied, since their target may have been executed again.
+            ready: the target that is known to be completely executed.
 
         Raises:
-            StrictError: under ``strict``, after all of them were asked.
+            StrictError: under ``strict``, after all of them were checked.
         """
         faults = []
         for fix_id in ids:
@@ -113,7 +113,7 @@ class Runner:
             raise StrictError("; ".join(faults))
 
     def _run_one(self, fix_id: str, again: bool, ready: str) -> Answer | None:
-        """Ask one fix, unless it is being asked: then whoever does that asks once more for us.
+        """Check one fix, unless it is being checked: then that caller checks it once more for us.
 
         That is another thread, or we came here through an import by the fix itself.
         """
@@ -124,7 +124,7 @@ class Runner:
                 return None
             self._busy.add(fix_id)
         answer = None
-        for _ in range(3):  # a fix that reloads its own target must not keep us here for ever
+        for _ in range(3):  # a fix that reloads its own target must not cause an endless loop
             try:
                 answer = self._ask(fix_id, again, ready)
             except (Exception, SystemExit) as error:
@@ -144,10 +144,10 @@ class Runner:
         return answer
 
     def apply(self, ids: Iterable[str]) -> None:
-        """Ask these fixes anew, those that were reverted too.
+        """Check these fixes again, also those that were reverted.
 
         Raises:
-            StrictError: under ``strict``, after all of them were asked.
+            StrictError: under ``strict``, after all of them were checked.
         """
         ids = list(ids)
         self._reverted.difference_update(ids)
@@ -157,12 +157,12 @@ class Runner:
         self.run(ids, again=True)
 
     def revert(self, ids: Iterable[str]) -> None:
-        """Remove fixes, the last one installed first; they stay out until `apply` names them."""
+        """Remove fixes, the last one installed first; they stay removed until `apply` names them."""
         ids = set(ids)
         self._reverted.update(ids)
         order = self._ledger.order
         going = [fix_id for fix_id in order if fix_id in ids]
-        # Fixes that were installed later over the same slot step aside meanwhile.
+        # Fixes that were installed later over the same slot are removed temporarily.
         aside: list[str] = []
         for fix_id in order:
             if fix_id not in ids and any(
@@ -186,7 +186,7 @@ class Runner:
         self.run(aside, again=True)
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
-        """A snapshot of all answers, after a look whether ours is still in place everywhere."""
+        """A snapshot of all answers, after a check that all patches are still in place."""
         settings = self._settings()
         return Board(
             self._version,
@@ -197,7 +197,7 @@ class Runner:
         )
 
     def settle(self, load: bool) -> list[str]:
-        """Answer what is still open, for a report: a fault becomes an answer, also under ``strict``.
+        """Decide what is still open, for a report: an error becomes an answer, also under ``strict``.
 
         Args:
             load: import the targets that a final answer needs.
@@ -237,7 +237,7 @@ class Runner:
     # ------------------------------------------------------------------ one fix
 
     def _ask(self, fix_id: str, again: bool, ready: str) -> Answer | None:
-        """The answer of one fix as it is now; None while its target is not there."""
+        """The current answer of one fix; None while its target is not imported."""
         target = self._index[fix_id][1]
         installed = bool(self._ledger.entries(fix_id))
         if installed and not again:
@@ -274,7 +274,7 @@ class Runner:
         return answer.state if answer is not None else ""
 
     def _current(self, fix_id: str) -> Answer:
-        """The answer as it stands now."""
+        """The current answer."""
         answer = self._answers.get(fix_id)
         if answer is None or answer.state == states.WAITING:
             refusal = self._refusal(fix_id)
@@ -304,7 +304,7 @@ class Runner:
     def _warn_of_candidates(self) -> None:
         """One line per process, when a release that is newer than the claims still seems to have a defect.
 
-        Not while `status` gathers answers: it says the same, of all of them.
+        Not while `status` collects answers: it prints the same for all of them.
         """
         if self._warned or threading.get_ident() in self._collecting:
             return
@@ -315,8 +315,8 @@ class Runner:
             library = found[0].module.partition(".")[0]
             package = __name__.partition(".")[0]
             logger.warning(
-                "the installed %s is newer than this version of %s knows, and a known bug seems to be there (%s), not "
-                "patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
+                "the installed %s is newer than this version of %s supports, and a known bug seems to be there (%s), "
+                "not patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
                 library,
                 package,
                 found[0].id,
@@ -324,7 +324,7 @@ class Runner:
             )
 
     def _after_fork(self) -> None:
-        """In a forked child: threads that held our lock or were busy with a fix are not there."""
+        """In a forked child: threads that held our lock or were busy with a fix do not exist there."""
         self._lock = threading.Lock()
         self._busy.clear()
         self._missed.clear()

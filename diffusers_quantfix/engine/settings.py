@@ -12,13 +12,13 @@ WORDS = ("off", "strict", "debug", "newer")
 
 
 class Settings:
-    """The words of the variable, understood.
+    """The parsed words of the variable.
 
     Attributes:
-        text: the variable as it stood.
+        text: the value of the variable.
         off: install nothing, watch nothing.
-        strict: raise where the package would otherwise leave the library as it was.
-        debug: say every decision on standard error.
+        strict: raise where the package would otherwise leave the library unchanged.
+        debug: print every decision on standard error.
         newer: the ids of the fixes that may be applied above their claimed range; all of them for True.
         only: when not empty, the ids that may be installed.
         skip: the ids that may not be installed.
@@ -71,7 +71,7 @@ class Settings:
         return ""
 
     def wants_newer(self, fix_id: str) -> bool:
-        """Whether the user wants this fix in a release above its claimed range, where its probe says broken."""
+        """Whether the user wants this fix in a release above its claimed range, where its probe finds the defect."""
         return self.newer is True or (self.newer is not False and fix_id in self.newer)
 
     def to_dict(self) -> dict[str, object]:
@@ -92,7 +92,7 @@ class Settings:
 
 def did_you_mean(word: str, known: "Iterable[str]") -> str:
     """The end of an error sentence that names the nearest known words."""
-    import difflib  # only on the way to an error: it loads `re`
+    import difflib  # only for an error message: it loads `re`
 
     near = difflib.get_close_matches(word.lower(), list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else "; see `python -m diffusers_quantfix status`"

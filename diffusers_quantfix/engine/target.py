@@ -1,4 +1,4 @@
-"""Is a target there, and if not, why not?"""
+"""Whether a target module is available, and if not, why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def finished(target: str) -> ModuleType | None:
-    """The target, when it is imported to its end."""
+    """The target, when it is completely imported."""
     module = sys.modules.get(target)
     if module is None or is_lazy(module):
         return None
@@ -24,7 +24,7 @@ def finished(target: str) -> ModuleType | None:
 
 
 def is_lazy(module: object) -> bool:
-    """Whether a module of ``importlib.util.LazyLoader`` has not been executed; any other question executes it."""
+    """Whether a module of ``importlib.util.LazyLoader`` has not been executed; any attribute access executes it."""
     return type(module) is getattr(importlib.util, "_LazyModule", None)
 
 
@@ -33,12 +33,12 @@ def is_missing(library: str) -> bool:
         return False
     try:
         return importlib.util.find_spec(library) is None
-    except Exception:  # a finder of someone else fails: then the import itself will say what is wrong
+    except Exception:  # another tool's finder fails: then the import itself raises the error
         return False
 
 
 def import_target(target: str) -> tuple[str, str]:
-    """Import a target; on a fault the (state, reason) for its fixes, else two empty strings."""
+    """Import a target; on an error return the (state, reason) for its fixes, else two empty strings."""
     library = target.partition(".")[0]
     try:
         importlib.import_module(target)
@@ -49,7 +49,7 @@ def import_target(target: str) -> tuple[str, str]:
             version = installed_version(library) or ""
             return MISSING, f"{library} {version} has no module {error.name}".replace("  ", " ")
         return WAITING, f"{library} is installed but cannot be imported: {say(error)}"
-    except BaseException as error:  # some releases end in SystemExit or worse; status must still answer
+    except BaseException as error:  # some releases raise SystemExit or worse; status must still work
         if isinstance(error, KeyboardInterrupt):
             raise
         return WAITING, f"{library} is installed but cannot be imported: {say(error)}"

@@ -1,4 +1,4 @@
-"""Does a version claim fit what is installed?
+"""Whether a version claim fits the installed releases.
 
 The answer comes from the metadata of the distributions; no library is imported.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Verdict:
-    """Whether a claim fits, and the sentence that says why.
+    """Whether a claim fits, and the reason as a sentence.
 
     Attributes:
-        kind: "fits", "out-of-range", "missing" (a distribution is not installed) or "unreadable" (an installed
-            version is no valid version).
+        kind: "fits", "out-of-range", "missing" (a distribution is not installed) or "unreadable" (an installed version
+            is not a valid version).
         reason: one sentence, for "fits" the versions that were found.
         above: for "out-of-range": whether every release that does not fit is newer than its range, not below it nor
             one that is left out of the middle.
@@ -43,8 +43,8 @@ class Verdict:
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution as its metadata states it; None when it is not installed.
 
-    Broken metadata gives an empty string, which is no valid version.  A search takes milliseconds, and an import of
-    diffusers asks two hundred times: the answer stands until something is installed or removed.
+    Broken metadata gives an empty string, which is not a valid version.  A search takes milliseconds, and an import of
+    diffusers needs two hundred: the result is cached until something is installed or removed.
     """
     state = _search_state()
     answers = _answers.get(state)
@@ -60,7 +60,7 @@ _answers: dict[tuple[tuple[str, int], ...], dict[str, str | None]] = {}
 
 
 def _search_state() -> tuple[tuple[str, int], ...]:
-    """Changes with whatever is installed or removed: the folders on ``sys.path`` with their times."""
+    """A value that changes when something is installed or removed: the folders on ``sys.path`` with their times."""
     state = []
     for folder in sys.path:
         try:
@@ -82,14 +82,14 @@ def _read_version(distribution: str) -> str | None:
 
 @functools.lru_cache(maxsize=512)
 def contains(specifier: str, version: str) -> bool:
-    """Whether a release lies in a range, development builds judged by their place in time.
+    """Whether a release lies in a range, with development builds ordered by time.
 
     PEP 440 puts ``0.36.0.dev0`` in neither ``<0.36`` nor ``>=0.36``.  A build from between two releases may have
     what either of them has, so it fits when it lies below an upper bound by plain order, or when the release
     that it leads to fits; the probe decides from the code.  Local versions (``+cu121``) count as their release.
 
     Raises:
-        packaging.version.InvalidVersion: ``version`` is no valid version.
+        packaging.version.InvalidVersion: ``version`` is not a valid version.
     """
     from packaging.version import Version
 
@@ -123,7 +123,7 @@ def is_above(specifier: str, version: str) -> bool:
     """Whether a release that does not fit a range is newer than all of it.
 
     Raises:
-        packaging.version.InvalidVersion: ``version`` is no valid version.
+        packaging.version.InvalidVersion: ``version`` is not a valid version.
     """
     from packaging.version import Version
 
@@ -139,10 +139,10 @@ def is_installed(distribution: str, specifier: str) -> bool:
 
 
 def judge(claims: Mapping[str, str]) -> Verdict:
-    """Hold every specifier of a claim against the installed distributions; all must fit."""
+    """Compare every specifier of a claim with the installed distributions; all must fit."""
     try:
         from packaging.version import InvalidVersion
-    except ImportError:  # our own dependency: without it we can still answer, and say what to do
+    except ImportError:  # our own dependency: without it we still return an answer that names the next step
         return Verdict(
             "unreadable", "packaging is not installed, without which versions cannot be compared; install it"
         )

@@ -1,9 +1,9 @@
-"""Tells us when a target module has finished importing.
+"""Reports when a target module has finished importing.
 
-One finder for all targets stands first on ``sys.meta_path``.  It never acts in ``find_spec``: libraries ask
-``importlib.util.find_spec("bitsandbytes")`` only to learn whether it is there.  It exchanges the loader of a
-target's spec for one that calls us after ``exec_module``.  Nothing but builtins and ``sys`` is used, since this
-runs at every start of an interpreter; and a fault of ours may never break the import of a target.
+One finder for all targets is first on ``sys.meta_path``.  It never acts in ``find_spec``: libraries ask
+``importlib.util.find_spec("bitsandbytes")`` only to learn whether it is there.  It replaces the loader of a target's
+spec by one that calls us after ``exec_module``.  Nothing but builtins and ``sys`` is used, since this runs at every
+start of an interpreter; and an error of ours must never break the import of a target.
 """
 
 import sys
@@ -24,7 +24,7 @@ class Watcher:
         targets: full names of the modules to watch.
         arrived: called with the name of a target that has just been executed (for the first time, or by
             ``importlib.reload``), in the importing thread, while the import lock of that module is still held.
-        replaced: called when a later copy of the package takes our place.
+        replaced: called when a later copy of the package replaces this one.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class Watcher:
         self._targets = frozenset(targets)
         self._arrived = arrived
         self._replaced = replaced
-        # (thread, name) of the searches under way: another tool's finder that searches the whole
-        # sys.meta_path in its turn must not lead back to us.
+        # (thread, name) of the running searches: another tool's finder that itself searches the whole sys.meta_path
+        # must not call us again.
         self._asking: set[tuple[int, str]] = set()
 
     def start(self) -> None:
@@ -43,14 +43,14 @@ class Watcher:
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Take the finder away; safe to call twice.  Imports that are under way still report."""
+        """Remove the finder; safe to call twice.  Running imports still report."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
     def replace_earlier_copies(self) -> None:
         """Remove the watchers of earlier copies of the package.
 
-        There is one when a program deleted the package from ``sys.modules`` and imported it anew; two that patch
-        the same target would undo each other's work.
+        There is one when a program deleted the package from ``sys.modules`` and imported it again; two that patch the
+        same target would undo each other's work.
         """
         for finder in list(sys.meta_path):
             kind = type(finder)
@@ -58,19 +58,19 @@ class Watcher:
                 finder.step_down()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
 
     def step_down(self) -> None:
-        """Stop, and let our copy of the package take back what it installed."""
+        """Stop, and remove what this copy of the package installed."""
         self.stop()
         self._replaced()
 
     @property
     def watching(self) -> bool:
-        """Whether the finder stands on ``sys.meta_path``."""
+        """Whether the finder is on ``sys.meta_path``."""
         return any(finder is self for finder in sys.meta_path)
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """The spec that the other finders give, with a loader that reports; None for everything but a target."""
+        """The spec from the other finders, with a loader that reports; None for everything but a target."""
         if name not in self._targets:
             return None
         key = (get_ident(), name)
@@ -82,7 +82,7 @@ class Watcher:
             if spec is not None and _can_be_wrapped(spec.loader):
                 spec.loader = ReportingLoader(spec.loader, name, self._arrived)  # type: ignore[assignment]
             return spec
-        except Exception:  # the import goes on as if we were not here, and meets the same error if it is real
+        except Exception:  # the import continues without us, and gets the same error if it is real
             return None
         finally:
             self._asking.discard(key)
@@ -109,8 +109,8 @@ def _can_be_wrapped(loader: object) -> bool:
 
 
 class ReportingLoader:
-    """Stands in for a target's loader until the module is executed, then gives the module its own loader back,
-    so that ``inspect.getsource``, ``importlib.resources`` and ``pkgutil`` never meet us."""
+    """Replaces a target's loader until the module is executed, then restores the module's own loader, so that
+    ``inspect.getsource``, ``importlib.resources`` and ``pkgutil`` never see this one."""
 
     def __init__(self, loader: "Any", name: str, arrived: "Callable[[str], None]") -> None:
         self._loader = loader

@@ -1,8 +1,8 @@
 """The one device onto which a quantized model is loaded.
 
 The fixes of the loading paths share this: what a ``device_map`` asks for, whether this machine has it, and which device
-is meant when nothing is asked for. Every refusal is raised before anything is allocated, in one sentence that ends with
-the next step. torch is imported inside the functions.
+is meant when nothing is asked for. Every error is raised before anything is allocated, and its message ends with the
+next step. torch is imported inside the functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def chosen_device(device_map: Any, config: Any = None, pre_quantized: bool = Fal
     Args:
         device_map: what the caller of ``from_pretrained`` passed: None, a device, its name or index, or a dictionary
             whose values all name the same device.
-        config: the quantization config, if the request has to be one that this quantization can fulfil.
+        config: the quantization config, if the device has to be one that this quantization supports.
         pre_quantized: whether the checkpoint is quantized already.
 
     Returns:

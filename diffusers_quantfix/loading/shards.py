@@ -1,8 +1,8 @@
-"""A checkpoint of bitsandbytes in several files, of which one ends between a weight and its companions.
+"""A checkpoint of bitsandbytes in several files, one of which ends between a weight and its companions.
 
-``save_pretrained`` splits a checkpoint wherever the size is reached, and the loaders read one file at a time. What the
-fixes of diffusers and transformers share is here: which weights have companions in another file, which is found in the
-headers before the first file is read, and the contents of one file made whole. Keys are those in the files.
+``save_pretrained`` splits a checkpoint by size only, and the loaders read one file at a time. The fixes for diffusers
+and transformers share these functions: they find the weights with companions in another file, from the headers before
+the first file is read, and complete the contents of one file. Keys are those in the files.
 
 safetensors is imported inside the functions.
 """
@@ -22,7 +22,8 @@ Apart = dict[str, dict[str, str]]
 
 
 def look_ahead(quantizer: Any, files: Any) -> Apart:
-    """What is apart in a checkpoint that is about to be read; nothing where bitsandbytes did not quantize it.
+    """The companions in another file than their weight, in a checkpoint that is about to be read; nothing where
+    bitsandbytes did not quantize it.
 
     Args:
         quantizer: of diffusers or transformers, or None.
@@ -34,7 +35,7 @@ def look_ahead(quantizer: Any, files: Any) -> Apart:
         return {}
     try:
         return companions_apart(files)
-    except Exception:  # a file that cannot be read: upstream says so
+    except Exception:  # a file that cannot be read: upstream raises the error
         return {}
 
 
@@ -79,7 +80,7 @@ def _weight_of(key: str) -> str:
 def brought_together(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
     """``state_dict`` of one file with what its weights have elsewhere, and without what belongs to weights elsewhere.
 
-    What stays without its weight would be taken for a parameter, once the weight is loaded.
+    A companion without its weight would be treated as a parameter, once the weight is loaded.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""What a model that is about to be quantized will take, measured on its skeleton.
+"""The memory that a model will take once it is quantized, computed from the model on ``meta``.
 
 A plan over several devices is made before a weight is read, from the model on ``meta``. Which of its parameters will be
 quantized, and in how many bits, its quantizer knows: diffusers and transformers ask it for a plan inside of one model.
@@ -20,7 +20,7 @@ def shrink(model: Any, config: Any) -> int:
     """Give every weight of ``model`` that ``config`` will quantize the bytes that it will have.
 
     Args:
-        model: of diffusers or transformers, on ``meta``; it is good for measuring only afterwards.
+        model: of diffusers or transformers, on ``meta``; afterwards it can only be used for measuring.
         config: the quantization config, or the dictionary in a saved model's configuration. It is not changed.
 
     Returns:

@@ -1,8 +1,8 @@
 """Casting a pipeline with quantized components, for both kinds of pipelines of diffusers.
 
-``pipe.to(dtype)`` casts one component after the other. A quantized one keeps its dtype; upstream knows that of
-bitsandbytes only, and lets every other model refuse the cast in the middle, or half follow it. Here a quantized
-component is moved where the pipeline goes, and its dtype stays; that is said in a warning, in upstream's words.
+``pipe.to(dtype)`` casts one component after the other. A quantized one keeps its dtype; upstream does so for
+bitsandbytes only; every other quantized model raises midway, or is partially cast. Here a quantized component is moved
+with the pipeline and keeps its dtype, with upstream's warning.
 
 Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/modular_pipeline.py.
 """
@@ -72,7 +72,7 @@ def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..
 
 
 def sparing_models(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, the ``to`` of a model class, which drops the dtype while a pipeline is cast around it."""
+    """``original``, the ``to`` of a model class, which ignores the dtype while its pipeline is cast."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _casting.get() or not _keeps_dtype(self):
@@ -131,5 +131,5 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
 
 
 def _keeps_dtype(component: Any) -> bool:
-    # HQQ casts what it computes in, and its models of transformers know how to.
+    # HQQ casts its compute dtype, and its models in transformers support that.
     return is_quantized(component) and method_of(component) != "hqq"

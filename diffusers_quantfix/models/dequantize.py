@@ -1,4 +1,4 @@
-"""What ``dequantize`` should ask of a model before, and what of a quantizer it forgets to take away after.
+"""The check that ``dequantize`` needs before it starts, and the attributes of the quantizer that it does not remove.
 
 Upstream: diffusers/quantizers/base.py, transformers/quantizers/base.py.
 """
@@ -29,7 +29,7 @@ OFFLOADED = (
 
 
 def refuse_offloaded(model: Any) -> None:
-    """Raise for a model whose hooks hold, or move, the quantized weights: they would not know the new ones.
+    """Raise for a model whose hooks hold or move the quantized weights: they would not use the new ones.
 
     Raises:
         ValueError: the model is offloaded sequentially or in groups.
@@ -39,7 +39,7 @@ def refuse_offloaded(model: Any) -> None:
 
 
 def forget_quantization(model: Any) -> None:
-    """Take from a model, but not from its config, what says that it is quantized."""
+    """Remove from a model, but not from its config, the attributes that mark it as quantized."""
     for name in _ON_MODEL:
         vars(model).pop(name, None)
     model.is_quantized = False  # diffusers itself does so since 0.39 or 0.40

@@ -1,12 +1,12 @@
-"""Which 8-bit models can be moved, and moving them past the gates of older releases.
+"""Which 8-bit models can be moved, and moving them past the checks of older releases.
 
 bitsandbytes could not move 8-bit layers, so diffusers and transformers refuse to move a model that has them, each at
-several places and by version numbers of each other. Where the layers move whole (``bnb-linear8bit-move``, or a
-bitsandbytes that does it by itself) the refusals have no reason left. The fixes of these gates share the question
-whether a model can move, and the move.
+several places and by version numbers of each other. Where the layers move completely (``bnb-linear8bit-move``, or a
+bitsandbytes that does so itself) there is no reason left to refuse. The fixes for these checks share the test whether a
+model can move, and the move.
 
-accelerate before 1.13 puts hooks on every 8-bit model that send its inputs to the device where it was loaded. They
-would tear inputs and weights apart after a move, so they follow.
+accelerate before 1.13 puts hooks on every 8-bit model that send its inputs to the device where it was loaded. After a
+move, inputs and weights would be on different devices, so the hooks are updated.
 
 Neither torch nor another library is imported here at module level.
 
@@ -37,10 +37,10 @@ def is_8bit(model: Any) -> bool:
 
 
 def can_move(model: Any) -> bool:
-    """Whether a move takes the whole 8-bit ``model``, and nothing else has its say about where it is.
+    """Whether a move moves the whole 8-bit ``model``, and nothing else controls its device.
 
-    Not a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would leave
-    their matrices behind.
+    Not a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would not
+    move their matrices.
     """
     if is_spread(model):
         return False
@@ -55,7 +55,7 @@ def can_move(model: Any) -> bool:
 
 
 def destination(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ``torch.device`` to which ``model.to(*args, **kwargs)`` may take an 8-bit model past the gates.
+    """The ``torch.device`` to which ``model.to(*args, **kwargs)`` may move an 8-bit model past the checks.
 
     None where upstream has to answer: for another model, for a cast, and where the model cannot move, unless it is
     there already, to the last tensor.
@@ -69,13 +69,13 @@ def destination(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def move(model: Any, device: Any) -> None:
-    """Move an 8-bit model to ``device`` past every gate; hooks that align its inputs follow."""
+    """Move an 8-bit model to ``device`` past every check; hooks that align its inputs are updated."""
     sys.modules["torch"].nn.Module.to(model, device)
     align(model)
 
 
 def align(model: Any) -> None:
-    """Let the hooks that bring the inputs to ``model``, which is on one device, bring them to where it is now."""
+    """Update the hooks that move the inputs of ``model``, which is on one device, to use its current device."""
     first = next(iter(model.parameters()), None)
     if "accelerate.hooks" not in sys.modules or first is None:
         return
@@ -94,7 +94,7 @@ def asked_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             continue
         try:
             return torch.device(value)
-        except (RuntimeError, TypeError):  # upstream says what is wrong with it
+        except (RuntimeError, TypeError):  # upstream raises the error
             return None
     return None
 

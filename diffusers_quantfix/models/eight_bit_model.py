@@ -17,7 +17,7 @@ __all__ = ["open_gates"]
 
 
 def open_gates(model_class: Any, draft: Draft) -> None:
-    """Let the models of ``model_class`` go where all of them goes; upstream answers everything else."""
+    """Allow moves of ``model_class`` instances that move completely; upstream handles everything else."""
     import torch
 
     def make_to(original: Any) -> Any:

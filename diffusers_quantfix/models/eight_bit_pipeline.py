@@ -1,8 +1,8 @@
 """``.to()`` of a pipeline with 8-bit components, for both kinds of pipelines of diffusers.
 
-Upstream says of each 8-bit component that it cannot be moved, and leaves it where it is. Here upstream moves all the
-rest, and says what else it has to say (such as float16 on a CPU); its sentence about the components that can move is
-held back, and they are moved.
+Upstream warns for each 8-bit component that it cannot be moved, and does not move it. Here upstream moves everything
+else, with its other warnings (such as float16 on a CPU); its warning about the components that can move is suppressed,
+and they are moved.
 
 Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/modular_pipeline.py.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REFUSAL", "movable", "moving_to"]
 
-REFUSAL = "8bit and moving it to"  # of the sentence that is no longer true
+REFUSAL = "8bit and moving it to"  # part of the warning that is no longer true
 
 
 def moving_to(original: Callable[..., Any], logger: logging.Logger) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The layers of optimum-quanto, for those who take them out of a model again.
+"""Removing the layers of optimum-quanto from a model.
 
 Upstream: optimum/quanto/nn (``QModuleMixin``, ``QLinear``).
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def dequantized(model: Any, dtype: Any = None) -> Any:
-    """Put ``torch.nn.Linear`` layers in the place of the ``QLinear`` layers of ``model``, in place.
+    """Replace the ``QLinear`` layers of ``model`` by ``torch.nn.Linear`` layers, in place.
 
     Args:
         model: a ``torch.nn.Module``; its weights may be on any device but ``meta``.
@@ -67,7 +67,7 @@ def _linear(layer: Any, dtype: Any) -> Any:
 
 
 def remade_where_loaded(model: Any) -> None:
-    """Make weights anew that say ``meta`` while all their tensors have data, in place."""
+    """Rebuild, in place, weights that report ``meta`` although all their tensors have data."""
     import torch
     from optimum.quanto import QModuleMixin
 

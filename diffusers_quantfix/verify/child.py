@@ -1,8 +1,7 @@
 """The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work [id ...]``.
 
-It imports the libraries, says what the board says, reads one line of ids from standard input, and runs their cases in
-that order.  What it says goes to the file ``results``, one JSON line per event, since the libraries print what they
-like.
+It imports the libraries, reports the board, reads one line of ids from standard input, and runs their cases in that
+order.  It writes its events to the file ``results``, one JSON line each, since the libraries may print anything.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ def case_module(fix_id: str) -> str:
 
 
 def main(results: str, work: str, *ids: str) -> None:
-    """Say the board, then run the cases that are asked for; with ids, import no more than their libraries."""
+    """Report the board, then run the requested cases; with ids, import only their libraries."""
     with open(results, "a", encoding="utf-8") as file:
 
         def write(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
-            file.flush()  # the parent shows the progress, and must know where we were if we die
+            file.flush()  # the parent shows the progress, and must know the current case if we die
 
         if settings().off:
             _import_the_libraries(ids)
@@ -56,7 +55,7 @@ def _targets(ids: Iterable[str]) -> list[str]:
 
 
 def _board(ids: tuple[str, ...]) -> dict[str, Any]:
-    """What the board says; of other fixes than these only what can be said without their libraries."""
+    """The board; for fixes other than these only what is known without their libraries."""
     if not ids:
         return status().to_dict()
     faults = {target: import_target(target) for target in _targets(ids)}
@@ -69,14 +68,14 @@ def _board(ids: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _import_the_libraries(ids: Iterable[str]) -> None:
-    """What the board imports to answer: this side would do it in its first case, while the other side is done."""
+    """Import what the board imports; otherwise this side would do so in its first case, after the other side."""
     for target in _targets(ids):
-        with contextlib.suppress(Exception):  # not installed, or broken: the case will say so
+        with contextlib.suppress(Exception):  # not installed, or broken: the case will report it
             importlib.import_module(target)
 
 
 def _keep_out_of_the_build_folders(work: str) -> None:
-    """Let quanto's extensions be loaded from copies, or not at all, for the time of the cases.
+    """While the cases run, load quanto's extensions from copies, or not at all.
 
     quanto compiles within its own package. A process that is killed meanwhile (ours has a time limit) leaves a lock
     there, and every later program waits for it. What is compiled already is copied. Nothing is compiled for a case: it

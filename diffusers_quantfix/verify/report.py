@@ -1,4 +1,4 @@
-"""What the proof found, as a table for people and as data for machines."""
+"""The results of `verify`, as a table for people and as data for machines."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Line:
     """One fix: what happened without the package and what happened with it.
 
     Attributes:
-        verdict: "patched"; "not needed" (the fix does not apply here); "cannot reproduce" (not on this machine);
-            "NOT PATCHED" (wrong with the package too); "NOT REPRODUCED" (the fix applies, yet all went well without
-            it); "timed out" (a case did not end, which says nothing of the fix).
+        verdict: "patched"; "not needed" (the fix does not apply here); "cannot reproduce" (not on this machine); "NOT
+            PATCHED" (wrong with the package too); "NOT REPRODUCED" (the fix applies, but the defect did not occur
+            without it); "timed out" (a case did not end, which proves nothing about the fix).
         before: what happened without the package; empty when it was not run.
         after: what happened with it; empty when it was not run.
         reason: the sentence on the board for this fix.
@@ -57,7 +57,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every defect that was reproduced is patched, and none that should be was not, or timed out."""
+        """Whether every applicable defect was reproduced and is patched, and no case timed out."""
         return all(line.ok for line in self.lines)
 
     def to_dict(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Runs the cases in two processes at the same time, without the package and with it, and compares what they said."""
+"""Runs the cases in two processes at the same time, without the package and with it, and compares their results."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class _Progress:
             self._bar.update(count)
 
     def show(self, current: str) -> None:
-        if self._bar is not None and time.monotonic() - self._shown > 0.5:  # a clock that moves is alive
+        # Redrawn although nothing is done: a moving clock shows that it is running.
+        if self._bar is not None and time.monotonic() - self._shown > 0.5:
             self._shown = time.monotonic()
             self._bar.set_postfix_str(current)
 

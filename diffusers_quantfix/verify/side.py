@@ -1,4 +1,4 @@
-"""One of the two processes of a proof: kept at work, watched, and replaced when a case kills it or never ends."""
+"""One of the two processes of `verify`: given cases, watched, and replaced when a case kills it or never ends."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Side:
     """The cases of one side, in one process after the other.
 
     Args:
-        setting: what ``DIFFUSERS_QUANTFIX`` is in there; None leaves it as the user has it.
+        setting: the value of ``DIFFUSERS_QUANTFIX`` there; None keeps the user's value.
         work: a folder that does not exist yet.
         step: called with the number of cases that have ended.
         ids: the fixes that will be asked for, all of them when empty: only their libraries are imported.
 
     Attributes:
-        board: what `status` said in the process, None while it has not answered, and for ``off``.
+        board: the result of `status` in the process; None until it is reported, and for ``off``.
         found: id -> the last event of its case.
         current: the id of the case that is running.
     """
@@ -66,11 +66,11 @@ class Side:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to come: the answer of the start, or cases."""
+        """Whether the start or cases are still pending."""
         return not self.ready if self._pending is None else bool(self._pending)
 
     def pump(self) -> None:
-        """Take over what was said since the last call; replace a process that has died or hangs."""
+        """Read the events since the last call; replace a process that has died or hangs."""
         code: int | str | None = self._child.poll()
         if code is None and time.monotonic() > self._deadline:
             self._child.kill()
@@ -95,7 +95,7 @@ class Side:
             self._send()
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even if it is busy."""
         if self._child.poll() is None:
             self._child.kill()
         self._child.wait()

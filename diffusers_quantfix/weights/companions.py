@@ -1,16 +1,17 @@
-"""The companions of a quantized layer: the tensors that have to go where its weight goes.
+"""The companions of a quantized layer: the tensors that have to be on the device of its weight.
 
 A bitsandbytes weight is more than its bytes. A 4-bit ``Params4bit`` has a ``QuantState`` (absmax, code, and for double
 quantization offset and the nested state2); the layer holds the same object a second time as ``layer.quant_state``. An
 8-bit ``Int8Params`` has CB and SCB, and after the first forward pass ``layer.state``, a ``MatmulLtState``, has them.
-None of these is a parameter or a buffer, so nothing of torch moves, counts or saves them. The fixes that move them and
-the tools that look for them share these functions.
+None of these is a parameter or a buffer, so torch does not move, count or save them. The fixes that move them and the
+tools that look for them share these functions.
 
-A host copy is a ``QuantState`` that belongs to a weight on ``meta``: its tensors stay on the CPU while the weight comes
-and goes. It is an ordinary ``QuantState`` with two marks, plain attributes that can be pickled and that bitsandbytes
-does not read: ``_is_host_copy`` on the copy, and ``_host_copy`` on a state that was made of it for a device.
+A host copy is a ``QuantState`` that belongs to a weight on ``meta``: its tensors stay on the CPU while the weight is
+offloaded and onloaded. It is an ordinary ``QuantState`` with two marks, plain attributes that can be pickled and that
+bitsandbytes does not read: ``_is_host_copy`` on the copy, and ``_host_copy`` on a state that was made of it for a
+device.
 
-Neither torch nor bitsandbytes is imported here; who has a quantized layer has both.
+Neither torch nor bitsandbytes is imported here; both are loaded where there is a quantized layer.
 
 Upstream: bitsandbytes/functional.py (``QuantState``), bitsandbytes/nn/modules.py (``Params4bit``, ``Int8Params``),
 bitsandbytes/autograd/_functions.py (``MatmulLtState``).
@@ -35,11 +36,11 @@ __all__ = [
     "on_device",
 ]
 
-# The classes whose instances carry companions. By name: a layer can be looked at without bitsandbytes at hand, and
-# a subclass counts as well.
+# The classes whose instances carry companions. By name: a layer can be inspected without importing bitsandbytes, and a
+# subclass counts as well.
 _CARRIERS = ("QuantState", "MatmulLtState")
 _QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
-# Every attribute of every layer is asked, at every sample of `track`; the types are few.
+# Cached, since `track` checks every attribute of every layer at every sample; there are few types.
 _answers: dict[tuple[type, tuple[str, ...]], bool] = {}
 _HOST_COPY = "_host_copy"
 _IS_HOST_COPY = "_is_host_copy"
@@ -49,7 +50,7 @@ class Companion:
     """One tensor that belongs to a quantized weight.
 
     Attributes:
-        name: where it hangs on the layer, e.g. ``weight.quant_state.state2.absmax`` or ``state.SCB``.
+        name: its path on the layer, e.g. ``weight.quant_state.state2.absmax`` or ``state.SCB``.
         holder: the object that has it as an attribute (``QuantState``, ``MatmulLtState`` or the parameter).
         attribute: its name there, so that ``setattr(companion.holder, companion.attribute, moved)`` replaces it.
         tensor: the tensor itself. CB of an 8-bit layer is usually an alias of ``weight.data``: count storages.
@@ -77,7 +78,7 @@ def is_quant_state(value: Any) -> bool:
 def companions(module: Any) -> Iterator[Companion]:
     """Yield the companions of the weights that ``module`` itself owns, not of those of its submodules.
 
-    A holder that hangs on the layer twice (``weight.quant_state`` is ``quant_state``) is walked once, under the name
+    A holder that the layer refers to twice (``weight.quant_state`` is ``quant_state``) is walked once, under the name
     of the parameter. Host copies are walked where they are the quant state of a weight on ``meta``, and left out where
     they are only what a quant state on a device was made of.
     """
@@ -100,7 +101,7 @@ def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> Non
 def on_device(state: Any, device: Any, non_blocking: bool = False) -> Any:
     """A ``QuantState`` like ``state`` with its tensors on ``device``; ``state`` and its tensors are not touched.
 
-    Tensors that are on ``device`` already are shared, not copied. A state made of a host copy knows it.
+    Tensors that are on ``device`` already are shared, not copied. A state made from a host copy refers to it.
     """
     duplicate = _duplicate(state, device, non_blocking)
     if is_host_copy(state):
@@ -127,7 +128,7 @@ def host_copy(state: Any) -> Any:
 
 
 def is_host_copy(state: Any) -> bool:
-    """Whether ``state`` waits on the CPU for a weight that is on ``meta``."""
+    """Whether ``state`` is the host copy of a weight that is on ``meta``."""
     return _IS_HOST_COPY in vars(state)
 
 
@@ -148,7 +149,7 @@ def _walk(name: str, holder: Any, seen: set[int]) -> Iterator[Companion]:
         return
     seen.add(id(holder))
     tensor = sys.modules["torch"].Tensor
-    # A list, since who walks may replace what was found.
+    # A list, since callers may replace the attributes while they iterate.
     for attribute, value in list(vars(holder).items()):
         path = f"{name}.{attribute}" if name else attribute
         if isinstance(value, tensor):

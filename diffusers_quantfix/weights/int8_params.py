@@ -1,4 +1,4 @@
-"""What fixes of different releases need of a quantized 8-bit weight of bitsandbytes: its move, and its rows.
+"""Functions for quantized 8-bit weights of bitsandbytes, shared by several fixes: moving one, and getting its rows.
 
 torch is not imported here at module level.
 
@@ -20,7 +20,7 @@ _orders: dict[str, Any] = {}
 
 
 def moved_whole(original: Any) -> Any:
-    """An ``Int8Params.to`` that moves int8 data as it is, with its SCB; CB is the moved data."""
+    """An ``Int8Params.to`` that moves int8 data unchanged, with its SCB; CB is the moved data."""
     import torch
 
     parse = torch._C._nn._parse_to
@@ -38,7 +38,8 @@ def moved_whole(original: Any) -> Any:
         vars(result).update(vars(self))
         result.CB = result.data
         if self.SCB is not None and device is not None:
-            # On meta it has no values; whoever fetches the weight brings them (accelerate, from its weights map).
+            # On meta it has no values; the code that onloads the weight restores them (accelerate, from its weights
+            # map).
             result.SCB = None if self.SCB.is_meta and device.type != "meta" else self.SCB.to(device)
         return result
 

@@ -1,14 +1,14 @@
-"""Moving a 4-bit parameter of bitsandbytes without touching the one it was.
+"""Moving a 4-bit parameter of bitsandbytes without changing the source parameter.
 
 A ``Params4bit`` is a tensor of packed bytes with a ``QuantState``, and often a reference to its layer, which has a
-reference to the quant state as well. Several fixes make a parameter elsewhere out of a parameter here; what they share
-is here, so that each works alone and all of them together, in any order.
+reference to the quant state as well. Several fixes create a parameter on another device from an existing one; they
+share these functions, so that each fix works alone and all of them together, in any order.
 
 On CPUs with AVX512-BF16 bitsandbytes >= 0.49 repacks bytes and quant state for its CPU kernel (``bnb-cpu-packing``).
-The repacked quant state then keeps the one that it was under ``UNPACKED``; what wants the bytes for anything but that
-kernel unpacks first.
+The repacked quant state then keeps the original one under ``UNPACKED``; code that uses the bytes outside that kernel
+unpacks them first.
 
-Neither torch nor bitsandbytes is imported here; who has a 4-bit parameter has both.
+Neither torch nor bitsandbytes is imported here; both are loaded where there is a 4-bit parameter.
 
 Upstream: bitsandbytes/nn/modules.py (``Params4bit``), bitsandbytes/functional.py (``_convert_weight_packed_for_cpu``).
 """
@@ -59,9 +59,9 @@ def tiny_parameter(modules: Any) -> tuple[Any, Any]:
 
 
 def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The parameter where ``.to(*args, **kwargs)`` is asked to put it, with ``new_state``.
+    """The parameter moved by ``.to(*args, **kwargs)``, with ``new_state``.
 
-    ``parameter``, its bytes and its quant state stay as they are.
+    ``parameter``, its bytes and its quant state are not changed.
     """
     result = sys.modules["torch"].Tensor._make_subclass(
         type(parameter), parameter.data.to(*args, **kwargs), parameter.requires_grad
@@ -72,15 +72,15 @@ def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def belongs_to_layer(parameter: Any) -> bool:
-    """Whether the layer that ``parameter`` refers to has it, and not only one that it was made of."""
+    """Whether the layer that ``parameter`` refers to owns it, and not only the parameter from which it was made."""
     layer = vars(parameter).get("module")
     return layer is not None and any(own is parameter for own in layer._parameters.values())
 
 
 def follow(parameter: Any, state: Any, new_state: Any) -> None:
-    """Let the layer of ``parameter``, if it refers to ``state``, refer to ``new_state``.
+    """If the layer of ``parameter`` refers to ``state``, make it refer to ``new_state``.
 
-    Otherwise it would keep the memory of the old place.
+    Otherwise it would keep the memory on the old device in use.
     """
     layer = vars(parameter).get("module")
     if layer is not None and vars(layer).get("quant_state") is state:
@@ -90,7 +90,7 @@ def follow(parameter: Any, state: Any, new_state: Any) -> None:
 def unpack(parameter: Any) -> None:
     """Undo the repacking for the CPU kernel, bit by bit; nothing happens to a parameter that is not repacked.
 
-    Nor to one that merely holds the state of another: PEFT makes the parameter of a merged weight, which is to be
+    Nor to one that merely holds the state of another: PEFT creates the parameter of a merged weight, which is not
     quantized yet, with the attributes of the old one.
     """
     state = vars(parameter).get("quant_state")
@@ -124,7 +124,7 @@ def unpacked_bytes(packed: Any, state: Any) -> Any:
 
 
 def restore(state: Any) -> None:
-    """Give a repacked quant state everything back that it had, keeping its identity."""
+    """Restore all attributes of a repacked quant state; it stays the same object."""
     before = vars(state)[UNPACKED]
     vars(state).clear()
     vars(state).update(vars(before))

@@ -1,7 +1,8 @@
-"""The compiled extensions of optimum-quanto: may they be built here, and what stands in for one that cannot be.
+"""The compiled extensions of optimum-quanto: whether they may be built here, and the replacement for one that cannot be
+built.
 
 quanto compiles C++ (``quanto_cpp``) and CUDA (``quanto_cuda``) code on the user's machine at its first use, with
-``torch.utils.cpp_extension.load``. All that it does can be done with PyTorch alone.
+``torch.utils.cpp_extension.load``. PyTorch alone can do everything that it does.
 
 Upstream: optimum/quanto/library/extensions.
 """
@@ -23,7 +24,7 @@ _WINDOWS_FLAGS = ("-D__asm__=asm", "-D__volatile__=volatile")
 
 
 def why_not_to_build(options: Collection[str]) -> str:
-    """Why no extension is compiled here, as the end of a sentence; empty when it may be tried.
+    """Why no extension is compiled here, as the end of a sentence; empty when it may be compiled.
 
     Args:
         options: what the user chose in ``DIFFUSERS_QUANTFIX``.

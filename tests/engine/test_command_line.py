@@ -211,7 +211,7 @@ def test_a_closed_standard_output_is_one_sentence(command) -> None:
 )
 def test_a_full_disk_is_one_sentence(command) -> None:
     done = shell(f"{command} > /dev/full")
-    sentence = "diffusers-quantfix: the answer could not be written: No space left on device\n"
+    sentence = "diffusers-quantfix: the output could not be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, sentence)
     assert shell(f"{command} > /dev/full 2>&1").returncode == 2, "nowhere to say it"
 

@@ -85,7 +85,7 @@ def test_the_worst_comes_first(check):
     assert len(listed) == len({line.split(":")[0] for line in listed}) >= 10, "one line each"
     assert out.splitlines()[1].startswith("affected        bnb-int8-requantize: moving an Int8Params ")
     assert re.search(
-        r"\n\d+ known defects, \d+ not patched: add diffusers-quantfix \(--explain says more\)\n$", out
+        r"\n\d+ known defects, \d+ not patched: add diffusers-quantfix \(details: --explain\)\n$", out
     )
     for line in out.partition("\nupgrades\n")[2].splitlines():
         assert len(line) <= 80

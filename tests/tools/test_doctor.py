@@ -62,7 +62,7 @@ def test_candidates_stand_first():
     made.answers[1].above = True
     found = doctor.examine(made)
     assert found["problems"] == ["b is candidate: the defect seems to be there"]
-    assert "lib 9.0: newer than this version of the package knows" in printed(made)
+    assert "lib 9.0: newer than this version of the package supports" in printed(made)
 
 
 def test_an_unclaimed_release_that_is_patched_counts_as_patched():

@@ -388,7 +388,7 @@ NO_SCRIPT = ("quanto-extension-lock",)
 def test_a_case_that_needs_this_package_is_one_sentence():
     done = explain(NO_SCRIPT[0], "--script")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"cannot stand alone" in done.stderr
+    assert b"cannot run without it" in done.stderr
 
 
 @pytest.mark.parametrize("fix_id", [fix_id for fix_id in INDEX if fix_id not in NO_SCRIPT])
@@ -469,7 +469,7 @@ def test_a_report_is_for_what_upstream_does_not_know():
     assert b"Patch: " not in done.stdout
     known = explain("bnb-quant-state-meta", "--report")
     assert known.returncode == 2
-    assert b"is known to upstream: https://github.com/" in known.stderr
+    assert b"is already reported upstream: https://github.com/" in known.stderr
     assert explain("some text", "--script").returncode == 2
 
 

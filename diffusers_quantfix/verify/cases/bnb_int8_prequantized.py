@@ -1,4 +1,4 @@
-"""A weight as a checkpoint in 8 bits has it, moved to where it runs: does the layer take it for what it is?"""
+"""A weight from a checkpoint in 8 bits is moved to where it runs: does the layer treat it as quantized?"""
 
 from __future__ import annotations
 

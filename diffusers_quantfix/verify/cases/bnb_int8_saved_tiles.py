@@ -1,4 +1,4 @@
-"""A model that has run is saved; the checkpoint's weights are taken for rows, as ``from_pretrained`` takes them."""
+"""A model that has run is saved; the checkpoint's weights are read as rows, as ``from_pretrained`` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of 4-bit layers goes to ``meta``."""
+"""A model of 4-bit layers is moved to ``meta``."""
 
 from __future__ import annotations
 

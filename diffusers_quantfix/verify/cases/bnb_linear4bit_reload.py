@@ -1,4 +1,4 @@
-"""A 4-bit layer takes the state dict of another one."""
+"""A 4-bit layer loads the state dict of another one."""
 
 from __future__ import annotations
 

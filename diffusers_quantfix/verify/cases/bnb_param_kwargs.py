@@ -1,4 +1,4 @@
-"""A 4-bit parameter with the mark of transformers 5 is made anew out of its attributes."""
+"""A 4-bit parameter with the mark of transformers 5 is rebuilt from its attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parameter of a 4-bit model is copied to the CPU; the model goes on."""
+"""A parameter of a 4-bit model is copied to the CPU; the model runs again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def case(work: str) -> str | None:
             cpu_offload(model, where)
         except TypeError as error:
             if "_is_hf_initialized" in str(error) and said:
-                continue  # bnb-param-kwargs stands in the way; it is for text encoders only
+                continue  # fails because of bnb-param-kwargs, which affects text encoders only
             raise
         held = _allocated(where)
         errors = [(run(model, where) - reference).abs().max().item() for _ in range(3)]

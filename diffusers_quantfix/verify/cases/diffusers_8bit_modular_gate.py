@@ -11,7 +11,7 @@ def case(work: str) -> str | None:
 
     where = eight_bit.cuda_device()
     model = eight_bit.transformer(work, where)
-    pipe = ModularPipeline.__new__(ModularPipeline)  # what `to` reads of a pipeline, without its blocks
+    pipe = ModularPipeline.__new__(ModularPipeline)  # only what `to` reads, without blocks
     specs = {"transformer": ComponentSpec(name="transformer", type_hint=type(model))}
     vars(pipe).update(_component_specs=specs, transformer=model, hf_device_map=None)
     pipe.to("cpu", silence_dtype_warnings=True)

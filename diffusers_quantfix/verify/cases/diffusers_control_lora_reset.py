@@ -1,4 +1,4 @@
-"""A Control LoRA goes from a pipeline that was offloaded since the LoRA came."""
+"""A Control LoRA is unloaded from a pipeline that was offloaded after the LoRA was loaded."""
 
 from __future__ import annotations
 

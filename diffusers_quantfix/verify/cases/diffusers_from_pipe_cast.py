@@ -1,4 +1,4 @@
-"""A second pipeline is made of the components of one in bfloat16."""
+"""A second pipeline is created from the components of one in bfloat16."""
 
 from __future__ import annotations
 

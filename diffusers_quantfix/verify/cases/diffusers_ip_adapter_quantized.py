@@ -1,4 +1,4 @@
-"""An IP-Adapter comes into a 4-bit UNet."""
+"""An IP-Adapter is loaded into a 4-bit UNet."""
 
 from __future__ import annotations
 

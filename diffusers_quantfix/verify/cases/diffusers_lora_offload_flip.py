@@ -1,4 +1,4 @@
-"""A LoRA comes into a pipeline whose transformer has a hook that only aligns its inputs."""
+"""A LoRA is loaded into a pipeline whose transformer has a hook that only aligns its inputs."""
 
 from __future__ import annotations
 

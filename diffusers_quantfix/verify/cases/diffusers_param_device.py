@@ -1,4 +1,4 @@
-"""A 4-bit model is asked onto a certain GPU, the last one of this machine."""
+"""A 4-bit model is loaded with a request for the last GPU of this machine."""
 
 from __future__ import annotations
 

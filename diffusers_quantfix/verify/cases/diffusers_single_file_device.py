@@ -1,4 +1,4 @@
-"""A single file in 4 bits is asked onto a certain GPU, the last one of this machine."""
+"""A single file in 4 bits is loaded with a request for the last GPU of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LoRA comes into a 4-bit CLIP text encoder."""
+"""A LoRA is loaded into a 4-bit CLIP text encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A textual inversion comes into a pipeline whose transformer has a hook that only aligns its inputs."""
+"""A textual inversion is loaded into a pipeline whose transformer has a hook that only aligns its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program ends its wait for a compile that was killed."""
+"""A program stops waiting for a compile that was killed."""
 
 from __future__ import annotations
 
