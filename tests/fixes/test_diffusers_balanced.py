@@ -71,7 +71,7 @@ def load(folder, quantization=None, memory=None, **options):
     from diffusers import FluxPipeline
 
     if quantization:
-        from diffusers import PipelineQuantizationConfig
+        from diffusers.quantizers import PipelineQuantizationConfig
 
         options["quantization_config"] = PipelineQuantizationConfig(quant_mapping=quantization)
     if memory is not None:
@@ -116,7 +116,7 @@ def test_a_component_that_fits_once_it_is_quantized(rig_devices, folder, method,
 def test_a_text_encoder_that_fits_once_it_is_quantized(rig_devices, folder):
     """The spelling with one backend for all components."""
     import torch
-    from diffusers import PipelineQuantizationConfig
+    from diffusers.quantizers import PipelineQuantizationConfig
 
     config = PipelineQuantizationConfig(
         quant_backend="bitsandbytes_4bit",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...engine.versions import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def broken(quanto_quantizer: ModuleType) -> bool:
     from types import FunctionType, SimpleNamespace
 
     method = resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}")
-    if written_in(method, __file__):
+    # With an older quanto the quantizer refuses to work at all.
+    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(method, __file__):
         return False
     # Replacing layers would import quanto.
     seen = {**method.__globals__, "_replace_with_quanto_layers": lambda model, **kwargs: model}
