@@ -58,7 +58,7 @@ def write_choice(word: str) -> str:
     """Write the choice; why that is not possible, as a sentence, else empty."""
     import diffusers_quantfix_startup as startup
 
-    new = startup.CHOICE + ".new"
+    new = f"{startup.CHOICE}.{os.getpid()}"  # another `enable` may run at the same time
     try:
         # uv links the files of a wheel to its cache: writing into this one would choose for every environment.
         with open(new, "w") as file:
