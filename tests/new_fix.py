@@ -34,6 +34,7 @@ LIBRARIES = {
     "accelerate": ("accelerate", "accelerate", "accelerate"),
     "bnb": ("bitsandbytes", "bitsandbytes", "bitsandbytes"),
     "diffusers": ("diffusers", "diffusers", "diffusers"),
+    "peft": ("peft", "peft", "peft"),
     "quanto": ("quanto", "optimum.quanto", "optimum-quanto"),
     "transformers": ("transformers", "transformers", "transformers"),
 }
@@ -237,10 +238,20 @@ def start(new: Draft, root: Path = ROOT) -> list[str]:
         raise ValueError(f"there is a fix {new.id}")
     if not f"{new.target}.".startswith(f"{new.library[1]}."):
         raise ValueError(f"{new.target} is no module of {new.library[1]}, which the id names")
+    if not new.title:
+        raise ValueError("a title says the defect in one line")
     stubs = {new.test: test_stub(new), new.fix: fix_stub(new), new.case: case_stub(new)}
     taken = [name for name in stubs if (root / name).exists()]
     if taken:
         raise ValueError(f"there is a file {taken[0]}")
+    for name, text in stubs.items():
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            raise ValueError(
+                f"{name} would be no Python: name the target as it is imported, and write title, symptom and links in "
+                "one line each, without three quotation marks"
+            ) from None
     stubs[CHANGELOG] = with_changelog_line((root / CHANGELOG).read_text("utf-8"), new)
     stubs[INDEX_FILE] = with_index_line((root / INDEX_FILE).read_text("utf-8"), new)
     for name, text in stubs.items():

@@ -159,6 +159,26 @@ def test_nothing_is_written_where_the_request_makes_no_sense(tree):
         assert says in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("target", "title", "symptom"),
+    [
+        ("accelerate.a b", "title", "symptom"),
+        ("accelerate.", "title", "symptom"),
+        ("accelerate.hooks", "two\nlines", "symptom"),
+        ("accelerate.hooks", "", "symptom"),
+        ("accelerate.hooks", "title", 'three """ marks'),
+    ],
+)
+def test_nothing_is_written_that_python_cannot_read(tmp_path, target, title, symptom):
+    new = new_fix.Draft(ID, target, title, symptom, {"accelerate": "<=9.9.1"}, ())
+    with pytest.raises(ValueError, match=r"would be no Python|a title"):
+        new_fix.start(new, tmp_path)
+
+
+def test_a_fix_of_every_library_can_be_started():
+    assert {fix_id.partition("-")[0] for fix_id in INDEX} <= set(new_fix.LIBRARIES)
+
+
 def test_what_is_installed_ends_the_claim_and_a_link_is_named_in_words(tree):
     assert tree.ask("-m", "tests.new_fix", ID, "--target", "accelerate.made_up").returncode == 0
     claim = '    # FILL IN: the first affected release too\n    claims={"accelerate": "<=9.9.1"},\n'

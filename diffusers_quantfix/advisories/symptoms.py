@@ -78,7 +78,7 @@ _STATED = re.compile(
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
-_WORD = re.compile(r"[a-z_][a-z0-9_]{2,}|\d+-?bit")
+_WORD = re.compile(r"[a-z_][a-z0-9_]{2,}|(?<!\d)\d+-?bit")
 _COMMON = frozenset(
     re.findall(
         r"\w+",

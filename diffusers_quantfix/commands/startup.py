@@ -58,7 +58,7 @@ def write_choice(word: str) -> str:
     """Write the setting; return an error message if that is not possible, else empty."""
     import diffusers_quantfix_startup as startup
 
-    new = startup.CHOICE + ".new"
+    new = f"{startup.CHOICE}.{os.getpid()}"  # another `enable` may run at the same time
     try:
         # uv links the files of a wheel to its cache: writing into this file would change every environment.
         with open(new, "w") as file:

@@ -222,13 +222,16 @@ class Runner:
                 elif not was_there:
                     loaded.append(target)
             self.sweep()
-            undecided = [
-                answer for answer in self._answers.values() if answer.state == states.WAITING and answer.needs
-            ]
-            for needed in dict.fromkeys(answer.needs for answer in undecided) if load else ():
-                if needed not in sys.modules and not import_target(needed)[0]:
-                    loaded.append(needed)
-            if undecided:
+            asked: set[str] = set()
+            while load:  # what is there now may lead a probe to the next module that it needs
+                answers = list(self._answers.values())  # other threads write to it
+                needs = {answer.needs for answer in answers if answer.state == states.WAITING} - asked - {""}
+                if not needs:
+                    break
+                asked |= needs
+                for needed in sorted(needs):
+                    if needed not in sys.modules and not import_target(needed)[0]:
+                        loaded.append(needed)
                 self.sweep()
         finally:
             self._collecting.discard(threading.get_ident())

@@ -334,3 +334,51 @@ def test_status_imports_what_a_probe_needs(world) -> None:
     """)
     assert outcome["before"] == ["waiting", "cannot be decided before lib.second is imported"]
     assert (outcome["state"], outcome["loaded"], outcome["f"]) == ("applied", ["lib.second"], "patched")
+
+
+def test_status_imports_what_a_probe_needs_one_after_the_other(world) -> None:
+    """It was left waiting at the second module, and `status` ended with 1."""
+    world.library(core=CORE, second="", third="")
+    text = UNDECIDED.replace(
+        "    return",
+        """    if "lib.third" not in sys.modules:
+        raise Undecided("lib.third")
+    return""",
+    )
+    world.fix(body=text + PATCH)
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        board = qf.status()
+        tell(state=board["fix-f"].state, loaded=board.loaded, ok=board.ok)
+    """)
+    assert outcome.told == {"state": "applied", "loaded": ["lib.second", "lib.third"], "ok": True}
+
+
+def test_status_ends_where_what_a_probe_needs_cannot_be_imported(world) -> None:
+    world.library(core=CORE, second="raise ImportError('no')")
+    world.fix(body=UNDECIDED + PATCH)
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        tell(states=[qf.status()["fix-f"].state for _ in range(2)])
+    """)
+    assert outcome["states"] == ["waiting", "waiting"]
+
+
+def test_status_while_another_thread_writes_an_answer(world) -> None:
+    """It ended in "dictionary changed size during iteration"."""
+    world.library()
+    world.fix()
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        from diffusers_quantfix.process_runner import RUNNER
+        class Busy:
+            above, needs = False, ""
+            @property
+            def state(self):  # as another thread does between two steps
+                if len(RUNNER._answers) < 9:
+                    RUNNER._answers[len(RUNNER._answers)] = Busy()
+                return "healthy"
+        RUNNER._answers[0] = Busy()
+        tell(state=qf.status()["fix-f"].state)
+    """)
+    assert outcome["state"] == "applied"

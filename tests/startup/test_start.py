@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
+from diffusers_quantfix.commands import startup as command
 from diffusers_quantfix.first_library import LIBRARIES
 from tests.engine.harness import FINDERS
 from tests.engine.test_light_start import WITH_A_LIBRARY
@@ -172,6 +175,28 @@ def test_a_choice_that_cannot_be_written_is_one_sentence(own_environment: Enviro
     assert "Traceback" not in done.stderr
     assert "DIFFUSERS_QUANTFIX_AUTO=1" in done.stderr
     assert not active(own_environment)
+
+
+def test_two_choices_at_the_same_time(tmp_path, monkeypatch):
+    """Each is written whole, whoever comes last: one may not take away the file that the other writes."""
+    startup = types.ModuleType(command.MODULE)
+    startup.CHOICE = str(tmp_path / "choice")
+    monkeypatch.setitem(sys.modules, command.MODULE, startup)
+    move, own = os.replace, os.getpid()
+    inside = []
+
+    def replace(old, new):
+        if not inside:
+            inside.append(True)
+            monkeypatch.setattr(os, "getpid", lambda: own + 1)
+            inside.append(command.write_choice("on"))
+        move(old, new)
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert command.write_choice("") == ""
+    assert inside == [True, ""]
+    assert command.read_choice() == ""
+    assert os.listdir(tmp_path) == ["choice"]
 
 
 CHILDREN = {
