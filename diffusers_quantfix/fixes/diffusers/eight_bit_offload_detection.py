@@ -87,10 +87,13 @@ def module_is_sequentially_offloaded(module: Any) -> bool:
 
     from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
+    from diffusers_quantfix.engine.versions import is_installed
     from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded, is_spread
 
-    # A component on several devices cannot be moved either: there upstream's refusal stays.
-    if any(_check_bnb_status(module)) and not is_spread(module):
+    # A component on several devices cannot be moved to a GPU either. Upstream's refusal stays where nothing else refuses;
+    # from 0.32.0 on `diffusers-spread-guard` does.
+    alone = is_spread(module) and is_installed("diffusers", "<0.32")
+    if any(_check_bnb_status(module)) and not alone:
         return is_sequentially_offloaded(module)
     return bool(upstream_rule(module))
 
