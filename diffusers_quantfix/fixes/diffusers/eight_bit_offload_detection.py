@@ -90,7 +90,7 @@ def module_is_sequentially_offloaded(module: Any) -> bool:
     from diffusers_quantfix.engine.versions import is_installed
     from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded, is_spread
 
-    # A component on several devices cannot be moved to a GPU either. Upstream's refusal stays where nothing else refuses;
+    # A component on several devices cannot be moved to a GPU either. Upstream refuses it before 0.32.0, and that stays;
     # from 0.32.0 on `diffusers-spread-guard` does.
     alone = is_spread(module) and is_installed("diffusers", "<0.32")
     if any(_check_bnb_status(module)) and not alone:
