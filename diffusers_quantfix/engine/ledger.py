@@ -80,14 +80,19 @@ class Ledger:
             draft = self.draft(fix_id)
             try:
                 draft.wrap_plain(owner, name, make)
-                self.commit(draft)
+                self.commit(draft, later=True)
             except Exception:  # in the middle of a forward pass: the caller continues without it
                 return False
             self._demanded.append((fix_id, owner, name))
             return True
 
-    def commit(self, draft: Draft) -> None:
-        """Write a whole draft; on any error undo what was written and raise it."""
+    def commit(self, draft: Draft, later: bool = False) -> None:
+        """Write a whole draft; on any fault take back what was written and raise it.
+
+        Args:
+            draft: what to write.
+            later: it adds to a fix that is installed, which keeps its place in the order: others stand above its slots.
+        """
         fix_id = draft.fix_id
         with self._lock:
             done: list[tuple[Entry, bool, Any]] = []  # with the owner's previous value
@@ -117,7 +122,8 @@ class Ledger:
                 for entry in self._entries
                 if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
             ] + written
-            self.order = [*(other for other in self.order if other != fix_id), fix_id]
+            if not later:
+                self.order = [*(other for other in self.order if other != fix_id), fix_id]
 
     def undo(self, fix_id: str) -> list[str]:
         """Remove a fix, completely or not at all.

@@ -363,6 +363,7 @@ def test_on_demand_repairs_copies_and_other_fixes_stay(core, ledger, monkeypatch
     assert write_now()
     assert other.copied is core.f
     assert core.f(1) == ("ours", ["theirs", ("f", 1, "y")]), "around what stands there when it is written"
+    assert ledger.order == ["fix", "later"], "what is written later does not change who was installed later"
 
 
 def test_a_demand_that_fails_breaks_nothing(core, ledger) -> None:

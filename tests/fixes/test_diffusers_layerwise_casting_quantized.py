@@ -93,7 +93,7 @@ def test_a_whole_model_is_refused_before_anything_is_cast():
 
     model = four_bit_layers(torch.bfloat16)
     expected = call(model, torch.bfloat16)
-    with pytest.raises(ValueError, match="packed weights of 2 quantized layers; with skip_modules_pattern"):
+    with pytest.raises(ValueError, match="packed weights of 2 quantized layers; pass skip_modules_pattern"):
         apply_layerwise_casting(model, torch.float8_e4m3fn, torch.bfloat16, skip_modules_pattern=None)
     assert torch.equal(call(model, torch.bfloat16), expected)
 

@@ -34,6 +34,8 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/pull/9840",),
     symptom='Expected all tensors to be on the same device, but found at least two devices; after pipe.to("cuda:0") '
     "with a text encoder that has a device_map",
+    patterns=("Expected all tensors to be on the same device(?=.*device_map)",),
+    frames=("device_map", r"pipe\.to\("),
 )
 
 _GUARDED = ("cuda", "xpu")  # as upstream
