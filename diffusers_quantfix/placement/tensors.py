@@ -26,7 +26,6 @@ from .hooks import HOOK_ATTRIBUTES, resting_tensors
 
 __all__ = [
     "Held",
-    "bearing_modules",
     "held_tensors",
     "is_lazy",
     "nbytes",
@@ -131,27 +130,6 @@ def _modules(root: Any) -> Iterable[Any]:
         if module._modules:
             found += [child for child in module._modules.values() if child is not None]
     return dict.fromkeys(found)
-
-
-def bearing_modules(root: Any) -> list[Any]:
-    """``root``, and the modules below it that hold tensors themselves or further down.
-
-    The rest may belong to everyone: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
-    """
-    own = {id(module) for module in root.modules() if _bears(module)}
-    return [
-        module
-        for module in root.modules()
-        if module is root or any(id(part) in own for part in module.modules())
-    ]
-
-
-def _bears(module: Any) -> bool:
-    if any(
-        tensor is not None for named in (module._parameters, module._buffers) for tensor in named.values()
-    ):
-        return True
-    return next(companions(module), None) is not None
 
 
 def _only_registered(module: Any) -> bool:

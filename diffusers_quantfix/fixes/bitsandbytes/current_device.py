@@ -5,7 +5,7 @@ Symptom: after a 4-bit layer was quantized on, or ran on, ``cuda:1``, ``torch.cu
 Cause: four functions of ``bitsandbytes.functional`` switch to the device of their tensor and switch "back" to the same
     one, ``post_call(A.device)`` instead of ``post_call(prev_device)``. They and ``gemv_4bit`` do not switch back at all
     when they raise.
-Upstream: patched in 0.45.0, which switches with a context manager.
+Upstream: fixed in 0.45.0, which switches with a context manager.
 Patch: the functions themselves; each restores the current device, also when it raises.
 """
 

@@ -4,7 +4,7 @@ Symptom: RuntimeError "Input tensors need to be on the same GPU, but found the f
     (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model was moved to another GPU. Larger batches
     do not read ``code`` and work.
 Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
-Upstream: bitsandbytes issue 1527, patched in 0.45.3.
+Upstream: bitsandbytes issue 1527, fixed in 0.45.3.
 Patch: ``QuantState.to`` itself moves ``code`` too. Every move of a 4-bit weight calls it (``Params4bit.to``, a parent's
     ``.to``, accelerate).
 """

@@ -4,7 +4,7 @@ Symptom: after ``model.dequantize()`` a cast raises "You cannot cast a bitsandby
     pipeline does not cast the model; up to 4.46.3 a model saved afterwards cannot be loaded either.
 Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the flags of bitsandbytes on the model, up to
     4.46.3 also ``config.quantization_config``.
-Upstream: transformers issue 39295; patched in 4.54.0.
+Upstream: transformers issue 39295; fixed in 4.54.0.
 Patch: everything that the quantizer set on the model is removed together with the quantizer. Twin:
     ``diffusers-dequantize-flags``.
 """
