@@ -13,6 +13,7 @@ import importlib
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,10 @@ def _write(cell: Cell, result: dict[str, Any], table: Table, folder: Path) -> in
 
 def _put(fix_id: str, text: str) -> None:
     """Write the source of a fix, and read its declaration again."""
-    claims.source(fix_id, ROOT).write_text(text, encoding="utf-8")
+    source = claims.source(fix_id, ROOT)
+    source.write_text(text, encoding="utf-8")
+    # Python takes its bytecode for that of this text if both have the same size and second.
+    Path(cache_from_source(str(source))).unlink(missing_ok=True)
     importlib.invalidate_caches()
     module = sys.modules.get(f"diffusers_quantfix.fixes.{INDEX[fix_id][0]}")
     if module is not None:
