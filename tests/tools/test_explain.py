@@ -470,6 +470,16 @@ def test_a_script_is_a_program_of_its_own(tmp_path):
         assert "lost" not in fix_id or "AssertionError: " in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("fix_id", [fix.id for fix in DECLARATIONS if not fix.upstream])
+def test_every_defect_that_upstream_does_not_know_has_its_report(fix_id):
+    text = reproduction.report(fix_id)
+    assert "quantfix" not in text
+    assert text.startswith(f"{declaration(fix_id).title}\n\n### Describe the bug\n\n")
+    assert "\nSymptom: " in text and "\nPatch: " not in text and "\nUpstream: " not in text
+    program = text.partition("```python\n")[2].partition("```")[0]
+    compile(program, fix_id, "exec")
+
+
 def test_a_report_is_for_what_upstream_does_not_know():
     done = explain("quanto-weight-clone", "--report")
     assert done.returncode == 0
