@@ -44,7 +44,7 @@ def test_factories(gpu, second, name):
     assert make(device="cpu").device.type == "cpu"
     with torch.device(second):
         assert make().device == second
-        if not unmet("torch>=2.6"):  # before, it told the global default only
+        if not unmet("torch>=2.7"):  # before, it told the global default only
             assert torch.get_default_device() == second
     with torch.cuda.device(second):
         assert make(device="cuda").device == second
@@ -272,7 +272,7 @@ def test_streams_and_events(second):
         stream = make(device=second)
         default = torch.cuda.current_stream(second)
         assert stream.device == second
-        as_context = make is torch.Stream and not unmet("torch>=2.6")
+        as_context = make is torch.Stream and not unmet("torch>=2.7")
         with stream if as_context else torch.cuda.stream(stream):
             assert torch.cuda.current_stream(second) == stream
             x = torch.ones(2, device=second)
