@@ -11,7 +11,7 @@ import shutil
 import sys
 
 from ..engine.versions import installed_version
-from . import quanto
+from . import quanto, supported
 from .combinations import LIBSTDCXX
 from .ranges import fits
 
@@ -59,7 +59,8 @@ def advice(board: Board, kind: str) -> list[str]:
     """
     versions = {name: version for name, version in board.installed.items() if version}
     applied = {answer.id for answer in board if answer.state == "applied"}
-    sentences = [*_torch(versions, kind), *_native_library(versions, kind)]
+    python = supported.outside("Python", platform.python_version(), supported.PYTHON)
+    sentences = [*filter(None, [python]), *_torch(versions, kind), *_native_library(versions, kind)]
     if "bitsandbytes" in versions:
         sentences += _bitsandbytes(versions, kind)
     if "diffusers" in versions and "bitsandbytes" in versions:
@@ -69,6 +70,8 @@ def advice(board: Board, kind: str) -> list[str]:
 
 def _torch(versions: dict[str, str], kind: str) -> Iterator[str]:
     torch = versions.get("torch")
+    if torch is not None and (said := supported.outside("torch", torch, supported.TORCH)):
+        yield said
     if torch is None or kind or sys.platform == "darwin":
         return
     if shutil.which("nvidia-smi") and not _torch_is_for_gpus():

@@ -56,6 +56,16 @@ def test_a_row_overrides_what_is_shared(tmp_path):
     assert "optimum-quanto 0.2.7" in cell.title
 
 
+def test_a_row_may_have_a_python_and_a_torch_of_its_own(tmp_path):
+    found = table(tmp_path, row("D04"), row("T02") + 'python = "3.12"\ntorch = "2.5.1"\n')
+    plain, own = found.cells
+    assert (plain.python, own.python) == ("3.11", "3.12")
+    assert "torch==2.5.1" in own.requirements and "torch==2.13.0" not in own.requirements
+    assert not any("python" in line for line in own.requirements)
+    assert own.key != plain.key
+    assert (found.pythons, found.torches) == (["3.11", "3.12"], ["2.5.1", "2.13.0"])
+
+
 def test_a_range_has_one_cell_per_release_in_order(tmp_path):
     cells = table(tmp_path, row("D04")).ranges
     assert [cell.pins["bitsandbytes"] for cell in cells] == ["0.45.2", "0.45.3", "0.45.10"]
@@ -151,5 +161,9 @@ def test_the_cells_hold_both_edges_of_every_claim(fix_id, said):
 
 def test_the_set_of_one_ci_run():
     found = read()
-    assert len(found.select(["ci"])) == 13
-    assert len(found.cells) >= 30
+    ci = found.select(["ci"])
+    assert len(ci) == 15
+    assert len({cell.pins["torch"] for cell in ci}) == 3, "the newest torch, and two older ones"
+    assert len(found.cells) >= 37
+    assert {"2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.13.0"} == set(found.torches)
+    assert found.pythons == ["3.10", "3.11", "3.12", "3.13"]
