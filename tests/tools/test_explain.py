@@ -108,6 +108,43 @@ ValueError: It seems like you have activated sequential model offloading by call
         "diffusers-text-encoder-lora-quantized",
     ),
     (
+        "diffusers 10914",
+        "I came across an issue that my model kept getting moved to CPU after loading LoRA weights with the "
+        "`load_lora_weights()` method.\nI found out that `is_sequential_cpu_offload` is set to `True` while loading",
+        "diffusers-lora-offload-flip",
+    ),
+    ("diffusers 12047", "Fusing Lightx2v lora on Wan2.2 GGUF fails", "diffusers-fuse-lora-gguf"),
+    (
+        "diffusers 14433, its title",
+        "Title: Group offloading with use_stream=True fails on torchao int8 version=2 (pin_memory on CUDA qdata)",
+        "diffusers-group-offload-torchao",
+    ),
+    (
+        "diffusers 10958",
+        "# Cannot copy out of meta tensor; no data! with CogView4Pipeline\n\nGetting error while using "
+        "enable_sequential_cpu_offload.\nThe models are used without quantization so it should work.",
+        "transformers-meta-component-device",
+    ),
+    (
+        "ComfyUI-HiDream-Sampler 22",
+        "!!! ERROR during execution: Blockwise quantization only supports 16/32-bit floats, but got torch.uint8\n"
+        "Traceback (most recent call last):\n"
+        '  File "H:\\ComfyUI\\ComfyUI\\custom_nodes\\ComfyUI-HiDream-Sampler\\hidreamsampler.py", line 741\n'
+        "    output_images = pipe(\n",
+        "bnb-quant-state-meta",
+    ),
+    (
+        "optimum-quanto 386",
+        "RuntimeError: Error building extension 'quanto_cuda':",
+        "quanto-extension-fallback",
+    ),
+    (
+        "bitsandbytes 1900, its description",
+        "Transformers >= 5.x adds `_is_hf_initialized` to every parameter's `__dict__`, but `Params4bit.__new__` and "
+        "`Int8Params.__new__` had fixed signatures",
+        "bnb-param-kwargs",
+    ),
+    (
         "bitsandbytes 1179",
         "TypeError: Input tensors need to be on the same GPU, but found the following tensor and device combinations",
         "bnb-quant-state-code",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -165,9 +167,9 @@ def test_one_id_imports_its_own_library_only(tmp_path):
 
 def test_nothing_installed_is_one_sentence():
     program = (
-        "import sys, diffusers_quantfix.verify as package\n"
-        "from diffusers_quantfix.verify.report import Report\n"
-        "package.verify = lambda ids: Report([], {'torch': '2.13', 'diffusers': None}, 1.0)\n"
+        "import sys\n"
+        "from diffusers_quantfix.commands import verify\n"
+        "verify.installed_version = lambda name: '2.13' if name == 'torch' else None\n"
         "from diffusers_quantfix.__main__ import main; sys.exit(main(['verify']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -216,40 +218,59 @@ def test_every_defect_that_applies_here_is_patched():
             assert line["before"] and line["after"] and line["before"] != line["after"]
 
 
-KEEP_OUT = """
-import os, sys, diffusers_quantfix
+COMPILE_NOTHING = """
+import sys, diffusers_quantfix
 from diffusers_quantfix.verify import child
-from optimum.quanto.library.extensions import cpp
-import torch
+from optimum.quanto.library.extensions import cpp, extension
 cpp.ext.build_directory, cpp.ext._lib = sys.argv[1], None
-child._keep_out_of_the_build_folders(sys.argv[2])
-print(type(cpp.ext._lib).__name__, cpp.ext.build_directory != sys.argv[1])
+extension.load = None
+child._compile_nothing()
+print(type(cpp.ext.lib).__name__, vars(cpp.ext.lib).get("here", 0))
 """
+EXTENSION = """
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "quanto_cpp", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_quanto_cpp(void) {
+    PyObject *made = PyModule_Create(&module);
+    PyModule_AddIntConstant(made, "here", 1);
+    return made;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> bytes:
+    """An extension as quanto leaves it behind."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("extension")
+    (folder / "quanto_cpp.c").write_text(EXTENSION)
+    include = f"-I{sysconfig.get_path('include')}"
+    words = [compiler, "-shared", "-fPIC", include, folder / "quanto_cpp.c", "-o", folder / "quanto_cpp.so"]
+    subprocess.run(words, check=True)
+    return (folder / "quanto_cpp.so").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ((), "StandIn False"),
-        (("quanto_cpp.so", "pytorch_version.txt"), "NoneType True"),
-        (("quanto_cpp.so", "pytorch_version.txt", "lock"), "StandIn False"),
-        (("quanto_cpp.so",), "StandIn False"),
+        ((), "StandIn 0"),
+        (("quanto_cpp.so", "pytorch_version.txt"), "module 1"),
+        (("quanto_cpp.so", "pytorch_version.txt", "lock"), "StandIn 0"),
+        (("quanto_cpp.so",), "StandIn 0"),
+        (("pytorch_version.txt",), "StandIn 0"),
     ],
 )
-def test_nothing_is_compiled_in_the_users_environment(tmp_path, files, said):
-    """A case that is killed while quanto compiles would leave a lock there. What was compiled before is copied."""
+def test_nothing_is_compiled(tmp_path, compiled, files, said):
+    """A case that is killed while quanto compiles would leave a lock in the user's environment."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed", exc_type=ImportError)
-    folder, work = tmp_path / "build", tmp_path / "work"
-    folder.mkdir()
-    work.mkdir()
     for name in files:
-        (folder / name).write_text(torch.__version__)
+        (tmp_path / name).write_bytes(compiled if name.endswith(".so") else torch.__version__.encode())
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KEEP_OUT, str(folder), str(work)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-W", "ignore", "-c", COMPILE_NOTHING, str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.stdout.strip() == said, done.stderr[-2000:]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 
 
 def case(work: str) -> str | None:
@@ -11,7 +11,7 @@ def case(work: str) -> str | None:
     from ..models import four_bit
 
     if torch.cuda.device_count() < 2:
-        raise CannotReproduce("needs two CUDA devices")
+        raise NeedsDevice("needs two CUDA devices")
     here, there = torch.device("cuda", 0), torch.device("cuda", 1)
     reference = four_bit.run_flux(four_bit.flux(f"{work}/flux", here), here)
     model = four_bit.flux(f"{work}/flux", here).to("cpu").to(there)

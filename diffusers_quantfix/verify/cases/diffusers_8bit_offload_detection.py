@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...engine.versions import is_installed
-from ..case import CannotReproduce
+from ..case import CannotReproduce, NeedsDevice
 from ..models import flux
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
+        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
     if is_installed("diffusers", "<0.33"):
         raise CannotReproduce("shows with text encoders of transformers only in diffusers before 0.33")
 

@@ -32,13 +32,11 @@ def _quantized(work: str) -> tuple[Any, str]:
     import diffusers
     import torch
 
-    from ..case import CannotReproduce
+    from ..case import NeedsDevice
     from ..models import four_bit, gguf_model
 
     if torch.cuda.is_available():
         return four_bit.flux(f"{work}/plain", four_bit.device()), "nf4"
     if tuple(int(part) for part in diffusers.__version__.split(".")[:2]) < (0, 42):
-        raise CannotReproduce(
-            f"needs a CUDA device: diffusers {diffusers.__version__} dequantizes on a GPU only"
-        )
+        raise NeedsDevice(f"needs a CUDA device: diffusers {diffusers.__version__} dequantizes on a GPU only")
     return gguf_model.flux(work), "GGUF"

@@ -6,11 +6,11 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
 
-    from ..case import CannotReproduce
+    from ..case import NeedsDevice
     from ..models import quanto_models
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
-        raise CannotReproduce("needs an NVIDIA GPU of compute capability 8.0 or newer")
+        raise NeedsDevice("needs an NVIDIA GPU of compute capability 8.0 or newer")
     reference = quanto_models.run(quanto_models.plain_layers())
     model = quanto_models.layers("qfloat8", torch.float16).to("cuda")
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import CannotReproduce, NeedsDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
         options: those of ``apply_group_offloading``.
 
     Raises:
-        CannotReproduce: there is no CUDA device, or this diffusers has no group offloading.
+        NeedsDevice: there is no CUDA device.
+        CannotReproduce: this diffusers has no group offloading.
     """
     import gc
 
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device")
+        raise NeedsDevice("needs a CUDA device")
     try:
         from diffusers.hooks import apply_group_offloading
     except ImportError:
