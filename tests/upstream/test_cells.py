@@ -165,9 +165,9 @@ def test_the_set_of_one_ci_run():
     found = read()
     ci = found.select(["ci"])
     assert len(ci) == 9
-    seen = results.load()
-    for fix_id, by_set in seen.items():
-        patched = {name for name, state in by_set.items() if state.state == PATCHED}
+    for fix_id, by_set in results.load().items():
+        # D: releases as people had them at one time; what only stands on a set made for it is left to the full run
+        patched = {name for name, seen in by_set.items() if seen.state == PATCHED and name.startswith("D")}
         assert not patched or patched & {cell.name for cell in ci}, f"no CI set shows {fix_id}"
     assert len({cell.pins["torch"] for cell in ci}) == 3, "the newest torch, and two older ones"
     assert len(found.cells) >= 37
