@@ -10,7 +10,6 @@ from packaging.utils import canonicalize_name
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
-from .harm import harm
 from .libraries import SELF
 from .ranges import alternatives, comparable, exact_version, inside, overlap
 from .supported import RELEASES
@@ -72,7 +71,7 @@ def advisory(fix: Fix) -> dict[str, Any]:
         "id": fix.id,
         "title": fix.title,
         "symptom": fix.symptom,
-        "harm": harm(fix),
+        "harm": fix.harm,
         "claims": dict(fix.claims),
         "fixed_in": fix.fixed_in,
         "patched_since": fix.since,

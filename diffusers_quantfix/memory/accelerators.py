@@ -41,7 +41,7 @@ def synchronize(names: Iterable[str]) -> None:
     for name in names:
         device = torch.device(name)
         backend = _backend(name)
-        if backend.memory_allocated(device) or backend.memory_reserved(device):
+        if backend.memory_reserved(device):  # what is allocated is part of it
             backend.synchronize(device)
     if torch.backends.mps.is_available():
         torch.mps.synchronize()

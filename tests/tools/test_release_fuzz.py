@@ -168,12 +168,12 @@ def _in_threads(count: int) -> None:
 
 
 def test_random_worlds():
-    """Before: the first world with an array of a weight read -7.0."""
+    """Before: the first world with an array of a weight had nothing left of it."""
     _many(8)
 
 
 def test_random_worlds_with_threads():
-    """Before: segmentation fault."""
+    """Before: as without threads, and torch's errors in the threads instead of `ReleasedError`."""
     _in_threads(3)
 
 
