@@ -8,4 +8,4 @@ class CannotReproduce(Exception):
 
 
 class NeedsDevice(CannotReproduce):
-    """It can with CUDA devices, real ones or those of the rig; the text is the reason ("needs two CUDA devices")."""
+    """It can with more CUDA devices than there are; the text is the reason ("needs two CUDA devices")."""

@@ -155,9 +155,18 @@ def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = F
     except CannotReproduce as reason:
         write(event="cannot reproduce", id=fix_id, text=str(reason))
     except Exception as error:
-        write(event="defect", id=fix_id, text=say(error), on_rig=on_rig)
+        write(event="defect", id=fix_id, text=_said(error), on_rig=on_rig)
     else:
         write(event="right", id=fix_id, text=said or "right", on_rig=on_rig)
+
+
+def _said(error: Exception) -> str:
+    """An error as upstream raised it; of an assertion of ours only its sentence."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    ours = frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith(f"{__package__}.")
+    return str(error) if ours and isinstance(error, AssertionError) and str(error) else say(error)
 
 
 def _case(fix_id: str) -> Callable[[str], str | None]:

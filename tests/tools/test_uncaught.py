@@ -135,7 +135,7 @@ def test_a_notebook_cell():
         "from diffusers_quantfix import activation\n"
         "shell = InteractiveShell.instance()\n"
         "activation.activate(); activation.activate()\n"
-        f"shell.run_cell('raise {ERROR}'.replace(chr(34), chr(39)))\n"
+        f"shell.run_cell({f'raise {ERROR}'!r})\n"
         "print('next', file=sys.stderr)\n"
         "shell.run_cell('1 + 1')\n"
     )

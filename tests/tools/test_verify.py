@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -11,7 +13,9 @@ import sysconfig
 
 import pytest
 
-from diffusers_quantfix.verify import report, run, side, verify
+from diffusers_quantfix.verify import child, report, rig, run, side, verify
+from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
+from tests.rig.fixtures import require_rig
 
 ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
 
@@ -62,7 +66,7 @@ with open(results + ".starts", "a") as file:
 if os.environ.get("DIES_AT_ONCE"):
     print("ImportError: no such library", file=sys.stderr)
     os.abort()
-write(event="ready", board={"fixes": []})
+write(event="ready", board=json.loads(os.environ.get("BOARD", '{"fixes": []}')))
 if os.environ.get("DIES_IDLE"):
     os.abort()
 for fix_id in sys.stdin.readline().split():
@@ -71,6 +75,8 @@ for fix_id in sys.stdin.readline().split():
         os.abort()
     if fix_id.startswith("hangs"):
         time.sleep(600)
+    while fix_id.startswith("waits") and not os.path.exists(os.environ["GO"]):
+        time.sleep(0.02)
     write(id=fix_id, event="right", text=os.environ["DIFFUSERS_QUANTFIX"])
 """
 
@@ -140,6 +146,26 @@ def test_libraries_that_end_the_process_are_one_sentence(play, monkeypatch):
         play()
 
 
+def test_results_are_shown_as_they_are_found(play, monkeypatch, tmp_path):
+    answers = [{**ANSWER, "id": name} for name in ("first", "waits")]
+    answers.append({**ANSWER, "id": "no-need", "state": "healthy"})
+    monkeypatch.setenv("BOARD", json.dumps({"fixes": answers, "installed": {"somelib": "1.0"}}))
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    monkeypatch.setenv("DIFFUSERS_QUANTFIX", "")
+    monkeypatch.setattr(run, "known_ids", lambda ids: ["first", "waits", "no-need"])
+    shown: list[str] = []
+
+    def show(part: str) -> None:
+        shown.append(part)
+        if "first" in part:
+            (tmp_path / "go").touch()  # the other case ends only now
+
+    made = run.verify(show=show)
+    heads = [part.splitlines()[0].split()[-1] for part in shown[:-1]]
+    assert heads == ["1.0", "no-need", "first", "waits"]
+    assert set(shown) == {report.heading(made.installed), *map(str, made.lines), made.summary()}
+
+
 def test_a_time_out_says_so_and_is_counted_apart():
     hung = run._line(ANSWER, event("defect"), event("timed out", "timed out after 120 s"))
     assert hung.reason == "timed out after 120 s with it"
@@ -163,6 +189,90 @@ def test_one_id_imports_its_own_library_only(tmp_path):
     (ready,) = [json.loads(line) for line in results.read_text().splitlines()]
     (answer,) = [answer for answer in ready["board"]["fixes"] if answer["id"] == "bnb-params-pickle"]
     assert answer["state"] == "applied"
+
+
+def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
+    inside = []
+
+    @contextlib.contextmanager
+    def devices():
+        inside.append("entered")
+        yield
+        inside.clear()
+
+    def case_of(fix_id: str):
+        def case(work: str) -> str:
+            assert os.path.isdir(work)
+            if fix_id == "upstream":
+                raise ValueError("an error")
+            if fix_id == "fails":
+                raise AssertionError("a sentence")  # pytest adds to what an assert says
+            if fix_id == "no-gpu":
+                raise CannotReproduce("this machine lacks it")
+            if fix_id == "three" or (fix_id == "gpu" and not inside):
+                raise NeedsDevice(f"needs {fix_id}")
+            return f"ran {inside}"
+
+        return case
+
+    monkeypatch.setattr(child, "_case", case_of)
+    # As if this were a case of the package: its assertions are sentences.
+    monkeypatch.setitem(globals(), "__name__", f"{child.__package__}.cases")
+    found: dict[str, dict[str, object]] = {}
+    order = []
+
+    def write(**event: object) -> None:
+        order.append((event["event"], event["id"]))
+        found[str(event["id"])] = event
+
+    ids = ["gpu", "three", "plain", "fails", "upstream", "no-gpu"]
+    child._run(ids, str(tmp_path / "rig"), write, devices)
+    assert {fix_id: (event["event"], event["text"]) for fix_id, event in found.items()} == {
+        "gpu": ("right", "ran ['entered']"),
+        "three": ("cannot reproduce", "needs three, and the rig has no such device"),
+        "plain": ("right", "ran []"),
+        "fails": ("defect", "a sentence"),
+        "upstream": ("defect", "ValueError: an error"),
+        "no-gpu": ("cannot reproduce", "this machine lacks it"),
+    }
+    assert found["gpu"]["on_rig"] is True and found["plain"]["on_rig"] is False
+    assert order[-4] == ("begin", "gpu"), "after all others"
+    child._run(["gpu"], str(tmp_path / "none"), write, None)
+    assert found["gpu"] == {
+        "event": "cannot reproduce", "id": "gpu", "text": "needs gpu", "needs_device": True
+    }  # fmt: skip
+
+
+def test_how_to_get_the_rest(monkeypatch, tmp_path):
+    assert rig.is_here(), "these tests lie in a clone"
+    assert rig.advice(0, False, "") == rig.advice(3, True, "") == rig.advice(0, True, "") == ""
+    assert rig.advice(3, False, "").startswith(
+        "3 defects need a CUDA device: `verify --rig` reproduces them on "
+    )
+    assert rig.advice(2, True, "no compiler") == "without the rig: no compiler; 2 defects need a CUDA device"
+    monkeypatch.setattr(rig, "_CLONE", str(tmp_path))
+    assert not rig.is_here(), "as in an installed wheel"
+    assert rig.advice(1, False, "").startswith(
+        "1 defect needs a CUDA device: run this where there is one, or "
+    )
+
+
+def test_the_rig_from_the_command_line():
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    require_rig()
+    words = [sys.executable, "-m", "diffusers_quantfix", "verify", "--rig", "bnb-params4bit-shared-state"]
+    found = {}
+    for compiler in ("", "/nowhere/g++"):
+        environment = {**os.environ, **({"CXX": compiler} if compiler else {})}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        found[compiler] = " ".join(done.stdout.split())
+    assert "patched bnb-params4bit-shared-state (on the rig) " in found[""]
+    assert found[""].startswith("verified on ") and "without the rig" not in found[""]
+    assert "cannot reproduce bnb-params4bit-shared-state " in found["/nowhere/g++"]
+    assert found["/nowhere/g++"].endswith(
+        "without the rig: no C++ compiler was found (looked for /nowhere/g++); 1 defect needs a CUDA device"
+    )
 
 
 def test_nothing_installed_is_one_sentence():

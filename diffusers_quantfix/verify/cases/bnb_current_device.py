@@ -18,4 +18,4 @@ def case(work: str) -> str | None:
         layer(torch.ones(3, 64, device="cuda:1"))
     current = torch.cuda.current_device()
     assert current == 0, f"the current device was cuda:0, it is cuda:{current} now"
-    return "a 4-bit layer was quantized and ran on cuda:1; the current device is cuda:0, as before"
+    return "a 4-bit layer was quantized and ran on cuda:1; the current device is still cuda:0"

@@ -16,8 +16,8 @@ def case(work: str) -> str | None:
     reference = four_bit.run_flux(four_bit.flux(f"{work}/flux", here), here)
     model = four_bit.flux(f"{work}/flux", here).to("cpu").to(there)
     error = (four_bit.run_flux(model, there) - reference).abs().max().item()
-    assert error == 0, f"the output on {there} is wrong by {error:.3g}"
+    assert error == 0, f"maximum error on {there}: {error:.3g}"
     states = four_bit.states_of(model)
     places = {str(state.code.device) for state in states}
     assert places == {str(there)}, f"the model is on {there}, code is on {', '.join(sorted(places))}"
-    return f"after cuda:0, CPU, cuda:1 the code of {len(states)} quant states is there; the output is exact"
+    return f"moved from {here} over the CPU to {there}, with the code of {len(states)} quant states; output exact"

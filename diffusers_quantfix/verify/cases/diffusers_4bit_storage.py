@@ -51,5 +51,5 @@ def case(work: str) -> str | None:
         before, after = (
             one.get_submodule(name).weight.data.cpu().reshape(-1).view(torch.uint8) for one in (model, again)
         )
-        assert torch.equal(before, after), f"the bytes of {name} are not those that were saved"
-    return f"the bytes of {len(layers)} layers are those that were saved"
+        assert torch.equal(before, after), f"the bytes of {name} differ from the saved ones"
+    return f"the bytes of {len(layers)} layers equal the saved ones"

@@ -35,8 +35,8 @@ def case(work: str) -> str | None:
         work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
     )
     said = _warnings_of(lambda: OneModel(model).to("cpu"))
-    assert WARNING in said, f"pipe.to('cpu') was silent about float16 on the CPU: {said or 'it said nothing'}"
-    return "pipe.to('cpu') says that a float16 pipeline cannot run there"
+    assert WARNING in said, f"pipe.to('cpu') does not warn about float16 on the CPU: {said or 'no warning'}"
+    return "pipe.to('cpu') warns that a float16 pipeline cannot run there"
 
 
 def _warnings_of(call: Callable[[], object]) -> str:

@@ -20,11 +20,11 @@ def case(work: str) -> str | None:
     again = FluxTransformer2DModel.from_pretrained(saved, torch_dtype=model.dtype)
     model.to(torch.float64)
     left = [name for name in ("quantization_method", "is_loaded_in_4bit") if hasattr(model, name)]
-    assert not left, f"the dequantized model still has {' and '.join(left)}: a pipeline does not cast it"
+    assert not left, f"the dequantized model still has {' and '.join(left)}, so pipelines do not cast it"
     same = sum(
         torch.equal(a.double(), b.cpu()) for a, b in zip(again.parameters(), model.parameters(), strict=True)
     )
-    return f"dequantized from {how}, saved, loaded and cast; {same} tensors are the same"
+    return f"dequantized from {how}, saved, loaded and cast; {same} tensors are equal"
 
 
 def _quantized(work: str) -> tuple[Any, str]:

@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise NeedsDevice("needs an NVIDIA GPU: nothing is warmed up for the CPU")
+        raise NeedsDevice("needs a CUDA device: nothing is warmed up for the CPU")
 
     import diffusers
 

@@ -37,5 +37,5 @@ def case(work: str) -> str | None:
         device_map={"": str(wanted)},
     )
     places = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
-    assert places == {str(wanted)}, f"asked for {wanted}, the model is on {', '.join(sorted(places))}"
-    return f"asked for {wanted}, all {sum(1 for _ in model.parameters())} parameters are there"
+    assert places == {str(wanted)}, f"requested {wanted}, the model is on {', '.join(sorted(places))}"
+    return f"all {sum(1 for _ in model.parameters())} parameters are on {wanted}, as requested"

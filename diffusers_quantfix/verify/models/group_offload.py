@@ -42,11 +42,11 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
     apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
     for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
         error = (run(model, device) - reference).abs().max().item()
-        assert error == 0, f"the output is wrong by {error:.3g}"
+        assert error == 0, f"maximum error {error:.3g}"
         gc.collect()
         left = torch.cuda.memory_allocated(device) - before
-        assert left <= 0, f"{left} of {size} bytes stayed on {device}"
-    return f"none of {size} bytes is on {device} between two runs; the output is exact"
+        assert left <= 0, f"{left} of {size} bytes are still on {device} after a run"
+    return f"0 of {size} bytes are on {device} between two runs; output exact"
 
 
 def layers(bits: int) -> Callable[[Any], Any]:
