@@ -89,7 +89,9 @@ class Job:
             leave.write_text("\n".join(run.tests), encoding="utf-8")
             report = self._logs / f"{side}-{number}.jsonl"
             report.write_text("")
-            self._process(side, package, report, ["--peers-leave", str(leave), "--peers-only", str(only or "")])
+            self._process(
+                side, package, report, ["--peers-leave", str(leave), "--peers-only", str(only or "")]
+            )
             before = len(run.tests)
             run.read(report)
             if run.whole or len(run.tests) == before:
@@ -106,7 +108,11 @@ class Job:
             "--peers-select", json.dumps(self._select), "--peers-never", self._leave, *more,
             *(["--peers-package"] if package else []), *(["--peers-rig"] if self._place == "rig" else []),
         ]  # fmt: skip
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DIFFUSERS_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTEST_", "DIFFUSERS_"))
+        }
         kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(self._home), "RUN_SLOW": "1",
                  "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}  # fmt: skip
         kept.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -155,7 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; 0 if nothing differs, 1 if something does, 2 if something could not be run."""
     parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
     parser.add_argument("--library", choices=tuple(LIBRARIES), help="of one library only")
-    parser.add_argument("--set", action="append", help=f"a release set of cells.toml; default {' '.join(SETS)}")
+    parser.add_argument(
+        "--set", action="append", help=f"a release set of cells.toml; default {' '.join(SETS)}"
+    )
     parser.add_argument("--place", choices=PLACES, help="on the plain CPU or on the fake CUDA devices only")
     parser.add_argument("--quick", action="store_true", help="what CI runs: a part, on the newest set")
     asked = parser.parse_args(arguments)

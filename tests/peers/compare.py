@@ -55,7 +55,10 @@ class Intended:
     reason: str
 
     def fits(self, test: str, without: str, with_package: str) -> bool:
-        return bool(re.search(self.tests, test)) and (self.without, self.with_package) == (without, with_package)
+        return bool(re.search(self.tests, test)) and (self.without, self.with_package) == (
+            without,
+            with_package,
+        )
 
 
 def intended(path: Path = INTENDED) -> list[Intended]:

@@ -25,7 +25,9 @@ def _language(config: str, model: str, pickled: bool = False, **sizes: Any) -> C
         import transformers
 
         torch.manual_seed(0)
-        made = getattr(transformers, model)(getattr(transformers, config)(**{"vocab_size": VOCABULARY, **sizes}))
+        made = getattr(transformers, model)(
+            getattr(transformers, config)(**{"vocab_size": VOCABULARY, **sizes})
+        )
         made.save_pretrained(folder)
         _tokenizer().save_pretrained(folder)
         if pickled:

@@ -28,7 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--peers-select", default="{}", help="file -> pattern of its tests, in JSON")
     parser.addoption("--peers-never", default="", help="a pattern of tests that are left out")
     parser.addoption("--peers-leave", default="", help="a file of test ids, one a line, that are left out")
-    parser.addoption("--peers-only", default="", help="a file of test ids, one a line, the only ones that run")
+    parser.addoption(
+        "--peers-only", default="", help="a file of test ids, one a line, the only ones that run"
+    )
     parser.addoption("--peers-package", action="store_true", help="with the package")
     parser.addoption("--peers-rig", action="store_true", help="on the fake CUDA devices")
 
@@ -94,7 +96,9 @@ class Reporter:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
-            self._line(test=name(report.nodeid), outcome=report.outcome, error=last_line(str(report.longrepr)))
+            self._line(
+                test=name(report.nodeid), outcome=report.outcome, error=last_line(str(report.longrepr))
+            )
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._open[nodeid] = {"test": name(nodeid), "outcome": "passed", "error": "", "text": ""}

@@ -46,7 +46,12 @@ LIBRARIES = {
                 "test_big_modeling.py": "",
                 "test_quantization.py": "",
             },
-            {"test_hooks.py": "", "test_offload.py": "", "test_big_modeling.py": "", "test_quantization.py": ""},
+            {
+                "test_hooks.py": "",
+                "test_offload.py": "",
+                "test_big_modeling.py": "",
+                "test_quantization.py": "",
+            },
             ("test_quantization.py",),
             # They fill the free memory of the device, which on the rig is that of the machine.
             leave="tied_weights_memory|test_unhook_memory|memory_with_nested",

@@ -106,7 +106,9 @@ def picture(model):
 told = {}
 for bits in (4, 8):
     config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
-    model = FluxTransformer2DModel.from_pretrained(FOLDER, quantization_config=config, torch_dtype=torch.bfloat16)
+    model = FluxTransformer2DModel.from_pretrained(
+        FOLDER, quantization_config=config, torch_dtype=torch.bfloat16
+    )
     told[f"{bits} bits"] = picture(model)
     model.save_pretrained(f"saved{bits}")
     told[f"{bits} bits, reloaded"] = picture(
@@ -118,7 +120,9 @@ thread.start()
 thread.join()
 
 board = {said.id: said for said in diffusers_quantfix.status()}
-odd = {key: said.reason for key, said in board.items() if said.state in ("failed", "overwritten", "candidate")}
+odd = {
+    key: said.reason for key, said in board.items() if said.state in ("failed", "overwritten", "candidate")
+}
 reverted = {said.id: said.state for said in diffusers_quantfix.revert()}
 print()  # some tools leave a line unfinished
 print("RESULT", json.dumps({

@@ -27,17 +27,19 @@ class Failed(AssertionError):
 @functools.cache
 def has(*modules: str) -> bool:
     """Whether the interpreter of the programs has these modules."""
-    code = (
-        "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+    code = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+    return (
+        subprocess.run([PYTHON, "-c", code, *modules], check=False, stderr=subprocess.DEVNULL).returncode == 0
     )
-    return subprocess.run([PYTHON, "-c", code, *modules], check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def need(*modules: str) -> None:
     """Skip the test where one of these is not installed."""
     missing = [module for module in modules if not has(module)]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed; the docstring of tests.programs says how to run this")
+        pytest.skip(
+            f"{', '.join(missing)} not installed; the docstring of tests.programs says how to run this"
+        )
 
 
 def run(
@@ -67,7 +69,9 @@ def run(
     side.mkdir(parents=True, exist_ok=True)
     copy = side / f"{program}.py"
     copy.write_text(head + text, encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DIFFUSERS_"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DIFFUSERS_"))
+    }
     kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
     kept["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{kept.get('PATH', '')}"
     start = [*launcher] if launcher and not launcher[0].startswith("-") else [PYTHON, *launcher]

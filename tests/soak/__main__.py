@@ -22,7 +22,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", action="append", choices=tuple(BACKENDS), help="only this one (repeatable)")
+    parser.add_argument(
+        "--backend", action="append", choices=tuple(BACKENDS), help="only this one (repeatable)"
+    )
     asked = parser.parse_args()
     import torch
 
@@ -37,7 +39,10 @@ def main() -> int:
             stack.enter_context(rig.devices())
             gpu = RigDevices()
         wrong = run(gpu, folder, backends, plans(asked.seed, asked.cycles, backends), print)
-    print("\n".join(wrong) or f"{asked.cycles} cycles, seed {asked.seed}, {', '.join(backends)}: all as at the start")
+    print(
+        "\n".join(wrong)
+        or f"{asked.cycles} cycles, seed {asked.seed}, {', '.join(backends)}: all as at the start"
+    )
     return 1 if wrong else 0
 
 

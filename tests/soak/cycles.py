@@ -180,7 +180,9 @@ def host_bytes() -> int:
     return (int(fields[1]) - int(fields[2])) * 4096
 
 
-def run(gpu: Any, folder: Path, backends: list[str], cycles: list[Plan], say: Callable[[str], None]) -> list[str]:
+def run(
+    gpu: Any, folder: Path, backends: list[str], cycles: list[Plan], say: Callable[[str], None]
+) -> list[str]:
     """All cycles; what was wrong, as sentences with the cycle that did it."""
     soak = Soak(gpu, folder)
     soak.warm_up(backends)
