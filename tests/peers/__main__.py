@@ -103,8 +103,8 @@ class Job:
         scratch.mkdir(exist_ok=True)
         command = [
             str(self._python), "-m", "pytest", *(str(self._tests / file) for file in self._select), "-q",
-            "-c", os.devnull, "--rootdir", str(self._tests.parent), "-p", "tests.peers.plugin", "-p", "no:cacheprovider",
-            "--continue-on-collection-errors", "--tb=line", "--peers-report", str(report),
+            "-c", os.devnull, "--rootdir", str(self._tests.parent), "-p", "tests.peers.plugin",
+            "-p", "no:cacheprovider", "--continue-on-collection-errors", "--tb=line", "--peers-report", str(report),
             "--peers-select", json.dumps(self._select), "--peers-never", self._leave, *more,
             *(["--peers-package"] if package else []), *(["--peers-rig"] if self._place == "rig" else []),
         ]  # fmt: skip
@@ -113,8 +113,8 @@ class Job:
             for name, value in os.environ.items()
             if not name.startswith(("PYTEST_", "DIFFUSERS_"))
         }
-        kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(self._home), "RUN_SLOW": "1",
-                 "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}  # fmt: skip
+        kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(self._home),
+                 "RUN_SLOW": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}  # fmt: skip
         kept.pop("PYTHONDONTWRITEBYTECODE", None)
         with (self._logs / f"{side}.log").open("a", encoding="utf-8") as log:
             subprocess.run(

@@ -66,7 +66,8 @@ def _stable_diffusion(folder: Path) -> None:
         ),
         unet=diffusers.UNet2DConditionModel(
             block_out_channels=channels, layers_per_block=2, sample_size=32, cross_attention_dim=32,
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         ),
         text_encoder=transformers.CLIPTextModel(text), tokenizer=_tokenizer(),
         scheduler=diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=False),
@@ -122,7 +123,9 @@ MODELS: dict[str, Callable[[Path], None]] = {
         "BertConfig", "BertModel", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     ),
     "gpt2": _language("GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=12, n_head=4),
-    "peft-internal-testing/tiny-random-gpt2": _language("GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4),
+    "peft-internal-testing/tiny-random-gpt2": _language(
+        "GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4
+    ),
     "hf-internal-testing/tiny-sd-pipe": _stable_diffusion,
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ for edition in range(3):
     else:  # gradio's way: the module is removed and imported again
         del sys.modules["own_models"]
         own_models = importlib.import_module("own_models")
-    assert own_models.Fluxed.EDITION == edition
+    assert edition == own_models.Fluxed.EDITION
     model = own_models.load(sys.argv[1])
     pipe = models.flux_pipeline(model)
     pipe.enable_model_cpu_offload(device="cuda:0")

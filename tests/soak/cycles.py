@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import random
@@ -156,13 +157,10 @@ class Soak:
 
         leaves = [module for module in pipeline.transformer.modules() if not list(module.children())]
         handles = [module.register_forward_hook(stop) for module in leaves]
-        try:
+        with contextlib.suppress(Interrupted):
             self._run(pipeline, device)
-        except Interrupted:
-            pass
-        finally:
-            for handle in handles:
-                handle.remove()
+        for handle in handles:
+            handle.remove()
 
     def _left(self) -> dict[str, int]:
         now = {device: self._gpu.allocated(device) - kept for device, kept in self._kept.items()}
@@ -172,10 +170,8 @@ class Soak:
 def host_bytes() -> int:
     """The memory of this process that is in use, in bytes; what the C library has free is given back first."""
     gc.collect()
-    try:
+    with contextlib.suppress(AttributeError, OSError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):  # not the GNU C library
-        pass
     fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return (int(fields[1]) - int(fields[2])) * 4096
 
