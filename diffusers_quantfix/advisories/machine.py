@@ -11,6 +11,7 @@ import shutil
 import sys
 
 from ..engine.versions import installed_version
+from ..loading.device import accelerator_types
 from . import quanto, supported
 from .combinations import LIBSTDCXX
 from .ranges import fits
@@ -23,23 +24,18 @@ if TYPE_CHECKING:
 
 
 def accelerator() -> tuple[str, str]:
-    """("cuda", "xpu", "mps" or ""; a sentence that says what torch sees)."""
+    """("cuda", "xpu", "mps", another kind or ""; a sentence that says what torch sees)."""
     if installed_version("torch") is None:
         return "", "torch is not installed"
     try:
         import torch
 
-        for kind in ("cuda", "xpu", "mps"):
-            backend = getattr(torch, kind, None)
-            if backend is not None and backend.is_available():
-                names = (
-                    {backend.get_device_name(i) for i in range(backend.device_count())}
-                    if kind != "mps"
-                    else ()
-                )
-                return kind, f"{backend.device_count()} x {kind}" + (
-                    f" ({', '.join(sorted(names))})" if names else ""
-                )
+        for kind in accelerator_types():
+            backend = getattr(torch, kind)
+            count = backend.device_count()
+            name = getattr(backend, "get_device_name", None)  # mps has none
+            names = sorted({name(i) for i in range(count)}) if name else ()
+            return kind, f"{count} x {kind}" + (f" ({', '.join(names)})" if names else "")
         return "", "none: torch runs on the CPU"
     except Exception as error:
         return "", f"torch cannot say: {error}"

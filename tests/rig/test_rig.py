@@ -44,7 +44,7 @@ def test_factories(gpu, second, name):
     assert make(device="cpu").device.type == "cpu"
     with torch.device(second):
         assert make().device == second
-        if not unmet("torch>=2.7"):  # before, it told the global default only
+        if not unmet("torch>=2.8"):  # before, it told the global default only
             assert torch.get_default_device() == second
     with torch.cuda.device(second):
         assert make(device="cuda").device == second

@@ -20,6 +20,7 @@ from pathlib import Path
 from .toolchain import Torch, Unavailable, built_once, cache_folder, find_compiler, find_torch, run
 
 _REPLACED = "libtorch_cuda.so"
+_BROUGHT = "libtorch_nvshmem.so"  # what it alone brings into the process, since torch 2.9
 _HEAD = """\
 #include <stdexcept>
 #include <string>
@@ -47,8 +48,7 @@ def keep_out() -> ctypes.CDLL | None:
         raise Unavailable(
             "this torch is built for AMD's GPUs, the rig needs a build for CUDA or for the CPU only"
         )
-    stub = library(torch)
-    if stub is None:
+    if not (torch.libraries / _REPLACED).exists():
         return None
     if glob.glob("/dev/nvidia[0-9]*"):
         raise Unavailable("this torch is built for CUDA and the machine has a GPU, whose code stays in place")
@@ -56,7 +56,7 @@ def keep_out() -> ctypes.CDLL | None:
         raise Unavailable(
             "this torch is built for CUDA and was imported before the rig could keep that code out"
         )
-    return ctypes.CDLL(str(stub))
+    return ctypes.CDLL(str(library(torch)))
 
 
 def arm() -> None:
@@ -70,21 +70,23 @@ def library(torch: Torch) -> Path | None:
     replaced, asking = torch.libraries / _REPLACED, torch.libraries / "libtorch_python.so"
     if not replaced.exists():
         return None
-    about = (torch.version, replaced.stat().st_size, asking.stat().st_size, _HEAD)
+    sizes = [path.stat().st_size for path in (replaced, asking)]
+    about = (torch.version, sizes, Path(__file__).read_bytes())
     target = cache_folder() / f"stub-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
     with built_once(target) as unfinished:
         if unfinished is not None:
             flags = ["-O0", "-w", "-fPIC", "-shared", f"-Wl,-soname,{_REPLACED}", "-x", "c++", "-"]
             command = [find_compiler(), *flags, "-o", str(unfinished)]
-            run(command, f"compiling an empty {_REPLACED} failed", stdin=_source(replaced, asking))
+            run(command, f"compiling an empty {_REPLACED} failed", stdin=_source(torch.libraries))
     return target
 
 
-def _source(replaced: Path, asking: Path) -> str:
-    """A definition for every symbol that one library defines and the other asks for."""
-    wanted = {name for name, _, _ in _symbols(asking, "--undefined-only")}
+def _source(libraries: Path) -> str:
+    """A definition for every symbol that ``libtorch_python.so`` asks for and one of the absent libraries defines."""
+    wanted = {name for name, _, _ in _symbols(libraries / "libtorch_python.so", "--undefined-only")}
+    absent = [libraries / name for name in (_REPLACED, _BROUGHT) if (libraries / name).exists()]
     lines = [_HEAD]
-    for name, kind, size in _symbols(replaced, "--defined-only"):
+    for name, kind, size in (found for path in absent for found in _symbols(path, "--defined-only")):
         if name not in wanted:
             continue
         if name.startswith("_ZTI"):

@@ -72,6 +72,11 @@ class Environment:
         self.variables = variables
 
 
+def is_ready(cell: Cell, folder: Path) -> bool:
+    """Whether the environment of a cell stands there whole."""
+    return (folder / "environments" / cell.key / _COMPLETE).exists()
+
+
 def prepare(cell: Cell, folder: Path, log: Path) -> Environment:
     """The environment of a cell, from the cache or freshly built.
 

@@ -123,7 +123,7 @@ class DeviceMemory final : public AllocatorBase {
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex device) override { reset_peak(device); }
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) {  // of the base class since torch 2.10
     check_ordinal(device);
     return {kTotalMemory - static_cast<size_t>(allocated[device].load()), kTotalMemory};
   }
