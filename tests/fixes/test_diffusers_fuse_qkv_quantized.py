@@ -12,9 +12,9 @@ FIX_ID = "diffusers-fuse-qkv-quantized"
 SHOWS = (
     "Only Tensors of floating point and complex dtype can require gradients|"
     r"attempting to run unimplemented operator/function.*aten\.cat|"
-    "object has no attribute 'tensor_data_names'|must match the size"
+    "object has no attribute 'tensor_data_names'|must match the size|not implemented for 'Float8"
 )
-REFUSED = r"quantized projections cannot be fused \(\d+ of this"
+REFUSED = r"projections with packed or 8-bit weights cannot be fused \(\d+ of this"
 
 
 def assert_refused(model) -> None:
@@ -52,6 +52,15 @@ def test_bitsandbytes(gpu, tmp_path, options):
     before = models.call_flux(pipe, device)
     assert_refused(model)
     assert torch.equal(models.call_flux(pipe, device), before)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.33")
+def test_layerwise_casting():
+    import torch
+
+    model = models.flux_transformer()
+    model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    assert_refused(model)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

@@ -2,7 +2,8 @@
 
 Symptom: RuntimeError "Only Tensors of floating point and complex dtype can require gradients" from
     ``fuse_qkv_projections()`` of a model with bitsandbytes or GGUF weights; NotImplementedError "attempting to run
-    unimplemented operator/function" with torchao. Attention layers that are not quantized are fused by then.
+    unimplemented operator/function" with torchao, "not implemented for 'Float8_e4m3fn'" with layerwise casting.
+    Attention layers that are not quantized are fused by then.
 Cause: the weights of the three projections are put into one ``torch.nn.Linear`` as they are in memory, packed.
 Upstream: diffusers issue 9165 (closed). Since 0.42 its loader of LoKr refuses quantized models for this reason.
 Patch: a clear error, before anything is fused. Weights of optimum-quanto are left to upstream, which can fuse them.
@@ -34,7 +35,7 @@ FIX = Fix(
     patterns=(
         r"\A(?=.*fuse_(qkv_)?projections).*("
         "Only Tensors of floating point and complex dtype can require gradients|"
-        "attempting to run unimplemented operator/function)",
+        "attempting to run unimplemented operator/function|check_uniform_bounds. not implemented for)",
     ),
     frames=("fuse_qkv_projections", r"attention\w*\.py:fuse_projections", "aten.cat"),
 )
@@ -106,9 +107,9 @@ def refuse(layers: list[Any], whole: Any) -> None:
     )
     if count:
         raise ValueError(
-            f"quantized projections cannot be fused ({count} of this {type(whole).__name__}); the output is the same "
-            "without fuse_qkv_projections(), so leave the call out. To run with fused projections, load the model "
-            "without quantization, fuse it, and quantize it then"
+            f"projections with packed or 8-bit weights cannot be fused ({count} of this {type(whole).__name__}); the "
+            "output is the same without fuse_qkv_projections(), so leave the call out. To run with fused projections, "
+            "load the model without quantization, fuse it, and quantize it then"
         )
 
 
@@ -117,9 +118,11 @@ def is_packed(layer: Any) -> bool:
     weight = getattr(layer, "weight", None)
     if weight is None:
         return False
-    # 4-bit weights may be packed in a floating dtype; those of torchao say that of the weights that they stand for.
+    # 4-bit weights may be packed in a floating dtype; those of torchao say that of the weights that they stand for. A
+    # plain layer cannot be made with weights in float8 (layerwise casting, and BFL's, which have scales besides).
     return (
         not weight.dtype.is_floating_point
+        or weight.dtype.itemsize == 1
         or hasattr(weight, "quant_state")
         or type(weight).__module__.partition(".")[0] == "torchao"
     )
