@@ -96,6 +96,22 @@ def test_advice_for_a_machine_without_a_gpu():
     assert "quantizes on a GPU only" not in advice("cuda")
 
 
+def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):
+    assert "was tested" not in advice("")
+    assert "torch 2.4.1+cu121 is older than 2.5.1, the oldest one that was tested; " in advice(
+        "", torch="2.4.1+cu121"
+    )
+    assert "torch 2.99.0 is newer than 2.13.0, the newest one that was tested; " in advice(
+        "cuda", torch="2.99.0"
+    )
+    assert "was tested" not in advice("cuda", torch="2.13.0+cu130") + advice("cuda", torch="2.5.1")
+    assert "was tested" not in advice("", torch="unreadable")
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.13.7")
+    assert "was tested" not in advice("")
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.14.0rc1")
+    assert "Python 3.14.0rc1 is newer than 3.13, the newest one that was tested; " in advice("")
+
+
 def test_advice_for_intel_and_apple_gpus(monkeypatch):
     assert "0.48 and newer have" in advice("xpu")
     assert "official support" not in advice("xpu", bitsandbytes="0.48.0")

@@ -341,6 +341,23 @@ def test_three_ways_to_give_a_text(tmp_path):
     assert outputs.pop().startswith(b"diffusers-gguf-sequential\n")
 
 
+@pytest.mark.parametrize(
+    "name", ["missing.log", "./trace", "/tmp/none/trace.txt", "C:\\logs\\a.txt", "~/error"]
+)
+def test_a_mistyped_file_is_no_error_message(name):
+    """It was searched for as a text: "no known defect matches"."""
+    done = explain(name)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"there is no such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["ZeroDivisionError", "RuntimeError:No", "aten::_convert_weight_to_int4pack", "weight.absmax"]
+)
+def test_one_word_may_be_an_error_message(text):
+    assert explain(text).returncode in (0, 1)
+
+
 def test_the_answer_for_machines():
     data = json.loads(explain("--json", "Cannot copy out of meta tensor; no data!").stdout)
     assert data["found"]["id"] and len(data["alternatives"]) >= 2

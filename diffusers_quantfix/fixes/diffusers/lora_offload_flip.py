@@ -41,6 +41,7 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/14271",
     ),
     symptom="every run is slow after load_lora_weights(), the pipeline is under enable_sequential_cpu_offload",
+    harm="memory or time",
     patterns=(
         "enable_sequential_cpu_offload requires accelerator, but not found",
         "sequentially offloaded now",
