@@ -7,12 +7,12 @@ from __future__ import annotations
 import importlib
 
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
 from .libraries import SELF
 from .ranges import alternatives, comparable, exact_version, inside, overlap
+from .supported import RELEASES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,16 +125,9 @@ def environment_pins() -> dict[str, str]:
 
 
 def unknown_releases(pins: Mapping[str, str]) -> list[str]:
-    """Sentences about pinned releases that are newer than every one that the table knows."""
-    newest: dict[str, Version] = {}
-    for fix in declarations():
-        for distribution, claim in fix.claims.items():
-            for part in claim.split(","):
-                if part.startswith("<="):
-                    version = Version(part[2:])
-                    newest[distribution] = max(version, newest.get(distribution, version))
+    """Sentences about pinned releases that are newer than every one that was tested."""
     sentences = []
-    for distribution, version in newest.items():
+    for distribution, (_, version) in RELEASES.items():
         for pin in alternatives(pins.get(canonicalize_name(distribution), "")):
             exact = exact_version(pin)
             if exact and inside(f">{version}", pin) == "yes":

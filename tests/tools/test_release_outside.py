@@ -137,7 +137,7 @@ def test_what_reads_a_weight_from_outside_goes_on_reading_it(name):
     model = _model()
     held = _EXPORTERS[name](model[0].weight)
     whole = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
-    report = qf.release(model)
+    report = qf.release(model, search=60)
     others = _overwrite()
     assert _first(held) == 1.0
     assert [survivor.path for survivor in report.survivors] == ["Sequential.0.weight"]

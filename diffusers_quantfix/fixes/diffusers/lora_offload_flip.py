@@ -45,6 +45,8 @@ FIX = Fix(
     patterns=(
         "enable_sequential_cpu_offload requires accelerator, but not found",
         "sequentially offloaded now",
+        r"is_sequential_cpu_offload.{1,20}\bTrue\b",
+        "moved to (the )?CPU after loading (a |the )?LoRA",
     ),
     frames=("load_lora_weights", "load_lora_adapter", "loaders/peft.py", "lora_base.py"),
 )
