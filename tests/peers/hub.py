@@ -120,6 +120,24 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "peft-internal-testing/tiny-random-gpt2": _language(
         "GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4
     ),
+    "peft-internal-testing/tiny-random-BartForConditionalGeneration": _language(
+        "BartConfig", "BartForConditionalGeneration", d_model=64, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
+    ),
+    "peft-internal-testing/tiny-random-RobertaForSequenceClassification": _language(
+        "RobertaConfig", "RobertaForSequenceClassification", hidden_size=64, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=64,
+    ),
+    "peft-internal-testing/tiny-clip-text-2": _language(
+        "CLIPTextConfig", "CLIPTextModel", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, pad_token_id=1, bos_token_id=2, eos_token_id=2,
+    ),
+    "hf-internal-testing/Mixtral-tiny": _language(
+        "MixtralConfig", "MixtralForCausalLM", num_local_experts=4, **_LLAMA
+    ),
+    "trl-internal-testing/tiny-Qwen3MoeForCausalLM": _language(
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM", num_experts=4, moe_intermediate_size=32, head_dim=16, **_LLAMA
+    ),
     "hf-internal-testing/tiny-sd-pipe": _stable_diffusion,
 }  # fmt: skip
 
