@@ -21,6 +21,7 @@ from __future__ import annotations
 from .api import (
     Traffic,
     allocated,
+    are_on,
     device_count,
     devices,
     load,
@@ -34,6 +35,7 @@ from .api import (
 __all__ = [
     "Traffic",
     "allocated",
+    "are_on",
     "device_count",
     "devices",
     "load",
