@@ -229,10 +229,16 @@ class Runner:
                 if not needs:
                     break
                 asked |= needs
-                for needed in sorted(needs):
-                    if needed not in sys.modules and not import_target(needed)[0]:
+                faults = {}
+                for needed in sorted(needs - sys.modules.keys()):
+                    _, faults[needed] = import_target(needed)
+                    if not faults[needed]:
                         loaded.append(needed)
                 self.sweep()
+                for answer in list(self._answers.values()):
+                    fault = faults.get(answer.needs) if answer.state == states.WAITING else ""
+                    if fault:
+                        answer.reason = f"{answer.reason.partition(': ')[0]}: {fault}"
         finally:
             self._collecting.discard(threading.get_ident())
         return loaded
@@ -309,12 +315,14 @@ class Runner:
 
         Not while `status` collects answers: it prints the same for all of them.
         """
-        if self._warned or threading.get_ident() in self._collecting:
+        if threading.get_ident() in self._collecting:
             return
         answers = list(self._answers.values())
         found = [answer for answer in answers if answer.state == states.CANDIDATE and answer.above]
-        if found:
-            self._warned = True
+        with self._lock:
+            first = bool(found) and not self._warned
+            self._warned = self._warned or first
+        if first:
             library = found[0].module.partition(".")[0]
             package = __name__.partition(".")[0]
             logger.warning(

@@ -18,6 +18,10 @@ memory (``torch.frombuffer`` of an address), a ctypes array, structure or pointe
 reference and such an address as an int (Numba), or of another package's extension type (CuPy), and a captured CUDA
 graph, which does not tell what it reads: all memory of CUDA devices is left.
 
+Proved on the libraries themselves are NumPy, DLPack, memoryview, ctypes, storages, autograd and other threads. The
+rules for Numba, CuPy and CUDA graphs follow from the interfaces of these only, and were never run with them: the
+tests have an object of Numba's shape and one of a captured graph, and nothing of CuPy's.
+
 Not noticed is an address kept as a plain number by itself (``data_ptr()``, ``ctypes.c_void_p``), or in C or C++
 without a reference.
 """

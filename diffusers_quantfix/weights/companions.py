@@ -42,6 +42,7 @@ _CARRIERS = ("QuantState", "MatmulLtState")
 _QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
 # Cached, since `track` checks every attribute of every layer at every sample; there are few types.
 _answers: dict[tuple[type, tuple[str, ...]], bool] = {}
+_no_carriers: set[type] = set()
 _HOST_COPY = "_host_copy"
 _IS_HOST_COPY = "_is_host_copy"
 
@@ -86,10 +87,14 @@ def companions(module: Any) -> Iterator[Companion]:
     for name, parameter in module._parameters.items():
         if _is_a(parameter, _QUANTIZED_PARAMETERS):
             yield from _walk(name, parameter, seen)
+    # Nearly all attributes are none, and a model may have a million of them.
+    if _no_carriers.issuperset(map(type, vars(module).values())):
+        return
     for name, value in vars(module).items():
-        # Nearly all are not, and a model may have a million of them.
-        if _answers.get((type(value), _CARRIERS)) is not False and _is_a(value, _CARRIERS):
+        if _is_a(value, _CARRIERS):
             yield from _walk(name, value, seen)
+        else:
+            _no_carriers.add(type(value))
 
 
 def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import build
+from . import build, toolchain, without_cuda
 
 _HOST = -1
 
@@ -28,11 +28,13 @@ class Traffic:
 def unavailable_reason() -> str | None:
     """Why there is no rig here, in one sentence; None if it is loaded. The first call compiles and loads it."""
     try:
+        without_cuda.keep_out()
         path = build.library()
         import torch
 
+        without_cuda.arm()
         torch.ops.load_library(str(path))
-    except build.Unavailable as reason:
+    except toolchain.Unavailable as reason:
         return str(reason)
     except Exception as error:  # a test suite must not break on a machine that we have not thought of
         return f"the fake CUDA device could not be loaded: {type(error).__name__}: {error}"

@@ -40,6 +40,7 @@ FIX = Fix(
     ),
     symptom="CUDA out of memory with an 8-bit model under enable_sequential_cpu_offload; "
     "'NoneType' object has no attribute 'unsqueeze' after remove_all_hooks",
+    harm="memory or time",
     patterns=("'NoneType' object has no attribute 'unsqueeze'",),
     frames=("remove_all_hooks", "8.?bit|int8", "enable_sequential_cpu_offload", "bitsandbytes/"),
     hot=True,

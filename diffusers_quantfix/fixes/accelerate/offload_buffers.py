@@ -32,6 +32,7 @@ FIX = Fix(
     symptom="CUDA out of memory under enable_sequential_cpu_offload() of a model whose quantized weights or scales are "
     "buffers (GPTQ, AutoRound, BFL)",
     frames=("enable_sequential_cpu_offload", "gptq|auto.?round|nvfp4|fp8r"),
+    harm="memory or time",
 )
 
 

@@ -42,6 +42,7 @@ FIX = Fix(
     ),
     symptom="N must be divisible by block_n; shape is invalid for input of size; wrong state_dict or output of a 4-bit "
     "model after it ran on the CPU",
+    harm="wrong result",
     patterns=(
         "N must be divisible by block_n",
         r"shape '\[.{1,40}\]' is invalid for input of size",
