@@ -13,7 +13,10 @@ from tests.rig import models
 torch = pytest.importorskip("torch")
 
 FIX_ID = "transformers-dequantize-offloaded"
-SHOWS = r"Cannot copy out of meta tensor; no data!|DID NOT RAISE|same device|same GPU|Expected a cuda device|expected device meta"
+SHOWS = (
+    r"Cannot copy out of meta tensor; no data!|DID NOT RAISE|same device|same GPU|"
+    r"Expected a cuda device|expected device meta"
+)
 REFUSED = r"is offloaded, and dequantize\(\) would leave it broken: call it before"
 
 

@@ -75,7 +75,7 @@ def compatibility_page(results: Results, said: Declarations, table: Table) -> st
         "`--fixes ID` runs those of one fix only.",
         "",
         f"Tests ran{when} on Linux, without a GPU: a stand-in for CUDA devices does their work on the CPU.",
-        "Nothing ran on Windows, on macOS, on a Python that reads .start files, or on devices of ROCm, XPU, MPS and NPU;",
+        "Nothing ran on Windows, on macOS, on a Python that reads .start files, or on devices of ROCm, XPU, MPS, NPU;",
         "tests/startup/test_elsewhere.py emulates the first three around the package's own code.",
         "",
         "- **P** patched: without the package the tests fail with the defect, with it they pass",
