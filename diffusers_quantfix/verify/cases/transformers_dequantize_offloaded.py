@@ -17,5 +17,5 @@ def case(work: str) -> str | None:
         model.dequantize()
     except ValueError as refusal:
         assert "is offloaded, and dequantize() would leave it broken" in str(refusal), str(refusal)
-    assert torch.equal(four_bit.encode(model, where), expected), "the output is another one"
-    return "a clear error, before anything is changed"
+    assert torch.equal(four_bit.encode(model, where), expected), "the output changed"
+    return "raises an error, before anything is changed"
