@@ -145,6 +145,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
+    "transformers-dequantize-offloaded": (
+        "transformers.dequantize_offloaded",
+        "transformers.quantizers.base",
+    ),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",
         "transformers.modeling_utils",
