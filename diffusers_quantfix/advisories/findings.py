@@ -10,7 +10,6 @@ from packaging.utils import canonicalize_name
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
-from .harm import harm
 from .libraries import SELF
 from .ranges import alternatives, comparable, exact_version, inside, overlap
 from .supported import RELEASES
@@ -72,7 +71,7 @@ def advisory(fix: Fix) -> dict[str, Any]:
         "id": fix.id,
         "title": fix.title,
         "symptom": fix.symptom,
-        "harm": harm(fix),
+        "harm": fix.harm,
         "claims": dict(fix.claims),
         "fixed_in": fix.fixed_in,
         "patched_since": fix.since,
@@ -116,11 +115,12 @@ def fixing_releases(fix: Fix) -> dict[str, str]:
 
 
 def environment_pins() -> dict[str, str]:
-    """The versions installed in this environment, as pins; this package is the one that runs."""
+    """The versions installed in this environment, as pins, empty where one cannot be read; this package is the one
+    that runs."""
     from .. import __version__
 
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
-    pins = {name: f"=={version}" for name, version in versions.items() if version}
+    pins = {name: version and f"=={version}" for name, version in versions.items() if version is not None}
     return {name: pin if comparable(pin) else "" for name, pin in pins.items()} | {SELF: f"=={__version__}"}
 
 

@@ -84,7 +84,7 @@ def current_accelerator() -> torch.device:
     import torch
 
     for kind in accelerator_types():
-        module = getattr(torch, kind, None)
+        module: Any = getattr(torch, kind, None)
         return torch.device(kind, module.current_device() if hasattr(module, "current_device") else 0)
     return torch.device("cpu")
 

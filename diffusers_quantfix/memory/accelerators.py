@@ -16,7 +16,7 @@ def devices() -> list[str]:
     """The accelerator devices whose memory torch counts, "cuda:0" and so on; empty on a CPU-only machine."""
     found = []
     for kind in accelerator_types():
-        backend = getattr(torch, kind, None)
+        backend: Any = getattr(torch, kind, None)
         if hasattr(backend, "memory_allocated"):
             found += [f"{kind}:{index}" for index in range(backend.device_count())]
     return found
@@ -43,7 +43,7 @@ def synchronize(names: Iterable[str]) -> None:
     for name in names:
         device = torch.device(name)
         backend = _backend(name)
-        if backend.memory_allocated(device) or backend.memory_reserved(device):
+        if backend.memory_reserved(device):  # what is allocated is part of it
             backend.synchronize(device)
     if torch.backends.mps.is_available():
         torch.mps.synchronize()

@@ -76,7 +76,7 @@ def test_an_interpreter_without_the_libraries_is_named():
     assert said.startswith("none of the libraries that are patched (lib) is installed for this interpreter, ")
     assert sys.executable in said
     assert "problems" not in said and "patched here" not in said
-    assert doctor.examine(made)["interpreter"] == sys.executable
+    assert doctor.examine_versions()["interpreter"] == sys.executable
 
 
 INSTALLED = {"torch": "2.13.0+cpu", "diffusers": "0.33.1", "bitsandbytes": "0.45.2", "optimum-quanto": None}
@@ -187,10 +187,17 @@ def test_what_the_packages_demand_of_each_other(monkeypatch):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_strict_fails_where_there_is_a_problem(monkeypatch, capsys, strict):
-    monkeypatch.setattr(doctor, "status", lambda: board(("a", "failed", "its probe failed")))
+    said_before = []
+
+    def status() -> Board:
+        said_before.append(capsys.readouterr().out)
+        return board(("a", "failed", "its probe failed"))
+
+    monkeypatch.setattr(doctor, "status", status)
     options = type("Options", (), {"json": False, "strict": strict})
     assert doctor.run(options) == (1 if strict else 0)
     assert "a is failed: its probe failed" in " ".join(capsys.readouterr().out.split())
+    assert said_before[0].startswith("installed\n") and "\nactivation\n" in said_before[0], "as it is found"
 
 
 def test_on_this_machine():

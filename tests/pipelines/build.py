@@ -1,0 +1,70 @@
+"""A tiny pipeline of a class, from its constructor's signature."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from typing import Any
+
+from tests.pipelines import components, configs
+from tests.pipelines.families import pipelines
+
+# Checkers and watermarkers that every pipeline may go without.
+LEFT_OUT = {"safety_checker", "requires_safety_checker", "watermarker", "add_watermarker"}
+
+
+def overrides(name: str) -> dict[str, dict[str, Any]]:
+    """What ``configs.FAMILIES`` says of a pipeline, by component."""
+    merged: dict[str, Any] = {}
+    for pattern, said in configs.FAMILIES.items():
+        if re.match(pattern, name):
+            for part, value in said.items():
+                if isinstance(value, dict) and isinstance(merged.get(part), dict):
+                    merged[part] = {**merged[part], **copy.deepcopy(value)}
+                else:
+                    merged[part] = copy.deepcopy(value)
+    return merged
+
+
+def pipeline(name: str, dtype=None):
+    """The pipeline with random weights, un-quantized, on the CPU."""
+    import torch
+
+    kind = pipelines()[name]
+    said = overrides(name)
+    kinds = kind._get_signature_types()
+    parts: dict[str, Any] = {}
+    for part, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        optional = parameter.default is not inspect.Parameter.empty or part in kind._optional_components
+        if part in said and not isinstance(said[part], dict):
+            parts[part] = said[part]
+        elif part == "safety_checker" and "CosmosSafetyChecker" in str(kinds[part]):
+            parts[part] = components.Unchecked()
+        elif part in LEFT_OUT:
+            parts[part] = None if part in ("safety_checker", "watermarker") else False
+        elif part in said or not optional or _is_needed(part):
+            parts[part] = components.component(kinds[part], said.get(part, {}))
+        elif parameter.default is inspect.Parameter.empty:
+            parts[part] = None
+    made = kind(**parts)
+    made.to(dtype=getattr(torch, said.get("dtype", "bfloat16")) if dtype is None else dtype)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def _is_needed(part: str) -> bool:
+    """Whether an optional component is one that people load all the same."""
+    return bool(re.fullmatch(r"(text_encoder|tokenizer)(_\d)?|transformer|vae|unet|scheduler", part))
+
+
+def settings(pipe) -> dict[str, Any]:
+    """The arguments of the constructor that are no components, as the pipeline keeps them."""
+    parameters = inspect.signature(type(pipe).__init__).parameters
+    return {
+        name: copy.deepcopy(value)
+        for name, value in pipe.config.items()
+        if name in parameters and name not in pipe.components
+    }

@@ -1,0 +1,304 @@
+"""One pipeline with one backend: quantized, saved, loaded, and run in every placement.
+
+The output must be that of the same quantized pipeline on one device, bit for bit, and nothing may be left behind. A
+placement that fails un-quantized too, with the same type of error, is upstream's.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.pipelines import build, inputs
+from tests.pipelines.backends import BACKENDS
+from tests.sweep.placements import OFFLOADS, PLACEMENTS
+
+DENOISER = re.compile(
+    r"(transformer|unconditional_transformer|unet|prior|decoder|prior_prior|image_unet|text_unet|controlnet|model)(_\d)?"
+)
+ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
+EXACT = "exact"
+
+
+def quantized_parts(pipe) -> dict[str, Any]:
+    """The denoisers and text encoders of a pipeline, by component name."""
+    import diffusers
+    import transformers
+
+    return {
+        name: part
+        for name, part in pipe.components.items()
+        if (isinstance(part, diffusers.ModelMixin) and DENOISER.fullmatch(name))
+        or (isinstance(part, transformers.PreTrainedModel) and (ENCODER.fullmatch(name) or name == "model"))
+    }
+
+
+class Subject:
+    """A pipeline as it lies on the disk: its models in folders, un-quantized or quantized, and its other components."""
+
+    def __init__(self, name: str, folder: Path):
+        import torch
+
+        self.name, self.folder = name, folder
+        pipe = build.pipeline(name)
+        self.kind = type(pipe)
+        self.config = build.settings(pipe)
+        self.others = {k: v for k, v in pipe.components.items() if not isinstance(v, torch.nn.Module)}
+        self.quantized = set(quantized_parts(pipe))
+        self.classes: dict[str, type] = {}
+        self.dtypes: dict[str, Any] = {}
+        for part, model in pipe.components.items():
+            if isinstance(model, torch.nn.Module):
+                self.classes[part] = type(model)
+                self.dtypes[part] = next((p.dtype for p in model.parameters()), torch.bfloat16)
+                model.save_pretrained(folder / "plain" / part)
+
+    def quantize(self, backend: str) -> None:
+        """Quantize while loading, and save: what ``load`` with this backend loads from then on."""
+        for part in self.quantized:
+            config = BACKENDS[backend](self.library(part))
+            if config is not None:
+                self._load(part, self.folder / "plain", quantization_config=config).save_pretrained(
+                    self.folder / backend / part
+                )
+
+    def library(self, part: str) -> str:
+        return "transformers" if _is_transformers(self.classes[part]) else "diffusers"
+
+    def load(self, source: str, device_map=None):
+        """The pipeline with its models from ``source``: ``plain`` or a backend."""
+        parts = {}
+        for part in self.classes:
+            saved = self.folder / source / part
+            more = {"device_map": device_map} if device_map is not None and part in self.quantized else {}
+            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / "plain", **more)
+        pipe = self.kind(**parts, **copy.deepcopy(self.others), **self.config)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def _load(self, part: str, folder: Path, **options):
+        return (
+            self.classes[part].from_pretrained(folder / part, torch_dtype=self.dtypes[part], **options).eval()
+        )
+
+    def run(self, pipe) -> list:
+        return inputs.run(pipe, self.name)
+
+
+def _is_transformers(kind: type) -> bool:
+    import transformers
+
+    return issubclass(kind, transformers.PreTrainedModel)
+
+
+# ---- placements: those of the sweep, and some that need more than a pipeline
+
+
+def _group(options: dict[str, Any], pipe, here) -> None:
+    """Group offload for what is quantized; the rest, a VAE for instance, goes to the device."""
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    models = quantized_parts(pipe)
+    for name, part in pipe.components.items():
+        if isinstance(part, torch.nn.Module) and name not in models:
+            part.to(here)
+    for part in models.values():
+        more = {"onload_device": here, "offload_device": torch.device("cpu"), **options}
+        if hasattr(part, "enable_group_offload"):
+            part.enable_group_offload(**more)
+        else:
+            apply_group_offloading(part, **more)
+
+
+GROUPS = {
+    "group, leaf": {"offload_type": "leaf_level"},
+    "group, leaf, stream": {"offload_type": "leaf_level", "use_stream": True},
+    "group, leaf, stream, low memory": {
+        "offload_type": "leaf_level",
+        "use_stream": True,
+        "low_cpu_mem_usage": True,
+    },
+    "group, block": {"offload_type": "block_level", "num_blocks_per_group": 1},
+    "group, block, stream": {"offload_type": "block_level", "num_blocks_per_group": 1, "use_stream": True},
+}
+MORE = ("device map", "interrupted", "saved under offload")
+ALL = (*(name for name in PLACEMENTS if name != "stay"), *MORE)
+
+
+def place(subject: Subject, source: str, placement: str, here, there) -> Iterator[list]:
+    """Load, place and run: the outputs of each run, and the check of what lies on the devices between."""
+    pipe = subject.load(source, {"": str(there)} if placement == "device map" else None)
+    if placement == "device map":
+        pipe.to(there)
+    elif placement in GROUPS:
+        _group(GROUPS[placement], pipe, here)
+    elif placement in PLACEMENTS:
+        PLACEMENTS[placement](pipe, here, there)
+    elif placement == "interrupted":
+        pipe.enable_model_cpu_offload(device=here)
+        _interrupt(subject, pipe)
+    elif placement == "saved under offload":
+        pipe.enable_sequential_cpu_offload(device=here)
+        again = f"{source}-again"
+        for part, model in quantized_parts(pipe).items():
+            model.save_pretrained(subject.folder / again / part)
+        pipe = subject.load(again)
+        pipe.to(here)
+    yield subject.run(pipe)
+    if placement in OFFLOADS:
+        if placement == "model offload":
+            pipe.maybe_free_model_hooks()
+        left = sum(_held(model, placement) for model in quantized_parts(pipe).values())
+        if left:
+            raise AssertionError(f"{left} bytes of the quantized models stayed on the device")
+        yield subject.run(pipe)
+
+
+class Interrupted(Exception):
+    """What the interrupted run raises, as Ctrl-C would."""
+
+
+def _interrupt(subject: Subject, pipe) -> None:
+    import torch
+
+    model = next(model for name, model in quantized_parts(pipe).items() if DENOISER.fullmatch(name))
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+
+    def stop(module, arguments):
+        raise Interrupted
+
+    # The very first layer may stand before the hook of a model that is not reached yet: one in the middle will do.
+    handles = [layer.register_forward_pre_hook(stop) for layer in layers[len(layers) // 2 :]]
+    try:
+        subject.run(pipe)
+    except Interrupted:
+        return
+    finally:
+        for handle in handles:
+            handle.remove()
+    raise AssertionError("the run was to be interrupted, and no layer of the denoiser was reached")
+
+
+def _held(model, placement: str) -> int:
+    """Bytes of a model on a device; buffers do not count under sequential offload, where upstream leaves them."""
+    import itertools
+
+    tensors = (
+        model.parameters()
+        if placement == "sequential"
+        else itertools.chain(model.parameters(), model.buffers())
+    )
+    return sum(tensor.nbytes for tensor in tensors if tensor.device.type == "cuda")
+
+
+# ---- outcomes
+
+
+def outcome(function: Callable[[], str]) -> str:
+    """What a function returns, or its error in one line."""
+    try:
+        return function()
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def compare(outputs: list, expected: list) -> str:
+    import torch
+
+    if len(outputs) != len(expected):
+        return f"differs: {len(outputs)} outputs instead of {len(expected)}"
+    worst = 0.0
+    for one, other in zip(outputs, expected, strict=True):
+        if one.shape != other.shape:
+            return f"differs: shape {tuple(one.shape)} instead of {tuple(other.shape)}"
+        if not torch.equal(one, other):
+            worst = max(worst, float((one.double() - other.double()).abs().max()))
+            if worst != worst or worst == 0:
+                return "differs: not a number"
+    return EXACT if worst == 0 else f"differs by {worst:.3g}"
+
+
+def reference(subject: Subject, source: str, here) -> list:
+    """The output of the pipeline that came to its device in one step; its quantized models must have run."""
+    import torch
+
+    pipe = subject.load(source)
+    pipe.to(here)
+    reached: set[str] = set()
+    for name, model in quantized_parts(pipe).items():
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.register_forward_hook(functools.partial(_note, reached, name))
+    outputs = subject.run(pipe)
+    if not outputs:
+        raise AssertionError("the pipeline returned nothing that can be compared")
+    if any(bool(torch.isnan(tensor.float()).any()) for tensor in outputs):
+        raise AssertionError("the output is not a number")
+    if not any(DENOISER.fullmatch(name) for name in reached):
+        raise AssertionError("no linear layer of a denoiser ran")
+    return outputs
+
+
+def _note(reached: set[str], name: str, *call) -> None:
+    reached.add(name)
+
+
+def examine(name: str, backend: str, placements, devices, folder: Path) -> Iterator[tuple[str, str]]:
+    """(placement, outcome) for each: ``exact``, or ``upstream: ...``, or what went wrong. First ``build`` and ``load``."""
+    here, there = devices
+    made: dict[str, Any] = {}
+
+    def step(key: str, function: Callable[[], Any]) -> str:
+        def keep() -> str:
+            made[key] = function()
+            return EXACT
+
+        return outcome(keep)
+
+    def prepared() -> Subject:
+        subject = Subject(name, folder)
+        made["plain"] = reference(subject, "plain", here)
+        return subject
+
+    said = step("subject", prepared)
+    yield "build", said
+    if said != EXACT:
+        return
+    subject = made["subject"]
+
+    def quantized():
+        subject.quantize(backend)
+        return reference(subject, backend, here)
+
+    said = step("expected", quantized)
+    yield "load", said
+    if said != EXACT:
+        return
+    for placement in placements:
+
+        def tried(source: str, expected: list) -> str:
+            said = EXACT
+            for outputs in place(subject, source, placement, here, there):
+                said = compare(outputs, expected)
+                if said != EXACT:
+                    break
+            return said
+
+        said = outcome(lambda: tried(backend, made["expected"]))
+        if said != EXACT:
+            gc.collect()
+            plain = outcome(lambda: tried("plain", made["plain"]))
+            if _kind(plain) == _kind(said):
+                said = f"upstream: {plain}"
+        gc.collect()
+        yield placement, said
+
+
+def _kind(said: str) -> str:
+    return re.split(r"[: ]", said, maxsplit=1)[0]

@@ -1,0 +1,182 @@
+"""What a tiny pipeline is called with: by parameter name, and by pipeline where that does not do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+SIZE = 32
+
+
+def image(seed: int = 0, size: int = SIZE):
+    import numpy
+    from PIL import Image
+
+    pixels = numpy.random.default_rng(seed).integers(0, 255, (size, size, 3), dtype="uint8")
+    return Image.fromarray(pixels)
+
+
+def mask(size: int = SIZE):
+    import numpy
+    from PIL import Image
+
+    pixels = numpy.zeros((size, size), dtype="uint8")
+    pixels[: size // 2] = 255
+    return Image.fromarray(pixels)
+
+
+def video(frames: int = 9, size: int = SIZE):
+    return [image(i, size) for i in range(frames)]
+
+
+def noise(*shape: int, seed: int = 1):
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# parameter -> value; a function is called for it. Given only where the constructor or the task asks for it, see GIVEN
+VALUES: dict[str, Any] = {
+    "prompt": "a cat",
+    "height": SIZE,
+    "width": SIZE,
+    "num_inference_steps": 2,
+    "prior_num_inference_steps": 2,
+    "decoder_num_inference_steps": 2,
+    "super_res_num_inference_steps": 2,
+    "num_frames": 9,
+    "video_length": 2,
+    "max_sequence_length": 16,
+    "output_type": "np",
+    "use_resolution_binning": False,
+    "clean_caption": False,
+    "image": image,
+    "mask_image": mask,
+    "control_image": image,
+    "video": video,
+    "reference_image": image,
+    "audio_length_in_s": 0.5,
+    "complex_human_instruction": None,
+}
+# Optional parameters that are given all the same
+ALWAYS = set(VALUES)
+
+# pattern over pipeline names -> parameters; all that match apply, the last one wins; `...` leaves one out
+CALLS: dict[str, dict[str, Any]] = {
+    "WanAnimate": {"pose_video": video, "face_video": video},
+    "Marigold": {"processing_resolution": 32, "output_type": "np"},
+    "DiT": {"class_labels": [1]},
+    "StableDiffusionAttendAndExcite": {"token_indices": [2]},
+    "CycleDiffusion": {"source_prompt": "a dog"},
+    "BlipDiffusion": {
+        "source_subject_category": "dog",
+        "target_subject_category": "dog",
+        "condtioning_image": image,
+    },
+    "VisualCloze": {
+        "task_prompt": "a task",
+        "content_prompt": "a cat",
+        "image": lambda: [[image(1), image(2)], [image(3), None]],
+    },
+    "FluxKontext": {"_auto_resize": False, "max_area": 32 * 32},
+    "AnimateDiffControlNet|AnimateDiffVideoToVideoControlNet": {"conditioning_frames": video},
+    "AnimateDiffSparse": {"conditioning_frames": lambda: [image()]},
+    "AnimateDiffVideoToVideo": {"strength": 0.9},
+    "Kandinsky(?!.*(Prior|Combined|3|5|6))": {
+        "image_embeds": lambda: noise(1, 64).bfloat16(),
+        "negative_image_embeds": lambda: noise(1, 64).bfloat16(),
+        "hint": lambda: noise(1, 3, 32, 32).bfloat16(),
+    },
+    "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 4, 4, 4).bfloat16()},
+    "TextToVideoZero": {"t0": 0, "t1": 1},
+    "IFImg2Img|IFInpaint": {"original_image": image},
+    "StableDiffusionDiffEdit": {"image_latents": lambda: noise(1, 4, 16, 16).bfloat16()},
+    "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
+    "AceStep": {"audio_duration": 1.0},
+    "LongCatAudio": {"audio_duration_s": 0.5},
+    "StableAudio3": {"duration": 0.5},
+    "AnyFlowFAR": {"chunk_partition": [1, 2]},
+    "FluxControlNetPipeline|StableDiffusion3ControlNet|FluxControlNetI|QwenImageControlNet": {
+        "control_image": image
+    },
+    "Flux2": {"text_encoder_out_layers": (1, 1, 1)},
+    "Flux2Klein": {"image": lambda: image(size=64)},
+    "Flux2Pipeline": {"image": ...},
+    "BriaFiboEdit": {"prompt": '{"edit_instruction": "a cat"}'},
+    "CogVideoXFunControl": {"control_video": video},
+    "Cosmos.*VideoToWorld|Cosmos3|Helios|LTXCondition": {"video": ...},
+    "CosmosVideoTo": {"image": image},
+    "Ideogram4": {"guidance_schedule": None},
+    "LTX2": {
+        "stg_scale": 0.0,
+        "modality_scale": 1.0,
+        "audio_stg_scale": 0.0,
+        "spatio_temporal_guidance_blocks": None,
+    },
+    "LTX2ImageToVideo": {"image_crf": 0},
+    "LTX2|LTXLatent": {"height": 64, "width": 64},
+    "LTXI2VLong": {"decode_horizontal_tiles": 1, "decode_vertical_tiles": 1},
+    "NucleusMoE": {"return_index": -1},
+    "QwenImageControlNetInpaint": {"control_mask": mask},
+    "EasyAnimateInpaint": {
+        "video": lambda: noise(1, 3, 9, 32, 32),
+        "mask_video": lambda: noise(1, 1, 9, 32, 32) * 0 + 255,
+    },
+    "EasyAnimateControl": {"control_video": lambda: noise(1, 3, 9, 32, 32)},
+    "HunyuanVideoFramepack": {"latent_window_size": 3},
+    "SkyReelsV2DiffusionForcing": {"overlap_history": None, "base_num_frames": 9},
+    "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8},
+    "Sana": {"frames": 9},
+    "ShapE": {"frame_size": 8},
+}
+
+
+def arguments(name: str, kind: type) -> dict[str, Any]:
+    """The keyword arguments of one run; no seed yet."""
+    given: dict[str, Any] = {}
+    parameters = inspect.signature(kind.__call__).parameters
+    for parameter in parameters.values():
+        wanted = parameter.default is inspect.Parameter.empty or parameter.name in ALWAYS
+        if parameter.name in VALUES and wanted:
+            given[parameter.name] = VALUES[parameter.name]
+    for pattern, said in CALLS.items():
+        if re.match(pattern, name):
+            given.update({key: value for key, value in said.items() if key in parameters})
+    return {
+        key: value() if isinstance(value, Callable) else value
+        for key, value in given.items()
+        if value is not ...
+    }
+
+
+def run(pipe, name: str):
+    """All tensors of one run's output, on the CPU."""
+    import torch
+
+    given = arguments(name, type(pipe))
+    if "generator" in inspect.signature(type(pipe).__call__).parameters:
+        given["generator"] = torch.Generator("cpu").manual_seed(0)
+    torch.manual_seed(0)
+    return flatten(pipe(**given))
+
+
+def flatten(output) -> list:
+    """The tensors in whatever a pipeline returns."""
+    import numpy
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return [output.detach().cpu()]
+    if isinstance(output, numpy.ndarray):
+        return [torch.from_numpy(numpy.ascontiguousarray(output))] if output.dtype.kind in "fiub" else []
+    if isinstance(output, str):
+        return [torch.tensor(list(output.encode()))]
+    if hasattr(output, "convert"):  # an image
+        return [torch.from_numpy(numpy.array(output))]
+    if isinstance(output, dict):
+        return [tensor for value in output.values() for tensor in flatten(value)]
+    if isinstance(output, (list, tuple)):
+        return [tensor for value in output for tensor in flatten(value)]
+    return []

@@ -1,0 +1,49 @@
+"""The file of results: pipeline -> backend -> placement -> outcome."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tests.pipelines.check import EXACT
+
+FILE = Path(__file__).parent / "results.json"
+LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum-quanto", "torchao")
+
+
+def read(path: Path | None) -> dict:
+    if path is not None and path.exists():
+        return json.loads(path.read_text())
+    return {"versions": versions(), "outcomes": {}}
+
+
+def write(found: dict, path: Path) -> None:
+    """Whole or not at all: a run may be stopped at any time."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    unfinished.replace(path)
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def is_wrong(said: str) -> bool:
+    return said != EXACT and not said.startswith("upstream: ")
+
+
+def summary(outcomes: dict[str, str]) -> str:
+    kinds = Counter(
+        EXACT if said == EXACT else "upstream's" if said.startswith("upstream: ") else "wrong"
+        for key, said in outcomes.items()
+        if key not in ("build", "load")
+    )
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no placement ran"
