@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
     from ..models import four_bit
 
     where = four_bit.device()
-    model = four_bit.flux(work, where)
+    model = four_bit.flux(f"{work}/plain", where)
     before, names = four_bit.run_flux(model, where), set(model.state_dict())
     try:
         model.fuse_qkv_projections()
