@@ -115,11 +115,12 @@ def fixing_releases(fix: Fix) -> dict[str, str]:
 
 
 def environment_pins() -> dict[str, str]:
-    """The versions installed in this environment, as pins; this package is the one that runs."""
+    """The versions installed in this environment, as pins, empty where one cannot be read; this package is the one
+    that runs."""
     from .. import __version__
 
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
-    pins = {name: f"=={version}" for name, version in versions.items() if version}
+    pins = {name: version and f"=={version}" for name, version in versions.items() if version is not None}
     return {name: pin if comparable(pin) else "" for name, pin in pins.items()} | {SELF: f"=={__version__}"}
 
 

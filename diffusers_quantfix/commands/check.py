@@ -133,6 +133,8 @@ def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
         reading.complete = True
         for name, pin in environment_pins().items():
             reading.add(None, name, pin)
+            if not pin:
+                reading.note(None, f"the version of {name} cannot be read; reinstall it")
     read(options.files, reading)
     pins = reading.pins
     every = findings(pins, reading.required, reading.complete)

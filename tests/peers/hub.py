@@ -2,7 +2,7 @@
 
     python -m tests.peers.hub FOLDER     # in the environment that will read it
 
-The shapes are those that the tests count (twelve layers of OPT), everything else is small.  A test that judges
+The shapes are those that the tests count (twelve layers of opt-125m), everything else is small.  A test that judges
 the words or the quality of a trained model fails on them, on both sides alike.
 """
 
@@ -76,21 +76,16 @@ def _stable_diffusion(folder: Path) -> None:
     pipeline.save_pretrained(folder)
 
 
+# Few words and large weights: several tests ask whether an adapter changes the probability of a word by 0.001.
 _OPT = {"ffn_dim": 128, "num_attention_heads": 4, "max_position_embeddings": 256, "pad_token_id": 1,
-        "bos_token_id": 2, "eos_token_id": 2}  # fmt: skip
+        "bos_token_id": 2, "eos_token_id": 2, "vocab_size": 128, "init_std": 0.2,
+        "hidden_size": 64, "word_embed_proj_dim": 64}  # fmt: skip
 _LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
           "num_key_value_heads": 4, "pad_token_id": 1}  # fmt: skip
 _BLOOM = {"hidden_size": 64, "n_head": 4, "pad_token_id": 1}
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1}
-_opt_12 = _language(
-    "OPTConfig", "OPTForCausalLM", hidden_size=64, word_embed_proj_dim=64, num_hidden_layers=12, **_OPT
-)
-_opt_24 = _language(
-    "OPTConfig", "OPTForCausalLM", hidden_size=64, word_embed_proj_dim=64, num_hidden_layers=24, **_OPT
-)
-_opt_2 = _language(
-    "OPTConfig", "OPTForCausalLM", hidden_size=64, word_embed_proj_dim=64, num_hidden_layers=2, **_OPT
-)
+_opt_12 = _language("OPTConfig", "OPTForCausalLM", num_hidden_layers=12, **_OPT)
+_opt_2 = _language("OPTConfig", "OPTForCausalLM", num_hidden_layers=2, **_OPT)
 _llama = _language("LlamaConfig", "LlamaForCausalLM", **_LLAMA)
 _bloom = _language("BloomConfig", "BloomForCausalLM", pickled=True, n_layer=24, **_BLOOM)
 _t5 = _language("T5Config", "T5ForConditionalGeneration", **_T5)
@@ -98,8 +93,7 @@ _t5 = _language("T5Config", "T5ForConditionalGeneration", **_T5)
 MODELS: dict[str, Callable[[Path], None]] = {
     "peft-internal-testing/opt-125m": _opt_12,
     "facebook/opt-125m": _opt_12,
-    "facebook/opt-350m": _opt_24,
-    "facebook/opt-6.7b": _opt_24,
+    "facebook/opt-350m": _opt_2,
     "peft-internal-testing/tiny-random-OPTForCausalLM": _opt_2,
     "hf-internal-testing/tiny-random-OPTForCausalLM": _opt_2,
     "peft-internal-testing/tiny-random-LlamaForCausalLM": _llama,
@@ -125,6 +119,24 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "gpt2": _language("GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=12, n_head=4),
     "peft-internal-testing/tiny-random-gpt2": _language(
         "GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4
+    ),
+    "peft-internal-testing/tiny-random-BartForConditionalGeneration": _language(
+        "BartConfig", "BartForConditionalGeneration", d_model=64, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
+    ),
+    "peft-internal-testing/tiny-random-RobertaForSequenceClassification": _language(
+        "RobertaConfig", "RobertaForSequenceClassification", hidden_size=64, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=64,
+    ),
+    "peft-internal-testing/tiny-clip-text-2": _language(
+        "CLIPTextConfig", "CLIPTextModel", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, pad_token_id=1, bos_token_id=2, eos_token_id=2,
+    ),
+    "hf-internal-testing/Mixtral-tiny": _language(
+        "MixtralConfig", "MixtralForCausalLM", num_local_experts=4, **_LLAMA
+    ),
+    "trl-internal-testing/tiny-Qwen3MoeForCausalLM": _language(
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM", num_experts=4, moe_intermediate_size=32, head_dim=16, **_LLAMA
     ),
     "hf-internal-testing/tiny-sd-pipe": _stable_diffusion,
 }  # fmt: skip

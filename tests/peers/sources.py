@@ -74,8 +74,8 @@ LIBRARIES = {
             },
             {
                 "test_quantization.py": "(vera|{.boft_block_size.:4).*bnb",
-                "test_integrations.py": "",
-                "test_common_gpu.py": "4bit|8bit",
+                "test_integrations.py": "TestInitEmptyWeights",
+                "test_common_gpu.py": "test_[48]bit_",
                 "test_low_level_api.py": "Inject",
             },
             ("test_quantization.py", "test_common_gpu.py"),

@@ -1,6 +1,6 @@
-"""QLoRA training under `accelerate launch` that saves its state, is stopped, and resumes.
+"""QLoRA training of four steps under `accelerate launch`, which saves its state after the second.
 
-Arguments: the folder of a language model, the folder of the state, the first step, the last step.
+Arguments: the folder of a language model, and "resume" for a training that was stopped after the second step.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, prepare_
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 
-def main(folder, state, first, last):
+def main(folder, first):
     set_seed(0)
     accelerator = Accelerator(cpu=True)
     config = BitsAndBytesConfig(
@@ -26,20 +26,21 @@ def main(folder, state, first, last):
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
     if first:
-        accelerator.load_state(state)
+        accelerator.load_state("state")
     losses = []
-    for step in range(first, last):
+    for step in range(first, 4):
         batch = torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(step))
         loss = model(input_ids=batch, labels=batch).loss
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    accelerator.save_state(state)
+        if step == 1:
+            accelerator.save_state("state")
     adapter = get_peft_model_state_dict(accelerator.unwrap_model(model))
     digest = hashlib.sha256(b"".join(adapter[name].numpy().tobytes() for name in sorted(adapter))).hexdigest()
     print("RESULT", json.dumps({"losses": losses, "adapter": digest}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], 2 if "resume" in sys.argv else 0)

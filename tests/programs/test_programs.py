@@ -63,10 +63,11 @@ def test_a_training_that_is_stopped_and_resumed(llama, tmp_path) -> None:
     pytest.importorskip("peft")
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1",
               "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
-    at_once = both("qlora", tmp_path, llama, "whole", 0, 4, launcher=launch)
-    first = both("qlora", tmp_path, llama, "state", 0, 2, launcher=launch)
-    resumed = both("qlora", tmp_path, llama, "state", 2, 4, launcher=launch)
-    assert first["losses"] + resumed["losses"] == at_once["losses"]
+    at_once = both("qlora", tmp_path, llama, launcher=launch)
+    # Without the package `Accelerator.load_state` refuses what `save_state` wrote: bnb-linear4bit-reload.
+    refusal = r"Unexpected key\(s\) in state_dict: .*weight\.absmax"
+    resumed = both("qlora", tmp_path, llama, "resume", launcher=launch, fails=refusal)
+    assert resumed["losses"] == at_once["losses"][2:]
     assert resumed["adapter"] == at_once["adapter"]
 
 

@@ -7,11 +7,14 @@ that go through the CUDA runtime library, and storages, which a CPU build cannot
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import time
 import types
 
 import torch
 
+from . import build
 from .undo import Undo
 
 TOTAL_MEMORY = 16 << 30  # as in backend/memory.h
@@ -41,6 +44,16 @@ def install(undo: Undo) -> None:
     undo.set(torch.UntypedStorage, "resize_", _resize_storage(ops, torch.UntypedStorage.resize_))
 
 
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build.library()))
+    library.rig_current_stream.argtypes = [ctypes.c_int64]
+    library.rig_current_stream.restype = ctypes.c_int64
+    library.rig_set_stream.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    library.rig_set_stream.restype = None
+    return library
+
+
 def _bindings(ops) -> dict:
     def exchange_device(index: int) -> int:
         previous = ops.current_device()
@@ -56,11 +69,10 @@ def _bindings(ops) -> dict:
         return {f"{kind}_bytes": of_bytes for kind in ("allocated", "reserved", "active", "requested")}
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        ops.set_current_device(device_index)
-        ops.set_current_stream(device_index, stream_id)
+        _library().rig_set_stream(device_index, stream_id)
 
     def current_stream(index: int) -> tuple:
-        return ops.current_stream(index), index, CUDA
+        return _library().rig_current_stream(index), index, CUDA
 
     def default_stream(index: int) -> tuple:
         return 0, index, CUDA

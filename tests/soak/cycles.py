@@ -187,11 +187,11 @@ def run(
     for number, plan in enumerate(cycles, start=1):
         found = [f"cycle {number} ({plan}): {what}" for what in soak.cycle(plan)]
         wrong += found
-        if number == len(cycles) // 4:  # by then what a library keeps once is kept
+        if number == len(cycles) // 2:  # by then what a library keeps once is kept
             tensors, host = soak.tensors(), host_bytes()
         say("\n".join(found) or f"{number} of {len(cycles)}: {plan}: {host_bytes() >> 20} MiB")
     if more := soak.tensors() - (tensors or Counter()):
-        wrong.append(f"more tensors than after a quarter of the cycles: {dict(more)}")
+        wrong.append(f"more tensors than after half of the cycles: {dict(more)}")
     if host is not None and host_bytes() - host > HOST_TOLERANCE:
-        wrong.append(f"{(host_bytes() - host) >> 20} MiB more host memory than after a quarter of the cycles")
+        wrong.append(f"{(host_bytes() - host) >> 20} MiB more host memory than after half of the cycles")
     return wrong

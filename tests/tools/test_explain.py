@@ -251,7 +251,12 @@ def test_the_symptom_of_a_fix_leads_to_it(fix_id):
     assert fix_id in ids(declaration(fix_id).symptom)
 
 
-@pytest.mark.parametrize("fix_id", [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"])
+RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"]
+# A message that is somebody else's as well: a frame of the traceback has to stand beside it.
+NOT_ALONE = ("diffusers-fuse-qkv-quantized",)
+
+
+@pytest.mark.parametrize("fix_id", [fix_id for fix_id in RECORDED if fix_id not in NOT_ALONE])
 def test_the_message_alone_finds_it_too(fix_id):
     last = [line for line in ERRORS[fix_id][1].splitlines() if not line.startswith((" ", "Traceback"))][-1]
     (match,) = [one for one in symptoms.search(last, DECLARATIONS, lambda name: None) if one.fix.id == fix_id]

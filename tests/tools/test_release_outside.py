@@ -52,7 +52,31 @@ class _Owner:
         self.owner, self.pointer = weight, weight.data_ptr()
 
     def read(self) -> float:
-        return (ctypes.c_float).from_address(self.pointer).value
+        return (ctypes.c_float).from_address(int(getattr(self.pointer, "value", self.pointer))).value
+
+
+class _NumPyOwner(_Owner):
+    def __init__(self, weight) -> None:
+        import numpy
+
+        self.owner, self.pointer = weight, numpy.uint64(weight.data_ptr())
+
+
+class _CtypesOwner(_Owner):
+    def __init__(self, weight) -> None:
+        self.owner, self.pointer = weight, ctypes.c_void_p(weight.data_ptr())
+
+
+class _Interface(_Owner):
+    """The interface of NumPy as an attribute, not as a property of the class."""
+
+    def __init__(self, weight) -> None:
+        self.owner, self.__array_interface__ = weight, dict(weight.detach().numpy().__array_interface__)
+
+    def read(self) -> float:
+        import numpy
+
+        return float(numpy.array(self)[0, 0])
 
 
 def _imported(name):
@@ -100,6 +124,9 @@ _EXPORTERS = {
     "ctypes array": _of_ctypes,
     "ctypes pointer": _pointer,
     "object with the address": _Owner,
+    "object with the address as a NumPy number": _NumPyOwner,
+    "object with the address in ctypes": _CtypesOwner,
+    "object with an interface": _Interface,
 }
 
 

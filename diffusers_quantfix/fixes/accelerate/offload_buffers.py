@@ -31,6 +31,8 @@ FIX = Fix(
     ),
     symptom="CUDA out of memory under enable_sequential_cpu_offload() of a model whose quantized weights or scales are "
     "buffers (GPTQ, AutoRound, BFL)",
+    # From the beginning, once: a search from every word of a long log takes time that grows with its square.
+    patterns=(r"\A(?=.*sequential)(?=.*(gptq|auto.?round)).*out of memory",),
     frames=("enable_sequential_cpu_offload", "gptq|auto.?round|nvfp4|fp8r"),
     harm="memory or time",
 )

@@ -34,8 +34,11 @@ FIX = Fix(
     ),
     symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
     "cuda:1, with offload_to_disk_path",
-    patterns=("Expected all tensors to be on the same device, but found at least two devices",),
-    frames=("offload_to_disk_path", "group_offloading.py:new_forward", "enable_group_offload"),
+    patterns=(
+        "Expected all tensors to be on the same device, but found at least two devices",
+        r"\A(?=.*offload_to_disk_path).*Expected all tensors to be on the same device",
+    ),
+    frames=("offload_to_disk_path", "diffusers/hooks/hooks.py:new_forward", "enable_group_offload"),
     hot=True,
 )
 

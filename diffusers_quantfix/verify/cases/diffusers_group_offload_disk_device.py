@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import CannotReproduce, NeedsDevice
 
 
 def case(work: str) -> str | None:
     import torch
 
     if torch.cuda.device_count() < 2:
-        raise CannotReproduce("needs two CUDA devices")
+        raise NeedsDevice("needs two CUDA devices")
     try:
         from diffusers.hooks import apply_group_offloading
     except ImportError:
@@ -28,5 +28,5 @@ def case(work: str) -> str | None:
         except TypeError as error:
             raise CannotReproduce(f"this diffusers does not offload to disk ({error})") from None
         output = model(inputs).cpu()
-    assert torch.equal(output, expected), "the output is another one"
-    return "the layers are loaded onto cuda:1; the output is exact"
+    assert torch.equal(output, expected), "the output changed"
+    return "the layers are loaded onto cuda:1; output exact"

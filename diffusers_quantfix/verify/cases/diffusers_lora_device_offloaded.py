@@ -12,5 +12,5 @@ def case(work: str) -> str | None:
     expected = lora.run(pipe)
     lora.offload(pipe.transformer)
     pipe.set_lora_device(["lora"], "cpu")
-    assert torch.equal(lora.run(pipe), expected), "the output is another one"
-    return "the LoRA stays offloaded; the output is exact"
+    assert torch.equal(lora.run(pipe), expected), "the output changed"
+    return "the LoRA is still offloaded; output exact"
