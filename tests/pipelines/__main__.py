@@ -120,9 +120,7 @@ def sweep(todo, jobs: int, limit: float):
             if finished:
                 process.join()
                 if process.exitcode not in (0, -9):
-                    outcomes.setdefault(
-                        _next(task, outcomes), f"Crash: the process ended with {process.exitcode}"
-                    )
+                    _missing(task, outcomes, f"Crash: the process ended with {process.exitcode}")
                 running.remove(entry)
                 yield task[0], task[1], outcomes
 

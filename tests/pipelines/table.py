@@ -60,7 +60,8 @@ def page(found: dict) -> str:
         totals(found),
         "",
         "Tiny random instances, on two stand-ins for CUDA devices. **=**: the output of the same quantized pipeline on",
-        "one device, bit for bit, and nothing left behind. **u**: fails un-quantized too. **x**: fails, see below.",
+        "one device, bit for bit, and nothing left behind. **u**: fails un-quantized too. **x**: fails, see below. **q**:",
+        "does not run quantized, wherever it is.",
         "Empty: not run yet. With: "
         + ", ".join(f"{name} {version}" for name, version in found["versions"].items())
         + ".",
@@ -76,7 +77,7 @@ def page(found: dict) -> str:
                 continue
             cells = [SIGNS[kind(outcomes[one])] if one in outcomes else "" for one in placements]
             if outcomes.get("load", results.EXACT) != results.EXACT:
-                cells = ["**x**"] * len(placements)
+                cells = ["**q**"] * len(placements)
             lines.append(f"| {name} | {backend} | " + " | ".join(cells) + " |")
             notes += [
                 f"- {name}, {backend}, {one}: {_code(said)}"
