@@ -12,6 +12,7 @@ the release and its probe finds the defect; `status` prints the state of every f
     qf.audit(pipe)          # every tensor by device, companions of quantized weights included
     qf.release(pipe)        # free its memory now, even if it is still referenced; `releasing` is the context manager
     qf.track(pipe)          # a context manager that samples the memory of a run
+    qf.keep_host_copies(pipe)  # model offload without copying unchanged weights back to the CPU
 
 As long as none of the libraries is imported, importing this package loads two small modules.
 """
@@ -21,11 +22,21 @@ from .first_library import wait, warn
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .activation import apply, revert, status
-    from .memory import release, releasing, track
+    from .memory import keep_host_copies, release, releasing, track
     from .placement import audit
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "audit", "release", "releasing", "revert", "status", "track"]
+__all__ = [
+    "__version__",
+    "apply",
+    "audit",
+    "keep_host_copies",
+    "release",
+    "releasing",
+    "revert",
+    "status",
+    "track",
+]
 
 
 def wake() -> None:
@@ -46,7 +57,8 @@ wait(wake)
 
 # Public names that are imported at first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
-          "audit": "placement", "release": "memory", "releasing": "memory", "track": "memory"}  # fmt: skip
+          "audit": "placement", "keep_host_copies": "memory", "release": "memory", "releasing": "memory",
+          "track": "memory"}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -30,7 +30,7 @@ def activate() -> None:
     """Watch for the targets, and patch those that are imported already.  Safe to call again; raises only under
     ``strict``."""
     current = settings()
-    _report(current)
+    _heed(current)
     _watcher.replace_earlier_copies()
     if current.off:
         return
@@ -56,7 +56,7 @@ def apply(*ids: str) -> "Board":
         diffusers_quantfix.engine.runner.StrictError: under ``strict``, when an enabled fix failed.
     """
     wanted = known_ids(ids)
-    _report(settings())
+    _heed(settings())
     if not settings().off:
         _watch()
         _runner().apply(wanted)
@@ -127,6 +127,7 @@ def _runner() -> "Runner":
         from .process_runner import RUNNER  # the import system ensures that there is only one
 
         _the_runner = RUNNER
+        _heed(settings())  # by now a notebook is there that was not when the start-up file ran
     return _the_runner
 
 
@@ -153,9 +154,21 @@ def known_ids(ids: tuple[str, ...]) -> list[str]:
     return list(ids or INDEX)
 
 
-def _report(current: "Settings") -> None:
+def hint(error: BaseException) -> str:
+    """What `diffusers_quantfix.advisories.crash` says of an uncaught error; that is loaded only then."""
+    from importlib import import_module
+
+    return str(import_module(f"{__package__}.advisories.crash").hint(error))
+
+
+def _heed(current: "Settings") -> None:
+    """Report what was not understood, and watch for uncaught errors if that is wanted."""
     for problem in current.problems:
         _warn(problem)
+    if current.hint:
+        from .uncaught import watch
+
+        watch(hint)
 
 
 def _warn(sentence: str) -> None:

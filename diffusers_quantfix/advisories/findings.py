@@ -7,13 +7,12 @@ from __future__ import annotations
 import importlib
 
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
-from .harm import harm
 from .libraries import SELF
 from .ranges import alternatives, comparable, exact_version, inside, overlap
+from .supported import RELEASES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def advisory(fix: Fix) -> dict[str, Any]:
         "id": fix.id,
         "title": fix.title,
         "symptom": fix.symptom,
-        "harm": harm(fix),
+        "harm": fix.harm,
         "claims": dict(fix.claims),
         "fixed_in": fix.fixed_in,
         "patched_since": fix.since,
@@ -116,25 +115,19 @@ def fixing_releases(fix: Fix) -> dict[str, str]:
 
 
 def environment_pins() -> dict[str, str]:
-    """The versions installed in this environment, as pins; this package is the one that runs."""
+    """The versions installed in this environment, as pins, empty where one cannot be read; this package is the one
+    that runs."""
     from .. import __version__
 
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
-    pins = {name: f"=={version}" for name, version in versions.items() if version}
+    pins = {name: version and f"=={version}" for name, version in versions.items() if version is not None}
     return {name: pin if comparable(pin) else "" for name, pin in pins.items()} | {SELF: f"=={__version__}"}
 
 
 def unknown_releases(pins: Mapping[str, str]) -> list[str]:
-    """Sentences about pinned releases that are newer than every one that the table knows."""
-    newest: dict[str, Version] = {}
-    for fix in declarations():
-        for distribution, claim in fix.claims.items():
-            for part in claim.split(","):
-                if part.startswith("<="):
-                    version = Version(part[2:])
-                    newest[distribution] = max(version, newest.get(distribution, version))
+    """Sentences about pinned releases that are newer than every one that was tested."""
     sentences = []
-    for distribution, version in newest.items():
+    for distribution, (_, version) in RELEASES.items():
         for pin in alternatives(pins.get(canonicalize_name(distribution), "")):
             exact = exact_version(pin)
             if exact and inside(f">{version}", pin) == "yes":

@@ -7,7 +7,7 @@ import urllib.parse
 from packaging.utils import canonicalize_name
 
 from .findings import AFFECTED
-from .harm import MEANING, harm
+from .harm import MEANING
 from .libraries import SELF
 
 TYPE_CHECKING = False
@@ -50,7 +50,7 @@ class Report:
         kinds = list(MEANING)
         self.found = sorted(
             found,
-            key=lambda one: (kinds.index(harm(one.fix)), one.patched, one.verdict != AFFECTED, one.fix.id),
+            key=lambda one: (kinds.index(one.fix.harm), one.patched, one.verdict != AFFECTED, one.fix.id),
         )
         self.failing = [finding for finding in self.found if finding in failing]
         self.upgrades = upgrades
@@ -125,7 +125,7 @@ def as_sarif(report: Report, version: str) -> dict[str, Any]:
             "shortDescription": {"text": finding.fix.title},
             "fullDescription": {"text": finding.fix.symptom},
             "help": {"text": "\n".join([remedy(finding), *finding.fix.upstream])},
-            "properties": {"harm": harm(finding.fix)},
+            "properties": {"harm": finding.fix.harm},
         }
         for finding in report.found
     ]

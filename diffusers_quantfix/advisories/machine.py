@@ -11,7 +11,8 @@ import shutil
 import sys
 
 from ..engine.versions import installed_version
-from . import quanto
+from ..loading.device import accelerator_types
+from . import quanto, supported
 from .combinations import LIBSTDCXX
 from .ranges import fits
 
@@ -23,23 +24,18 @@ if TYPE_CHECKING:
 
 
 def accelerator() -> tuple[str, str]:
-    """("cuda", "xpu", "mps" or ""; a sentence that says what torch sees)."""
+    """("cuda", "xpu", "mps", another kind or ""; a sentence that says what torch sees)."""
     if installed_version("torch") is None:
         return "", "torch is not installed"
     try:
         import torch
 
-        for kind in ("cuda", "xpu", "mps"):
-            backend = getattr(torch, kind, None)
-            if backend is not None and backend.is_available():
-                names = (
-                    {backend.get_device_name(i) for i in range(backend.device_count())}
-                    if kind != "mps"
-                    else ()
-                )
-                return kind, f"{backend.device_count()} x {kind}" + (
-                    f" ({', '.join(sorted(names))})" if names else ""
-                )
+        for kind in accelerator_types():
+            backend = getattr(torch, kind)
+            count = backend.device_count()
+            name = getattr(backend, "get_device_name", None)  # mps has none
+            names = sorted({name(i) for i in range(count)}) if name else ()
+            return kind, f"{count} x {kind}" + (f" ({', '.join(names)})" if names else "")
         return "", "none: torch runs on the CPU"
     except Exception as error:
         return "", f"torch cannot say: {error}"
@@ -59,7 +55,8 @@ def advice(board: Board, kind: str) -> list[str]:
     """
     versions = {name: version for name, version in board.installed.items() if version}
     applied = {answer.id for answer in board if answer.state == "applied"}
-    sentences = [*_torch(versions, kind), *_native_library(versions, kind)]
+    python = supported.outside("Python", platform.python_version(), supported.PYTHON)
+    sentences = [*filter(None, [python]), *_torch(versions, kind), *_native_library(versions, kind)]
     if "bitsandbytes" in versions:
         sentences += _bitsandbytes(versions, kind)
     if "diffusers" in versions and "bitsandbytes" in versions:
@@ -69,6 +66,8 @@ def advice(board: Board, kind: str) -> list[str]:
 
 def _torch(versions: dict[str, str], kind: str) -> Iterator[str]:
     torch = versions.get("torch")
+    if torch is not None and (said := supported.outside("torch", torch, supported.TORCH)):
+        yield said
     if torch is None or kind or sys.platform == "darwin":
         return
     if shutil.which("nvidia-smi") and not _torch_is_for_gpus():

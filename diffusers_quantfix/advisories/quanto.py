@@ -57,9 +57,11 @@ ADVICE: tuple[tuple[str, tuple[str, ...] | None, dict[str, str], str], ...] = (
     ),
 )
 
-# torch.utils.cpp_extension, which quanto imports, imports it. torch demands it for Python 3.12 and newer, and for older
-# ones only from 2.11 on (2.7 and 2.8 get it through triton); `uv venv` creates environments without it. quanto fails in
-# the middle of its import, so there is no module that a fix could patch.
+# torch.utils.cpp_extension, which quanto imports, imports it. torch demands it for Python 3.12 and newer, and for
+# older ones only from 2.11 on (2.7 and 2.8 get it through triton); `uv venv` creates environments without it. There
+# is no fix: quanto fails in the middle of its import, so there is no module to patch, and the only cure from outside
+# is a counterfeit torch.utils.cpp_extension in sys.modules, by which every other library that asks whether it can
+# compile here would be misled. The error names what is missing, and one command installs it.
 WITHOUT_SETUPTOOLS = (
     "optimum-quanto cannot be imported without setuptools (ModuleNotFoundError: No module named 'setuptools', from "
     "torch.utils.cpp_extension), and this torch has not brought it: install setuptools"

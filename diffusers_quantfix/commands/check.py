@@ -16,7 +16,7 @@ from ..activation import known_ids
 from ..advisories.combinations import of_pins
 from ..advisories.findings import declarations, environment_pins, findings, unknown_releases
 from ..advisories.formats import Report, as_github, as_json, as_sarif, remedy
-from ..advisories.harm import MEANING, harm
+from ..advisories.harm import MEANING
 from ..advisories.libraries import SELF
 from ..advisories.pins import Reading, UnreadableInput, read
 from ..advisories.pins.files import FOLLOW, shown
@@ -133,6 +133,8 @@ def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
         reading.complete = True
         for name, pin in environment_pins().items():
             reading.add(None, name, pin)
+            if not pin:
+                reading.note(None, f"the version of {name} cannot be read; reinstall it")
     read(options.files, reading)
     pins = reading.pins
     every = findings(pins, reading.required, reading.complete)
@@ -154,7 +156,7 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
         return [_line(finding) for finding in report.failing]
     lines: list[str] = []
     for kind, meaning in MEANING.items():
-        group = [finding for finding in report.found if harm(finding.fix) == kind]
+        group = [finding for finding in report.found if finding.fix.harm == kind]
         if group:
             lines += ["", meaning] if lines else [meaning]
         for finding in group:

@@ -11,6 +11,8 @@ from ..advisories import combinations, machine
 from ..advisories.findings import declarations, environment_pins, findings
 from ..advisories.upgrades import Upgrade, upgrades
 from ..engine import board as states
+from ..engine.versions import installed_version
+from ..fixes import DISTRIBUTIONS
 from ..text import wrapped
 from .importing import importing
 from .startup import describe
@@ -36,26 +38,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings."""
+    """Print the findings, those about versions before any library is imported."""
+    found = examine_versions()
+    if not options.json:
+        show("\n".join(_first_lines(found)))
+        sys.stdout.flush()
     with importing():
         board = status()
-        found = examine(board)
+        found |= examine(board)
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        show("\n".join(_lines(board, found)))
+        show("\n".join(["", *_lines(board, found)]))
     return 1 if options.strict and found["problems"] else 0
 
 
-def examine(board: Board) -> dict[str, Any]:
-    """The findings as data.
+def examine_versions() -> dict[str, Any]:
+    """The findings for which no library is imported, as data.
 
     Returns:
-        ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``, ``accelerator``,
-        ``activation``, ``problems`` (what is broken now), ``combinations`` (releases that do not fit together),
-        ``advice`` (for this machine), ``candidates`` (defects in releases that no claim covers), ``patched`` (id ->
-        title), ``upgrades`` (see `advisories.upgrades`) and ``not_fixed`` (ids of applied fixes whose defect no
-        upstream release fixes).  All but the first six and ``patched`` are lists of sentences, ids or upgrades.
+        ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``, ``activation``
+        and ``combinations`` (sentences on releases that do not fit together).
+    """
+    return {
+        "installed": {name: installed_version(name) for name in DISTRIBUTIONS},
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "platform": platform.platform(),
+        "activation": describe(),
+        "combinations": [
+            *(sentence for claims, sentence in combinations.installed() if not machine.covers(claims)),
+            *combinations.declared(),
+        ],
+    }
+
+
+def examine(board: Board) -> dict[str, Any]:
+    """The other findings as data.
+
+    Returns:
+        ``accelerator``, ``problems`` (what is broken now), ``advice`` (for this machine), ``candidates`` (defects in
+        releases that no claim covers), ``patched`` (id -> title), ``upgrades`` (see `advisories.upgrades`) and
+        ``not_fixed`` (ids of applied fixes whose defect no upstream release fixes).  All but ``accelerator`` and
+        ``patched`` are lists of sentences, ids or upgrades.
     """
     fixed = {fix.id: fix.fixed_in for fix in declarations()}
     applied = [answer for answer in board if answer.state in (states.APPLIED, states.UNCLAIMED)]
@@ -66,20 +91,11 @@ def examine(board: Board) -> dict[str, Any]:
     have = [finding for finding in findings(pins, complete=True) if finding.fix.id in retired]
     releases = upgrades(pins, have, complete=True)
     return {
-        "installed": board.installed,
-        "python": board.python,
-        "interpreter": sys.executable,
-        "platform": platform.platform(),
         "accelerator": seen,
-        "activation": describe(),
         # One library that cannot be imported keeps all its fixes waiting: report it once.
         "problems": list(
             dict.fromkeys(_problem(answer) for answer in board if answer.above or answer.state in bad)
         ),
-        "combinations": [
-            *(sentence for claims, sentence in combinations.installed() if not machine.covers(claims)),
-            *combinations.declared(),
-        ],
         "advice": machine.advice(board, kind),
         "candidates": [
             f"{answer.id}: {answer.reason}" for answer in board if answer.state == states.CANDIDATE
@@ -96,26 +112,31 @@ def _problem(answer: states.Answer) -> str:
     return f"{answer.id} is {answer.state}: {answer.reason}"
 
 
-def _lines(board: Board, found: dict[str, Any]) -> list[str]:
-    nothing = nothing_installed(board.installed, (name for answer in board for name in answer.claims))
-    first = wrapped(nothing) if nothing else states.summary(board) if board.candidates else []
+def _first_lines(found: dict[str, Any]) -> list[str]:
     installed = [
         f"{name} {version or '(unreadable)'}"
         for name, version in found["installed"].items()
         if version is not None
     ]
+    return _sections(
+        ("installed", [", ".join(installed) or "none of the libraries that are patched"]),
+        ("activation", [found["activation"]]),
+        ("does not fit together", found["combinations"]),
+    )
+
+
+def _lines(board: Board, found: dict[str, Any]) -> list[str]:
+    nothing = nothing_installed(board.installed, (name for answer in board for name in answer.claims))
+    first = wrapped(nothing) if nothing else states.summary(board) if board.candidates else []
     upgrade_lines = [
         str(Upgrade(**upgrade)).replace(" fixes ", " retires ", 1) for upgrade in found["upgrades"]
     ]
     if found["not_fixed"]:
         count = len(found["not_fixed"])
         upgrade_lines.append(f"{count} of {len(found['patched'])} have no upstream fix yet")
-    sections = (
-        ("installed", [", ".join(installed) or "none of the libraries that are patched"]),
+    rows = _sections(
         ("machine", [machine.machine(), f"accelerator: {found['accelerator']}"]),
-        ("activation", [found["activation"]]),
         ("problems", found["problems"] or ([] if nothing else ["none"])),
-        ("does not fit together", found["combinations"]),
         ("on this machine", found["advice"]),
         ("candidates", found["candidates"]),
         (
@@ -124,10 +145,14 @@ def _lines(board: Board, found: dict[str, Any]) -> list[str]:
         ),
         ("upgrades", upgrade_lines),
     )
-    rows = list(first)
+    return [*first, "", *rows] if first else rows
+
+
+def _sections(*sections: tuple[str, list[str]]) -> list[str]:
+    rows: list[str] = []
     for title, sentences in sections:
         if sentences:
-            rows += ["", title]
+            rows += ["", title] if rows else [title]
             for sentence in sentences:
                 rows += wrapped(sentence, "  ", "    ")
-    return rows if first else rows[1:]
+    return rows

@@ -24,6 +24,8 @@ EXIT_CODES = (
 )
 INPUT_LIMIT = 4_000_000  # bytes: a log; /dev/zero never ends
 _COMMAND = "python -m diffusers_quantfix"
+# A name of a file and nothing else: no message of an error looks like that.
+_FILE = re.compile(r"\S*[^\s.:]\.(log|txt|out|err|md|json)|[.~]{0,2}/\S+|[A-Za-z]:\\\S+")
 
 
 class Unreadable(Exception):
@@ -197,6 +199,8 @@ def _text(words: list[str]) -> str:
         raise Unreadable(f"the input cannot be read: {error.strerror or type(error).__name__}") from None
     except ValueError:  # a NUL character in a name
         return word
+    if _FILE.fullmatch(word):
+        raise Unreadable("there is no such file; name another, or pass the error message in quotes")
     return word
 
 

@@ -121,12 +121,12 @@ def _watch(child: int, shared: mmap) -> int:
             if ended:
                 return status
             shared[0] = _SEEN
-        elif shared[0] in (_BEFORE, _IMPORTING):
+        elif shared[0] == _IMPORTING:
             library = _imported(shared).partition(".")[0]
             line = f"{_SPINNER[count % 4]} importing {library or 'the libraries'} ({time.monotonic() - start:.0f} s)"
             _draw(line.ljust(drawn) + "\r")
             drawn, count = max(drawn, len(line)), count + 1
-        time.sleep(_TICK if shared[0] in (_BEFORE, _IMPORTING) else _TICK / 5)
+        time.sleep(_TICK if shared[0] == _IMPORTING else _TICK / 5)
 
 
 def _draw(text: str) -> None:

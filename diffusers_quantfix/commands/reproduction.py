@@ -233,9 +233,9 @@ def _reached(case: str, modules: dict[str, _Module]) -> list[tuple[str, str]]:
 def _head(fix_id: str) -> str:
     fix = declaration(fix_id)
     claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
-    lines = [f'"""{fix.title[:1].upper()}{fix.title[1:]}.', ""]
+    lines = [f'"""{fix.title}.', ""]
     lines += wrapped(
-        "Where the defect exists, this raises upstream's own error, or an AssertionError with the figures."
+        "Where the defect exists, this raises the error of the library, or an AssertionError with the figures."
     )
     lines += ["", *wrapped(f"affected: {claims}"), *wrapped(f"here: {_versions()}")]
     lines += [f"upstream: {link}" for link in fix.upstream or ("not reported yet",)]

@@ -7,6 +7,9 @@ import os
 import runpy
 import sys
 
+from ..activation import hint
+from ..uncaught import watch
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +83,7 @@ def _run_script(arguments: list[str]) -> int:
 def _activate(arguments: list[str]) -> None:
     os.environ["DIFFUSERS_QUANTFIX_AUTO"] = "1"
     sys.argv = arguments
+    watch(hint)
 
 
 def _console_script(name: str) -> str:
@@ -121,8 +125,7 @@ def _refuse(sentence: str) -> int:
 
 
 class _End:
-    """The hook that prints the error which ended the program, without our frames, and one more line if a known defect
-    that is not patched here caused it."""
+    """The hook that prints the error which ended the program, without our frames."""
 
     def __init__(self, before: Callable[..., object]) -> None:
         self._before = before
@@ -135,14 +138,3 @@ class _End:
             traceback = traceback.tb_next
         error.__traceback__ = traceback
         self._before(kind, error, traceback)
-        if isinstance(error, Exception):
-            _print_hint(error)
-
-
-def _print_hint(error: Exception) -> None:
-    with contextlib.suppress(Exception):
-        from ..advisories.crash import hint
-
-        sentence = hint(error)
-        if sentence:
-            print(f"diffusers-quantfix: {sentence}", file=sys.stderr)

@@ -48,8 +48,8 @@ def read_choice() -> str:
     import diffusers_quantfix_startup as startup
 
     try:
-        with open(startup.CHOICE) as file:
-            return file.read()
+        with open(startup.CHOICE, encoding="ascii", errors="ignore") as file:
+            return file.read(8)
     except OSError:
         return ""
 

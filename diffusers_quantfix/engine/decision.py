@@ -77,6 +77,8 @@ class Decider:
         try:
             broken = bool(fix.broken(module))
         except Undecided as later:
+            if self._ledger.entries(fix_id) and not self._ledger.lost(fix_id):
+                return self._applied(fix_id, verdict)
             if not verdict.fits:
                 return self.answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
             answer = self.answer(

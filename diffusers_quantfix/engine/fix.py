@@ -22,6 +22,7 @@ class Fix:
             newest release on which the defect was seen.
         upstream: links to the issues and pull requests of the library.
         symptom: the error text, or what a user sees, in words that a user would search for.
+        harm: the kind of damage: "wrong result", "error", "memory or time" or "other".
         patterns: regular expressions that find the defect's error message in a text, where white space is one space,
             quotation marks are ``'`` and backticks are left out; none where the defect raises no error.
         frames: what else a traceback or a description of this defect contains, to distinguish it from others with the
@@ -37,6 +38,7 @@ class Fix:
         "claims",
         "fixed_in",
         "frames",
+        "harm",
         "hot",
         "id",
         "module",
@@ -57,6 +59,7 @@ class Fix:
         claims: Mapping[str, str],
         upstream: tuple[str, ...],
         symptom: str,
+        harm: str = "error",
         patterns: tuple[str, ...] = (),
         frames: tuple[str, ...] = (),
         fixed_in: str = "",
@@ -70,6 +73,7 @@ class Fix:
         self.claims = dict(claims)
         self.upstream = tuple(upstream)
         self.symptom = symptom
+        self.harm = harm
         self.patterns = tuple(patterns)
         self.frames = tuple(frames)
         self.fixed_in = fixed_in

@@ -134,7 +134,7 @@ class Ledger:
         """
         with self._lock:
             entries = self.entries(fix_id)
-            refusals = [entry.intruder() for entry in entries if entry.taken()]
+            refusals = [self._above(entry) or entry.intruder() for entry in entries if entry.taken()]
             if refusals:
                 return refusals
             for entry in reversed(entries):
@@ -150,6 +150,13 @@ class Ledger:
             self._lost = [entry for entry in self._lost if entry.fix_id != fix_id]
             self.order = [other for other in self.order if other != fix_id]
             return []
+
+    def _above(self, entry: Entry) -> str:
+        """The fix whose code lies over an entry, for a sentence; empty when it is other code."""
+        for other in self._entries:
+            if other is not entry and other.is_at(entry.owner, entry.name) and other.holds():
+                return f"{entry.where} now holds the fix {other.fix_id}, which cannot be removed either"
+        return ""
 
     def forget_lost(self, fix_id: str) -> None:
         """Drop the entries whose slot was overwritten, for example by ``importlib.reload``."""

@@ -6,6 +6,7 @@ A fix is checked when its target is imported, or when `apply` names it: first wh
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -20,11 +21,13 @@ from .versions import installed_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .settings import Settings
 
 logger = logging.getLogger(__name__.partition(".")[0])
+
+_TURN = 10.0  # seconds
 
 REVERTED = "removed by revert(); apply() installs it again"
 
@@ -62,6 +65,7 @@ class Runner:
         # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and a thread
         # that waits for our lock may hold that module's import lock.
         self._lock = threading.Lock()
+        self._turn = threading.RLock()  # of `apply`, `revert` and `settle`, but not while this imports
         self._busy: set[str] = set()
         self._missed: dict[str, str] = {}  # fix id -> its target, which arrived while the fix was busy
         self._announced = False
@@ -117,31 +121,46 @@ class Runner:
 
         That is another thread, or we came here through an import by the fix itself.
         """
-        with self._lock:
-            if fix_id in self._busy:
-                if ready:
-                    self._missed[fix_id] = ready
-                return None
-            self._busy.add(fix_id)
-        answer = None
-        for _ in range(3):  # a fix that reloads its own target must not cause an endless loop
-            try:
-                answer = self._ask(fix_id, again, ready)
-            except (Exception, SystemExit) as error:
-                answer = self._decider.failed(fix_id, f"could not be decided: {say(error)}")
-            except BaseException:
-                with self._lock:
-                    self._busy.discard(fix_id)
-                raise
-            if answer is not None:
-                self._answers[fix_id] = answer
+        ours = False
+        try:
             with self._lock:
-                again, ready = True, self._missed.pop(fix_id, "")
-                if not ready:
-                    break
-        with self._lock:
-            self._busy.discard(fix_id)
-        return answer
+                if fix_id in self._busy:
+                    if ready:
+                        self._missed[fix_id] = ready
+                    return None
+                ours = True
+                self._busy.add(fix_id)
+            for _ in range(3):  # a fix that reloads its own target must not cause an endless loop
+                try:
+                    answer = self._ask(fix_id, again, ready)
+                except (Exception, SystemExit) as error:
+                    answer = self._decider.failed(fix_id, f"could not be decided: {say(error)}")
+                if answer is not None:
+                    self._answers[fix_id] = answer
+                with self._lock:
+                    again, ready = True, self._missed.pop(fix_id, "")
+                    if not ready:
+                        self._busy.discard(fix_id)
+                        ours = False
+                        break
+            return answer
+        finally:
+            if ours:  # Ctrl-C, anywhere above: the fix must not be busy for ever
+                self._busy.discard(fix_id)
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """One thread after the other: what one installs must not stand on what another removes.
+
+        Not waited for ever: the other thread may be waiting for an import that this one is in the middle of.
+        """
+        turn = self._turn
+        got = turn.acquire(timeout=_TURN)
+        try:
+            yield
+        finally:
+            if got:
+                turn.release()
 
     def apply(self, ids: Iterable[str]) -> None:
         """Check these fixes again, also those that were reverted.
@@ -150,15 +169,19 @@ class Runner:
             StrictError: under ``strict``, after all of them were checked.
         """
         ids = list(ids)
-        self._reverted.difference_update(ids)
-        for fix_id in ids:
-            if not self._ledger.entries(fix_id):
-                self._answers.pop(fix_id, None)
-        self.run(ids, again=True)
+        with self._in_turn():
+            self._reverted.difference_update(ids)
+            for fix_id in ids:
+                if not self._ledger.entries(fix_id):
+                    self._answers.pop(fix_id, None)
+            self.run(ids, again=True)
 
     def revert(self, ids: Iterable[str]) -> None:
         """Remove fixes, the last one installed first; they stay removed until `apply` names them."""
-        ids = set(ids)
+        with self._in_turn():
+            self._remove(set(ids))
+
+    def _remove(self, ids: set[str]) -> None:
         self._reverted.update(ids)
         order = self._ledger.order
         going = [fix_id for fix_id in order if fix_id in ids]
@@ -221,7 +244,8 @@ class Runner:
                     self._answers[fix_id] = self._decider.answer(fix_id, state, reason)
                 elif not was_there:
                     loaded.append(target)
-            self.sweep()
+            with self._in_turn():
+                self.sweep()
             asked: set[str] = set()
             while load:  # what is there now may lead a probe to the next module that it needs
                 answers = list(self._answers.values())  # other threads write to it
@@ -229,10 +253,17 @@ class Runner:
                 if not needs:
                     break
                 asked |= needs
-                for needed in sorted(needs):
-                    if needed not in sys.modules and not import_target(needed)[0]:
+                faults = {}
+                for needed in sorted(needs - sys.modules.keys()):
+                    _, faults[needed] = import_target(needed)
+                    if not faults[needed]:
                         loaded.append(needed)
-                self.sweep()
+                with self._in_turn():
+                    self.sweep()
+                for answer in list(self._answers.values()):
+                    fault = faults.get(answer.needs) if answer.state == states.WAITING else ""
+                    if fault:
+                        answer.reason = f"{answer.reason.partition(': ')[0]}: {fault}"
         finally:
             self._collecting.discard(threading.get_ident())
         return loaded
@@ -309,12 +340,14 @@ class Runner:
 
         Not while `status` collects answers: it prints the same for all of them.
         """
-        if self._warned or threading.get_ident() in self._collecting:
+        if threading.get_ident() in self._collecting:
             return
         answers = list(self._answers.values())
         found = [answer for answer in answers if answer.state == states.CANDIDATE and answer.above]
-        if found:
-            self._warned = True
+        with self._lock:
+            first = bool(found) and not self._warned
+            self._warned = self._warned or first
+        if first:
             library = found[0].module.partition(".")[0]
             package = __name__.partition(".")[0]
             logger.warning(
@@ -329,6 +362,7 @@ class Runner:
     def _after_fork(self) -> None:
         """In a forked child: threads that held our lock or were busy with a fix do not exist there."""
         self._lock = threading.Lock()
+        self._turn = threading.RLock()
         self._busy.clear()
         self._missed.clear()
         self._ledger.after_fork()

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VARIABLE = "DIFFUSERS_QUANTFIX"
-WORDS = ("off", "strict", "debug", "newer")
+WORDS = ("off", "strict", "debug", "newer", "hint")
 
 
 class Settings:
@@ -19,6 +19,7 @@ class Settings:
         off: install nothing, watch nothing.
         strict: raise where the package would otherwise leave the library unchanged.
         debug: print every decision on standard error.
+        hint: after an uncaught error, name a known defect that caused it and is not patched.
         newer: the ids of the fixes that may be applied above their claimed range; all of them for True.
         only: when not empty, the ids that may be installed.
         skip: the ids that may not be installed.
@@ -26,7 +27,7 @@ class Settings:
         problems: one sentence for every word that was not understood.
     """
 
-    __slots__ = ("debug", "newer", "off", "only", "options", "problems", "skip", "strict", "text")
+    __slots__ = ("debug", "hint", "newer", "off", "only", "options", "problems", "skip", "strict", "text")
 
     def __init__(self, text: str, known: "Iterable[str]", options: "Iterable[str]" = ()) -> None:
         known, options = sorted(known), sorted(options)
@@ -56,6 +57,7 @@ class Settings:
                 problems.append(f"{VARIABLE}: {word!r} is none of {', '.join(choices)}{hint}")
         self.text = text
         self.off, self.strict, self.debug = flags["off"], flags["strict"], flags["debug"]
+        self.hint = flags["hint"]
         self.newer: bool | tuple[str, ...] = flags["newer"] or tuple(newer)
         self.only, self.skip, self.problems = tuple(only), tuple(skip), tuple(problems)
         self.options = tuple(dict.fromkeys(chosen))
@@ -82,6 +84,7 @@ class Settings:
             "off": self.off,
             "strict": self.strict,
             "debug": self.debug,
+            "hint": self.hint,
             "newer": self.newer if self.newer is True else list(self.newer or ()),
             "only": list(self.only),
             "skip": list(self.skip),

@@ -23,6 +23,7 @@ from __future__ import annotations
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
+    "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
@@ -74,6 +75,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-lora-gguf": ("diffusers.fuse_lora_gguf", "diffusers.loaders.peft"),
     "diffusers-fuse-lora-offloaded": ("diffusers.fuse_lora_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
+    "diffusers-fuse-qkv-quantized": ("diffusers.fuse_qkv_quantized", "diffusers.models.attention"),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-buffers": (
@@ -81,6 +83,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-group-offload-disk": ("diffusers.group_offload_disk", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-disk-device": (
+        "diffusers.group_offload_disk_device",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-torchao": (
@@ -92,6 +98,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.layerwise_casting_quantized",
         "diffusers.hooks.layerwise_casting",
     ),
+    "diffusers-lora-device-offloaded": ("diffusers.lora_device_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-lora-offload-flip": ("diffusers.lora_offload_flip", "diffusers.loaders.lora_pipeline"),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
     "diffusers-meta-pipeline-device": (
@@ -139,6 +146,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
+    "transformers-dequantize-offloaded": (
+        "transformers.dequantize_offloaded",
+        "transformers.quantizers.base",
+    ),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",
         "transformers.modeling_utils",

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["chosen_device", "current_accelerator", "is_bitsandbytes", "is_plan", "quantizes_on_cpu"]
+__all__ = [
+    "accelerator_types",
+    "chosen_device",
+    "current_accelerator",
+    "is_bitsandbytes",
+    "is_plan",
+    "quantizes_on_cpu",
+]
 
 _PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -56,16 +63,29 @@ def chosen_device(device_map: Any, config: Any = None, pre_quantized: bool = Fal
     return device
 
 
-def current_accelerator() -> torch.device:
-    """The current device of the accelerator that torch sees: cuda, xpu or mps with its index, or else the CPU."""
+def accelerator_types() -> list[str]:
+    """The kinds of accelerator that torch sees here, the one to prefer first; ROCm's devices are called cuda.
+
+    What torch has no name of its own for (Ascend's npu, Gaudi's hpu) registers itself as its accelerator, which torch
+    tells since 2.6.
+    """
     import torch
 
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    if hasattr(torch, "xpu") and torch.xpu.is_available():
-        return torch.device("xpu", torch.xpu.current_device())
-    if torch.backends.mps.is_available():
-        return torch.device("mps", 0)
+    named = {"cuda": torch.cuda, "xpu": getattr(torch, "xpu", None), "mps": torch.backends.mps}
+    found = [kind for kind, module in named.items() if module is not None and module.is_available()]
+    accelerator = getattr(torch, "accelerator", None)
+    if not found and accelerator is not None and accelerator.is_available():
+        found.append(accelerator.current_accelerator().type)
+    return found
+
+
+def current_accelerator() -> torch.device:
+    """The current device of the accelerator that torch sees, with its index, or else the CPU."""
+    import torch
+
+    for kind in accelerator_types():
+        module: Any = getattr(torch, kind, None)
+        return torch.device(kind, module.current_device() if hasattr(module, "current_device") else 0)
     return torch.device("cpu")
 
 

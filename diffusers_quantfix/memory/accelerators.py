@@ -1,4 +1,4 @@
-"""What torch itself says about the memory of accelerators, for whichever there is: CUDA, XPU; MPS as far as it goes."""
+"""What torch itself says about the memory of accelerators, whichever there are; of MPS it says less than of others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from ..loading.device import accelerator_types
+
 __all__ = ["allocated", "devices", "empty_caches", "peak", "reset_peak", "synchronize"]
 
 
 def devices() -> list[str]:
     """The accelerator devices whose memory torch counts, "cuda:0" and so on; empty on a CPU-only machine."""
     found = []
-    for kind in ("cuda", "xpu"):
-        backend = getattr(torch, kind, None)
-        if backend is not None and backend.is_available() and hasattr(backend, "memory_allocated"):
+    for kind in accelerator_types():
+        backend: Any = getattr(torch, kind, None)
+        if hasattr(backend, "memory_allocated"):
             found += [f"{kind}:{index}" for index in range(backend.device_count())]
     return found
 
@@ -41,7 +43,7 @@ def synchronize(names: Iterable[str]) -> None:
     for name in names:
         device = torch.device(name)
         backend = _backend(name)
-        if backend.memory_allocated(device) or backend.memory_reserved(device):
+        if backend.memory_reserved(device):  # what is allocated is part of it
             backend.synchronize(device)
     if torch.backends.mps.is_available():
         torch.mps.synchronize()
@@ -51,7 +53,7 @@ def empty_caches(kinds: Iterable[str]) -> None:
     """Give the freed memory of device types ("cuda") back, so that other programs can have it."""
     for kind in kinds:
         backend: Any = getattr(torch, kind, None)
-        if kind in ("cuda", "xpu", "mps") and hasattr(backend, "empty_cache"):
+        if hasattr(backend, "empty_cache"):
             backend.empty_cache()
 
 

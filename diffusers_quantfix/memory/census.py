@@ -18,6 +18,9 @@ from .trees import bearing_modules
 
 __all__ = ["Census", "device_tensors", "library_constants", "weights_of"]
 
+# What `torch.nn.Module.__init__` gives every module.
+_OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
+
 
 class Census:
     """A look at all live objects.
@@ -66,6 +69,8 @@ class Census:
                 append = appends[kind] = collected[name].append if (name := _kind(value)) else None
             if append is not None:
                 append(value)
+        # Another thread may be building one right now, or its constructor failed: it has no weights yet.
+        self.modules[:] = [module for module in self.modules if vars(module).keys() >= _OF_EVERY_MODULE]
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
 
     def users_of(self, modules: Iterable[Any], but: set[int]) -> list[str]:

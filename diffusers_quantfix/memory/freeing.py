@@ -8,6 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from ..placement.components import accelerators_first, is_module, is_pipeline
+from ..placement.modules import no_collection
 from ..placement.released import message_for, released_message
 from .report import Bystander, Kept, Release, Survivor
 
@@ -144,6 +145,7 @@ class _Releasing:
             gc.collect()
             self._look()
 
+    @no_collection()
     def _look(self) -> None:
         """Decide; nothing is changed."""
         from ..placement.tensors import held_tensors
@@ -246,6 +248,7 @@ class _Releasing:
 
         return Inside(owners, set(self.blocks))
 
+    @no_collection()
     def _guard(self) -> Any:
         from .guard import Guards
 
@@ -257,6 +260,7 @@ class _Releasing:
                 guards.guard_pipeline(pipeline, message_for(type(pipeline).__name__))
         return guards
 
+    @no_collection()
     def _empty(self) -> dict[str, int]:
         """Take the hooks off, and free; the bytes allocated before, by device.
 

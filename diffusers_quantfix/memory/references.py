@@ -13,10 +13,15 @@ object, to its C++ object or to its storage. Three counts have to come out even:
 What is left over is somebody's who cannot be asked. A call in another thread that computes with the tensor right now
 has a reference, too.
 
-Some see an address without a reference that could be counted. Noticed as well: a live torch tensor on the same
-memory (``torch.frombuffer`` of an address), a ctypes array, structure or pointer at an address in it, an object with a
-reference and such an address as an int (Numba), or of another package's extension type (CuPy), and a captured CUDA
-graph, which does not tell what it reads: all memory of CUDA devices is left.
+Some see an address without a reference that could be counted. Noticed as well: a live torch tensor on the same memory
+(``torch.frombuffer`` of an address), a ctypes array, structure or pointer at an address in it, an object with a
+reference and such an address as a number (Numba) or in its own ``__array_interface__``, or of another package's
+extension type (CuPy), and a captured CUDA graph, which does not tell what it reads: all memory of CUDA devices is
+left.
+
+Proved on the libraries themselves are NumPy, DLPack, memoryview, ctypes, storages, autograd and other threads. The
+rules for Numba, CuPy and CUDA graphs follow from the interfaces of these only, and were never run with them: the
+tests have an object of Numba's shape and one of a captured graph, and nothing of CuPy's.
 
 Not noticed is an address kept as a plain number by itself (``data_ptr()``, ``ctypes.c_void_p``), or in C or C++
 without a reference.
@@ -294,7 +299,21 @@ class References:
         if any(hasattr(kind, name) for name in _INTERFACES) or _is_foreign(kind):
             return True
         items = list(referrer.values()) if isinstance(referrer, dict) else gc.get_referents(referrer)
-        return any(type(item) is int and self._ranges.find(item) is not None for item in items)
+        return any(self._has_address(item) for item in items)
+
+    def _has_address(self, value: Any, deeper: int = 2) -> bool:
+        """Whether ``value`` is an address in one of the storages, or a small container with one."""
+        kind = type(value)
+        if kind in (tuple, list, dict):
+            items = list(value.values()) if kind is dict else value
+            return (
+                bool(deeper) and len(items) <= _FEW and any(self._has_address(i, deeper - 1) for i in items)
+            )
+        if kind is ctypes.c_void_p:
+            value = value.value
+        elif kind.__module__ == "numpy" and hasattr(kind, "__index__") and not hasattr(kind, "__len__"):
+            value = int(value)
+        return type(value) is int and self._ranges.find(value) is not None
 
 
 def _referrers(values: list[Any], wanted: set[int]) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import types
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from ..placement.components import components_of, is_module, readable_name
@@ -40,7 +41,7 @@ class Track:
         self._components = components
         self._recording = Recording(_MOST)
         self._bytes: Any = None
-        self._handles: dict[str, list[Any]] = {}
+        self._handles: list[Any] = []
         self._began = 0.0
         self._due = 0.0
         self._taken = 0
@@ -75,11 +76,10 @@ class Track:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        for handles in self._handles.values():
-            for handle in handles:
-                handle.remove()
+        for handle in self._handles:
+            handle.remove()
         self.mark("end" if kind is None else f"{kind.__name__}")
-        self._handles, self._bytes = {}, None
+        self._handles, self._bytes = [], None
 
     def mark(self, label: str) -> None:
         """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the picture."""
@@ -152,14 +152,16 @@ class Track:
     __repr__ = __str__
 
     def _watch(self, name: str, component: Any) -> None:
+        calls = _Calls(self, name)
         # A VAE is used through decode(), which calls no forward of its own, but that of its decoder.
-        parts = [part for part in component.children() if next(part.parameters(), None) is not None]
-        of_parts: list[Any] = []
-        calls = _Calls(self, name, of_parts)
+        bearing = (part for part in component.children() if next(part.parameters(), None) is not None)
+        parts = list(islice(bearing, _PARTS + 1))
         if len(parts) <= _PARTS:
             for part in parts:
-                of_parts += calls.hooked(part, calls.begins, calls.ends)
-        self._handles[name] = [*of_parts, *calls.hooked(component, calls.begins_whole, calls.ends)]
+                calls.watch(part)
+        of_parts = list(calls.handles)
+        calls.watch(component, of_parts)
+        self._handles += calls.handles
 
 
 class _Calls:
@@ -168,50 +170,58 @@ class _Calls:
     Args:
         track: which samples.
         name: of the component.
-        of_parts: the hooks of its parts. They are removed once the component is called itself: it is used as a whole,
-            and its parts are called inside.
+
+    Attributes:
+        handles: of the hooks.
     """
 
-    def __init__(self, track: Track, name: str, of_parts: list[Any]) -> None:
+    def __init__(self, track: Track, name: str) -> None:
         self._track = track
         self._begins, self._ends = f"{name} begins", f"{name} ends"
-        self._of_parts = of_parts
         self._inside = 0
+        self.handles: list[Any] = []
 
-    def hooked(self, module: Any, begins: Any, ends: Any) -> list[Any]:
-        """Watch the calls of ``module``, unless it was compiled in place."""
+    def watch(self, module: Any, of_parts: list[Any] | None = None) -> None:
+        """Watch the calls of ``module``, unless it was compiled in place.
+
+        Args:
+            of_parts: hooks to remove once ``module`` is called itself: it is the component, used as a whole, and its
+                parts are called inside.
+        """
         if getattr(module, "_compiled_call_impl", None) is not None:
-            return []
-        return [
-            module.register_forward_pre_hook(begins),
-            module.register_forward_hook(ends, always_call=True),
-        ]
+            return
+        begins = module.register_forward_pre_hook(self._begin)
+        self.handles += [begins, module.register_forward_hook(self._end, always_call=True)]
+        if of_parts:
 
-    def begins_whole(self, module: Any, args: Any) -> None:
-        if self._of_parts and not self._inside:
-            for handle in self._of_parts:
-                handle.remove()
-            self._of_parts = []
-        self.begins(module, args)
+            def first(module: Any, args: Any) -> None:
+                if not self._inside:
+                    for handle in (here, *of_parts):
+                        handle.remove()
 
-    def begins(self, module: Any, args: Any) -> None:
+            here = module.register_forward_pre_hook(first, prepend=True)
+            self.handles.append(here)
+
+    # Both run at every call, however short it is.
+    def _begin(self, module: Any, args: Any) -> None:
         self._inside += 1
         if self._inside == 1:
-            track = self._track
-            if time.perf_counter() < track._due:
-                track.left_out += 1
-            else:
-                track.mark(self._begins)
+            self._sample(self._begins)
 
-    def ends(self, module: Any, args: Any, output: Any) -> None:
+    def _end(self, module: Any, args: Any, output: Any) -> None:
+        if self._inside > 1:
+            self._inside -= 1
+            return
         # A call that failed before it began (a hook raised) ends all the same.
-        self._inside = max(0, self._inside - 1)
-        if not self._inside:
-            track = self._track
-            if time.perf_counter() < track._due:
-                track.left_out += 1
-            else:
-                track.mark(self._ends)
+        self._inside = 0
+        self._sample(self._ends)
+
+    def _sample(self, label: str) -> None:
+        track = self._track
+        if time.perf_counter() < track._due:
+            track.left_out += 1
+        else:
+            track.mark(label)
 
 
 def track(pipe: Any, interval: float | None = None) -> Track:

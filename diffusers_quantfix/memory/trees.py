@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..placement.modules import named_modules
 from ..weights.companions import companions
 
 __all__ = ["bearing_modules", "with_ancestors"]
@@ -15,7 +16,7 @@ def bearing_modules(root: Any) -> list[Any]:
 
     The rest may belong to everyone: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
     """
-    modules = list(root.modules())
+    modules = [module for _, module in named_modules(root)]
     bearing = with_ancestors([module for module in modules if _bears(module)], modules)
     return [module for module in modules if module is root or id(module) in bearing]
 
@@ -39,6 +40,7 @@ def with_ancestors(starts: Iterable[Any], modules: Iterable[Any]) -> set[int]:
 
 def _bears(module: Any) -> bool:
     for named in (module._parameters, module._buffers):
-        if any(tensor is not None for tensor in named.values()):
-            return True
+        for tensor in named.values():
+            if tensor is not None:
+                return True
     return next(companions(module), None) is not None

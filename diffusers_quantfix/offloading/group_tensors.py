@@ -127,6 +127,11 @@ def _is_wrapper(tensor: Any) -> bool:
     return _backend_of(tensor) != "" and hasattr(tensor, "__tensor_flatten__")
 
 
+def _may_be_wrappers(group: Any) -> list[Any]:
+    # Those of bitsandbytes are none, and looking for some takes as long as moving them.
+    return _tensors(group) if backends(group) - {"bitsandbytes"} else []
+
+
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
     found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
     return [(name, inner) for name, inner in found if inner is not None]
@@ -141,7 +146,7 @@ def unpack(group: Any) -> None:
     torch = sys.modules["torch"]
     if torch.device(group.onload_device).type == "cpu":
         return
-    for tensor in _tensors(group):
+    for tensor in _may_be_wrappers(group):
         if _is_packed_for_the_cpu(tensor):
             with torch.inference_mode(False), torch.no_grad():
                 plain = tensor.weight_qbits_tensor()
@@ -163,7 +168,7 @@ def _is_packed_for_the_cpu(tensor: Any) -> bool:
 
 def let_wrappers_follow(group: Any) -> None:
     """Let the wrappers, which tell a device of their own, tell that of their inner tensors."""
-    for tensor in _tensors(group):
+    for tensor in _may_be_wrappers(group):
         if _is_wrapper(tensor):
             _follow(tensor)
 

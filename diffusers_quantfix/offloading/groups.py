@@ -222,8 +222,8 @@ def _like(tensor: Any) -> Any:
 
     A parameter that is given data of the other kind cannot be viewed, or not be differentiated, for good.
     """
-    inference: bool = tensor.is_inference()
-    return sys.modules["torch"].inference_mode(inference)
+    # Not in inference mode until here; to say so once more takes longer than a small copy.
+    return sys.modules["torch"].inference_mode() if tensor.is_inference() else contextlib.nullcontext()
 
 
 def _is_unchanged(holder: Any, versions: dict[int, int | None]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -77,9 +75,10 @@ def _examined(components: dict[str, Any]) -> Iterator[tuple[str, Examined]]:
         return
     from .checks import examine
     from .counting import Blocks
+    from .modules import no_collection
     from .tensors import held_tensors
 
-    with _no_collection():
+    with no_collection():
         held = {
             name: list(held_tensors(name, value)) for name, value in components.items() if value is not None
         }
@@ -91,18 +90,6 @@ def _examined(components: dict[str, Any]) -> Iterator[tuple[str, Examined]]:
         for component, part in held.items():
             yield component, examine(components[component], part, sizes[first : first + len(part)])
             first += len(part)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection: none of a hundred thousand new records is garbage, and all would be searched often."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _spread_note(

@@ -11,6 +11,7 @@ import torch
 
 from .components import is_module
 from .hooks import HOOK_ATTRIBUTES, held_on_meta, offload_kind
+from .modules import modules_of
 from .report import Misplaced, TensorRecord
 from .tensors import Held, is_lazy, nbytes
 
@@ -53,7 +54,7 @@ def examine(value: Any, held: Sequence[Held], sizes: Sequence[int]) -> Examined:
 
 def _is_hooked(root: Any) -> bool:
     return "hf_device_map" in vars(root) or any(
-        not vars(module).keys().isdisjoint(HOOK_ATTRIBUTES) for module in root.modules()
+        not vars(module).keys().isdisjoint(HOOK_ATTRIBUTES) for module in modules_of(root)
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from .tensors import nbytes, span, tensors_of
 __all__ = ["Blocks", "ComponentBytes"]
 
 _UNKNOWN = 0
-_DEVICE, _NBYTES = attrgetter("device"), attrgetter("nbytes")
+_CPU = torch.device("cpu")
 
 
 class Blocks:
@@ -44,24 +43,26 @@ class Blocks:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def extend(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Add plain tensors, which have to stay alive until `added`: freed memory is given out again."""
-        devices = list(map(_DEVICE, tensors))
-        # Most components are plain and on the CPU, or plain and on one accelerator: no loop in Python then.
-        kind = devices[0].type if len(set(devices)) == 1 else ""
-        try:
-            if kind == "cpu" and all(map(torch.Tensor.is_contiguous, tensors)):
-                placed = list(map(torch.Tensor.data_ptr, tensors)), list(map(_NBYTES, tensors))
-            elif kind not in ("", "cpu", "meta"):
-                storages = list(map(torch.Tensor.untyped_storage, tensors))
-                placed = [one.data_ptr() for one in storages], [one.nbytes() for one in storages]
-            else:
-                placed = _one_by_one(tensors)
-        except (NotImplementedError, RuntimeError, ValueError):
-            placed = _one_by_one(tensors)
-        self.devices += devices
-        self.addresses += placed[0]
-        self.sizes += placed[1]
+    def extend(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Add plain tensors. Their memory has to be held until `added`: freed memory is given out again."""
+        devices, addresses, sizes = self.devices, self.addresses, self.sizes
+        # All of one tensor at a time, while the processor's cache has it: a large model has 100,000.
+        for tensor in tensors:
+            device = _CPU if tensor.is_cpu else tensor.device
+            try:
+                if device is _CPU:
+                    address = tensor.data_ptr()
+                    size = tensor.nbytes if tensor.is_contiguous() else span(tensor)
+                elif device.type == "meta":
+                    address, size = _UNKNOWN, nbytes(tensor)
+                else:
+                    storage = tensor.untyped_storage()
+                    address, size = storage.data_ptr(), storage.nbytes()
+            except (NotImplementedError, RuntimeError, ValueError):
+                address, size = _UNKNOWN, nbytes(tensor)
+            devices.append(device)
+            addresses.append(address)
+            sizes.append(size)
 
     def added(self) -> list[int]:
         """How many bytes each block adds to those before it: what two have in common is counted for the first."""
@@ -71,7 +72,7 @@ class Blocks:
         for index, (device, address) in enumerate(zip(self.devices, self.addresses, strict=True)):
             if address == _UNKNOWN:
                 continue
-            if device.type == "cpu":
+            if device is _CPU:
                 on_cpu.append(index)
             # Not every backend's addresses can be counted with (MPS), but equal ones are one storage.
             elif (device, address) in storages:
@@ -104,24 +105,6 @@ class Blocks:
                 covered = _merged([*covered, (start, end)])
 
 
-def _one_by_one(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-    addresses, sizes = [], []
-    for tensor in tensors:
-        kind = tensor.device.type
-        address, size = _UNKNOWN, -1
-        try:
-            if kind == "cpu":
-                address, size = tensor.data_ptr(), span(tensor)
-            elif kind != "meta":
-                storage = tensor.untyped_storage()
-                address, size = storage.data_ptr(), storage.nbytes()
-        except (NotImplementedError, RuntimeError, ValueError):
-            pass
-        addresses.append(address)
-        sizes.append(nbytes(tensor) if size < 0 else size)
-    return addresses, sizes
-
-
 def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(intervals):
@@ -150,13 +133,13 @@ class ComponentBytes:
 
     def now(self) -> dict[str, dict[str, int]]:
         """The bytes as they are now. The dicts are shared between calls: they are to be read only."""
-        blocks, ends, alive = Blocks(), [], []
+        blocks, ends = Blocks(), []
         # A tensor subclass needs tens of microseconds for every attribute otherwise.
         with torch._C.DisableTorchFunctionSubclass():
             for component in self._components.values():
                 module = component()
-                alive.append(tensors_of(module) if module is not None else [])
-                blocks.extend(alive[-1])
+                if module is not None:
+                    blocks.extend(tensors_of(module))
                 ends.append(len(blocks))
         if (ends, blocks) != self._known:
             self._known = ends, blocks

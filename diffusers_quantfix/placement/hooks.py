@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..offloading.hooks import accelerate_hooks, align_hooks
+from .modules import modules_of
 
 __all__ = [
     "HOOK_ATTRIBUTES",
+    "Resting",
     "group_offload_devices",
     "held_on_meta",
     "offload_kind",
-    "resting_tensors",
 ]
 
 HOOK_ATTRIBUTES = frozenset({"_hf_hook", "_diffusers_hook", "_group_offload_hooks"})
@@ -26,7 +27,7 @@ _GROUP_HOOK = "group_offloading"
 def held_on_meta(root: Any) -> set[int]:
     """The ``id`` of every submodule of ``root`` whose weights an offloading hook fetches for its forward pass."""
     held: set[int] = set()
-    for module in root.modules():
+    for module in modules_of(root):
         for hook in align_hooks(module):
             if hook.offload:
                 places_all = getattr(hook, "place_submodules", False)
@@ -37,7 +38,7 @@ def held_on_meta(root: Any) -> set[int]:
 def group_offload_devices(root: Any) -> set[Any]:
     """The onload and offload devices of diffusers' group offloading anywhere in ``root``; empty without."""
     devices: set[Any] = set()
-    for module in root.modules():
+    for module in modules_of(root):
         group = _group(module)
         if group is not None:
             devices.update((group.onload_device, group.offload_device))
@@ -58,39 +59,66 @@ def offload_kind(root: Any) -> str:
     return ""
 
 
-def resting_tensors(module: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The tensors that hooks of ``module`` keep aside in memory for its weights, with the weight's dotted name.
+class Resting:
+    """The tensors that hooks keep aside in memory for the weights of modules. Weights offloaded to disk are not read.
 
-    Weights offloaded to disk are not read.
-
-    Args:
-        module: a module, of which only its own hooks are looked at.
-        path: its dotted name within the component.
+    For one walk over one component: what it learns of a dict of weights it does not learn again.
     """
-    prefix = f"{path}." if path else ""
-    for hook in accelerate_hooks(module):
-        mapping = getattr(hook, "weights_map", None)
-        if mapping is None:
-            continue
-        lead = ""
-        while type(mapping).__name__ == "PrefixedDataset":
-            lead, mapping = mapping.prefix + lead, mapping.dataset
-        in_memory = mapping if isinstance(mapping, dict) else getattr(mapping, "state_dict", None)
-        if not isinstance(in_memory, dict):
-            continue
-        # The dict is that of the whole component: only the weights of this module, the others have their turn.
-        for key, tensor in list(in_memory.items()):
-            if key.startswith(lead) and hasattr(tensor, "untyped_storage"):
-                own = key[len(lead) :]
-                if own.partition(".")[0] not in module._modules or getattr(hook, "place_submodules", False):
-                    yield prefix + own, tensor
-    group = _group(module)
-    if group is not None:
-        names = {id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
-        for tensor, copy in list(getattr(group, "cpu_param_dict", {}).items()):
-            # A group of several modules is met at each of them; each names what is its own.
-            if id(tensor) in names:
-                yield prefix + names[id(tensor)], copy
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
+
+    def tensors(self, module: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """What is kept for the weights of ``module``, with the weight's dotted name.
+
+        Args:
+            module: a module, of which only its own hooks are looked at.
+            path: its dotted name within the component.
+        """
+        prefix = f"{path}." if path else ""
+        for hook in accelerate_hooks(module):
+            mapping = getattr(hook, "weights_map", None)
+            if mapping is None:
+                continue
+            lead = ""
+            while type(mapping).__name__ == "PrefixedDataset":
+                lead, mapping = mapping.prefix + lead, mapping.dataset
+            in_memory = mapping if isinstance(mapping, dict) else getattr(mapping, "state_dict", None)
+            if not isinstance(in_memory, dict):
+                continue
+            # The dict is that of the whole component: only the weights of this module, the others have their turn.
+            for key in self._below(in_memory, lead):
+                tensor = in_memory[key]
+                if hasattr(tensor, "untyped_storage"):
+                    own = key[len(lead) :]
+                    if own.partition(".")[0] not in module._modules or getattr(
+                        hook, "place_submodules", False
+                    ):
+                        yield prefix + own, tensor
+        group = _group(module)
+        if group is not None:
+            names = {
+                id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+            }
+            for tensor, copy in list(getattr(group, "cpu_param_dict", {}).items()):
+                # A group of several modules is met at each of them; each names what is its own.
+                if id(tensor) in names:
+                    yield prefix + names[id(tensor)], copy
+
+    def _below(self, in_memory: dict[str, Any], lead: str) -> list[str]:
+        """The keys that begin with ``lead``, in their order."""
+        if lead and not lead.endswith("."):
+            return [key for key in in_memory if key.startswith(lead)]
+        known = self._known.get(id(in_memory))
+        if known is None:
+            below: dict[str, list[str]] = {"": list(in_memory)}
+            for key in in_memory:
+                end = key.find(".") + 1
+                while end:
+                    below.setdefault(key[:end], []).append(key)
+                    end = key.find(".", end) + 1
+            known = self._known[id(in_memory)] = in_memory, below
+        return known[1].get(lead, [])
 
 
 def _group(module: Any) -> Any:

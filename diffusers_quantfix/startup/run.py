@@ -36,8 +36,8 @@ def chosen() -> str:
     if word:
         return "variable" if word in ON else ""
     try:
-        with open(CHOICE) as file:
-            return "enable" if file.read().strip() == "on" else ""
+        with open(CHOICE, "rb") as file:  # whatever the file holds, no start may print a traceback
+            return "enable" if file.read(8).strip() == b"on" else ""
     except OSError:
         return ""
 

@@ -1,7 +1,8 @@
 """The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work [id ...]``.
 
 It imports the libraries, reports the board, reads one line of ids from standard input, and runs their cases in that
-order.  It writes its events to the file ``results``, one JSON line each, since the libraries may print anything.
+order; those that need a CUDA device at the end, where there is a rig (``tests/rig/cases.py`` in a clone).  It writes
+its events to the file ``results``, one JSON line each, since the libraries may print anything.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ import importlib
 import importlib.util
 import json
 import os
-import shutil
 import sys
-import tempfile
 
 from ..activation import status
 from ..engine.board import WAITING
 from ..engine.target import import_target, say
 from ..fixes import INDEX
 from ..user_settings import settings
-from .case import CannotReproduce
+from .case import CannotReproduce, NeedsDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
     from typing import Any
+
+    Devices = Callable[[], AbstractContextManager[None]]
 
 
 def case_module(fix_id: str) -> str:
@@ -33,8 +35,16 @@ def case_module(fix_id: str) -> str:
     return f"{__package__}.cases.{fix_id.replace('-', '_')}"
 
 
-def main(results: str, work: str, *ids: str) -> None:
-    """Report the board, then run the requested cases; with ids, import only their libraries."""
+def main(results: str, work: str, *ids: str, devices: Devices | None = None, without: str = "") -> None:
+    """Report the board, then run the requested cases.
+
+    Args:
+        results: the file that the events are appended to.
+        work: a folder for the files of the cases.
+        ids: fixes whose libraries to import; all libraries when empty.
+        devices: a context manager that gives this process CUDA devices, for cases that need them.
+        without: why there is none although it was asked for, as a sentence.
+    """
     with open(results, "a", encoding="utf-8") as file:
 
         def write(**event: Any) -> None:
@@ -43,11 +53,11 @@ def main(results: str, work: str, *ids: str) -> None:
 
         if settings().off:
             _import_the_libraries(ids)
-            write(event="ready")
+            write(event="ready", without=without)
         else:
-            write(event="ready", board=_board(ids))
-        _keep_out_of_the_build_folders(work)
-        _run(sys.stdin.readline().split(), work, write)
+            write(event="ready", without=without, board=_board(ids))
+        _compile_nothing()
+        _run(sys.stdin.readline().split(), work, write, devices)
 
 
 def _targets(ids: Iterable[str]) -> list[str]:
@@ -74,54 +84,89 @@ def _import_the_libraries(ids: Iterable[str]) -> None:
             importlib.import_module(target)
 
 
-def _keep_out_of_the_build_folders(work: str) -> None:
-    """While the cases run, load quanto's extensions from copies, or not at all.
+def _compile_nothing() -> None:
+    """Let quanto use its extensions where they are compiled, and PyTorch's functions where they are not.
 
-    quanto compiles within its own package. A process that is killed meanwhile (ours has a time limit) leaves a lock
-    there, and every later program waits for it. What is compiled already is copied. Nothing is compiled for a case: it
-    takes longer than all cases together, and no case is about it.
+    quanto compiles within its own package, also what is compiled already if that was done by another ninja. It takes
+    longer than all cases together, and no case is about it. A process that is killed meanwhile (ours has a time limit)
+    leaves a lock there, for which every later program waits.
     """
     home = "optimum.quanto.library.extensions."
     for name in [name for name in sys.modules if name.startswith(home)]:
         extension = getattr(sys.modules[name], "ext", None)
         if extension is None or getattr(extension, "_lib", None) is not None:
             continue
-        import torch
-
         from ..weights.quanto_extension import StandIn
 
-        copy = tempfile.mkdtemp(prefix=f"{extension.name}-", dir=work)
-        if _copied(extension.build_directory, copy, torch.__version__):
-            extension.build_directory = copy
-        else:
-            extension._lib = StandIn(extension.name, "is not compiled for verify")
+        compiled = _compiled(extension.name, extension.build_directory)
+        extension._lib = compiled or StandIn(extension.name, "is not compiled for verify")
 
 
-def _copied(folder: str, copy: str, version: str) -> bool:
-    """Copy what was compiled for this torch to its end; False where there is none."""
+def _compiled(name: str, folder: str) -> Any:
+    """The extension that was compiled for this torch; None where there is none."""
+    import torch
+
     try:
         with open(os.path.join(folder, "pytorch_version.txt")) as file:
-            if file.read().rstrip() != version or os.path.exists(os.path.join(folder, "lock")):
-                return False
-        shutil.copytree(folder, copy, dirs_exist_ok=True)  # with the times of the files, at which ninja looks
-    except OSError:
-        return False
-    return not os.path.exists(os.path.join(copy, "lock"))
+            if file.read().rstrip() != torch.__version__ or os.path.exists(os.path.join(folder, "lock")):
+                return None
+        path = os.path.join(folder, name + (".pyd" if sys.platform == "win32" else ".so"))
+        spec: Any = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (OSError, ImportError):
+        return None
+    return module
 
 
-def _run(ids: Iterable[str], work: str, write: Callable[..., None]) -> None:
+def _run(ids: Iterable[str], work: str, write: Callable[..., None], devices: Devices | None) -> None:
+    waiting = []
     for fix_id in ids:
-        write(event="begin", id=fix_id, text="")
-        folder = os.path.join(work, fix_id)
-        os.makedirs(folder, exist_ok=True)
         try:
-            said = _case(fix_id)(folder)
-        except CannotReproduce as reason:
-            write(event="cannot reproduce", id=fix_id, text=str(reason))
-        except Exception as error:
-            write(event="defect", id=fix_id, text=say(error))
-        else:
-            write(event="right", id=fix_id, text=said or "right")
+            _show(fix_id, os.path.join(work, fix_id), write)
+        except NeedsDevice as reason:
+            if devices is None:
+                write(event="cannot reproduce", id=fix_id, text=str(reason), needs_device=True)
+            else:
+                waiting.append(fix_id)
+    if waiting and devices is not None:
+        with devices():
+            for fix_id in waiting:
+                try:
+                    _show(fix_id, os.path.join(work, f"{fix_id}-rig"), write, on_rig=True)
+                except NeedsDevice as reason:
+                    write(
+                        event="cannot reproduce", id=fix_id, text=f"{reason}, and the rig has no such device"
+                    )
+
+
+def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = False) -> None:
+    """Run one case and write what happened.
+
+    Raises:
+        NeedsDevice: the case needs a CUDA device.
+    """
+    write(event="begin", id=fix_id, text="")
+    os.makedirs(folder, exist_ok=True)
+    try:
+        said = _case(fix_id)(folder)
+    except NeedsDevice:
+        raise
+    except CannotReproduce as reason:
+        write(event="cannot reproduce", id=fix_id, text=str(reason))
+    except Exception as error:
+        write(event="defect", id=fix_id, text=_said(error), on_rig=on_rig)
+    else:
+        write(event="right", id=fix_id, text=said or "right", on_rig=on_rig)
+
+
+def _said(error: Exception) -> str:
+    """An error as upstream raised it; of an assertion of ours only its sentence."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    ours = frame is not None and str(frame.tb_frame.f_globals.get("__name__")).startswith(f"{__package__}.")
+    return str(error) if ours and isinstance(error, AssertionError) and str(error) else say(error)
 
 
 def _case(fix_id: str) -> Callable[[str], str | None]:

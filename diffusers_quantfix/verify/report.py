@@ -29,31 +29,51 @@ class Line:
         before: what happened without the package; empty when it was not run.
         after: what happened with it; empty when it was not run.
         reason: the sentence on the board for this fix.
+        rig: whether it happened on the fake CUDA devices of the rig.
     """
 
-    def __init__(self, id: str, title: str, verdict: str, before: str, after: str, reason: str) -> None:
+    def __init__(
+        self, id: str, title: str, verdict: str, before: str, after: str, reason: str, rig: bool = False
+    ) -> None:
         self.id = id
         self.title = title
         self.verdict = verdict
         self.before = before
         self.after = after
         self.reason = reason
+        self.rig = rig
 
     @property
     def ok(self) -> bool:
         return self.verdict not in (NOT_PATCHED, NOT_REPRODUCED, TIMED_OUT)
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, object]:
         return dict(vars(self))
+
+    def __str__(self) -> str:
+        where = " (on the rig)" if self.rig else ""
+        rows = [f"{self.verdict:<{_COLUMN}}{self.id}{where}", *_indented(self.title, "")]
+        if self.before:
+            rows += _indented(self.before, "without: ") + _indented(self.after, "with:    ")
+        else:
+            rows += _indented(self.reason, "-> ")
+        return "\n".join(rows)
 
 
 class Report:
-    """All lines, with what is installed."""
+    """All lines, with what is installed.
 
-    def __init__(self, lines: list[Line], installed: Mapping[str, str | None], seconds: float) -> None:
+    Attributes:
+        note: what to do about defects that were not reproduced for want of a device; empty where there are none.
+    """
+
+    def __init__(
+        self, lines: list[Line], installed: Mapping[str, str | None], seconds: float, note: str = ""
+    ) -> None:
         self.lines = lines
         self.installed = dict(installed)
         self.seconds = seconds
+        self.note = note
 
     @property
     def ok(self) -> bool:
@@ -66,27 +86,28 @@ class Report:
             "ok": self.ok,
             "installed": self.installed,
             "seconds": round(self.seconds, 1),
+            "note": self.note,
             "fixes": [line.to_dict() for line in self.lines],
         }
 
     def __str__(self) -> str:
-        present = ", ".join(
-            f"{name} {version}" for name, version in self.installed.items() if version is not None
-        )
-        rows = [*wrapped(f"verified on {present}"), ""]
-        for line in self.lines:
-            rows.append(f"{line.verdict:<{_COLUMN}}{line.id}")
-            rows += _indented(line.title, "")
-            if line.before:
-                rows += _indented(line.before, "without: ") + _indented(line.after, "with:    ")
-            else:
-                rows += _indented(line.reason, "-> ")
+        return "\n".join([heading(self.installed), *map(str, self.lines), self.summary()])
+
+    def summary(self) -> str:
+        """The number of fixes with each verdict, and the note."""
         counts = ", ".join(
             f"{sum(line.verdict == verdict for line in self.lines)} {verdict}"
             for verdict in VERDICTS
             if any(line.verdict == verdict for line in self.lines)
         )
-        return "\n".join([*rows, "", f"{counts or 'nothing to verify'} ({self.seconds:.0f} s)"])
+        rows = ["", f"{counts or 'nothing to verify'} ({self.seconds:.0f} s)"]
+        return "\n".join([*rows, *wrapped(self.note)])
+
+
+def heading(installed: Mapping[str, str | None]) -> str:
+    """What the report is about: the installed releases."""
+    present = ", ".join(f"{name} {version}" for name, version in installed.items() if version is not None)
+    return "\n".join([*wrapped(f"verified on {present}"), ""])
 
 
 def _indented(text: str, lead: str) -> list[str]:

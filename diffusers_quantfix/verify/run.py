@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from ..activation import known_ids
+from . import rig as rig_of_clone
 from .report import (
     CANNOT_REPRODUCE,
     NOT_NEEDED,
@@ -17,20 +18,23 @@ from .report import (
     TIMED_OUT,
     Line,
     Report,
+    heading,
 )
-from .side import Side
+from .side import PROGRAM, Side
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 
-def verify(ids: Iterable[str] = ()) -> Report:
+def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], object] | None = None) -> Report:
     """Reproduce every defect that applies here, without the package and with it.
 
     Args:
         ids: ids of fixes; all when empty.
+        rig: run the cases that need a CUDA device on the fake ones of the rig, in a clone of the repository.
+        show: called with each part of the printed report as soon as it is known.
 
     Returns:
         The report; it prints as a table, ``to_dict()`` is for machines.
@@ -42,42 +46,62 @@ def verify(ids: Iterable[str] = ()) -> Report:
     ids = tuple(ids)
     wanted = known_ids(ids)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="quantfix-verify-") as work, _progress() as progress:
+    has_rig = rig and rig_of_clone.is_here()
+    program = rig_of_clone.command() if has_rig else PROGRAM
+    lines: dict[str, Line] = {}
+    with tempfile.TemporaryDirectory(prefix="quantfix-verify-") as work, _progress(show) as progress:
         sides: list[Side] = []
         try:
             for setting, name in (("off", "without"), (None, "with")):
-                sides.append(Side(setting, os.path.join(work, name), progress.step, ids))
+                sides.append(Side(setting, os.path.join(work, name), progress.step, ids, program))
             before, after = sides
             _pump([after], progress)  # both import meanwhile; only this one has a board
             board = after.board or {}
+            progress.show(heading(board["installed"]))
             answers = {answer["id"]: answer for answer in board["fixes"] if answer["id"] in wanted}
             applied = [fix_id for fix_id, answer in answers.items() if answer["state"].startswith("applied")]
+
+            def settle() -> None:
+                """Report every fix that has its verdict by now."""
+                for fix_id, answer in answers.items():
+                    runs = fix_id in applied
+                    if fix_id not in lines and not (runs and any(side.owes(fix_id) for side in sides)):
+                        lines[fix_id] = _line(answer, before.found.get(fix_id), after.found.get(fix_id))
+                        progress.show(str(lines[fix_id]))
+
             if applied:
                 progress.expect(2 * len(applied))
                 for side in sides:
                     side.give(applied)
-                _pump(sides, progress)
+                _pump(sides, progress, settle)
+            settle()
         finally:
             for side in sides:
                 side.end()
-    lines = [
-        _line(answer, before.found.get(fix_id), after.found.get(fix_id)) for fix_id, answer in answers.items()
-    ]
-    return Report(lines, board["installed"], time.monotonic() - start)
+    missing = sum(bool(before.found.get(fix_id, {}).get("needs_device")) for fix_id in answers)
+    without = "" if has_rig or not rig else rig_of_clone.ELSEWHERE
+    note = rig_of_clone.advice(missing, rig, without or before.without or after.without)
+    report = Report([lines[fix_id] for fix_id in answers], board["installed"], time.monotonic() - start, note)
+    if show is not None:
+        show(report.summary())
+    return report
 
 
-def _pump(sides: list[Side], progress: _Progress) -> None:
+def _pump(sides: list[Side], progress: _Progress, settle: Callable[[], None] | None = None) -> None:
     while any(side.busy for side in sides):
         time.sleep(0.05)
         for side in sides:
             side.pump()
-        progress.show(" | ".join(side.current for side in sides if side.current))
+        if settle is not None:
+            settle()
+        progress.redraw(" | ".join(side.current for side in sides if side.current))
 
 
-def _line(answer: dict[str, Any], before: dict[str, str] | None, after: dict[str, str] | None) -> Line:
+def _line(answer: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any] | None) -> Line:
     def line(verdict: str, before: str = "", after: str = "", reason: str = answer["reason"]) -> Line:
-        return Line(answer["id"], answer["title"], verdict, before, after, reason)
+        return Line(answer["id"], answer["title"], verdict, before, after, reason, on_rig)
 
+    on_rig = bool(after and after.get("on_rig"))
     if before is None or after is None:
         verdict = NOT_PATCHED if answer["state"] in ("failed", "overwritten", "waiting") else NOT_NEEDED
         return line(verdict, reason=f"{answer['state']}: {answer['reason']}")
@@ -93,11 +117,19 @@ def _line(answer: dict[str, Any], before: dict[str, str] | None, after: dict[str
 
 
 class _Progress:
-    """A progress bar on standard error, or nothing where there is no terminal or no tqdm."""
+    """A progress bar on standard error that gives way to the report; nothing where there is no terminal or no tqdm."""
 
-    def __init__(self, bar: Any) -> None:
+    def __init__(self, bar: Any, show: Callable[[str], object] | None) -> None:
         self._bar = bar
-        self._shown = 0.0
+        self._show = show
+        self._drawn = 0.0
+
+    def show(self, text: str) -> None:
+        """Print a part of the report."""
+        if self._show is None:
+            return
+        with self._bar.external_write_mode() if self._bar is not None else contextlib.nullcontext():
+            self._show(text)
 
     def expect(self, total: int) -> None:
         if self._bar is not None:
@@ -109,22 +141,22 @@ class _Progress:
         if self._bar is not None:
             self._bar.update(count)
 
-    def show(self, current: str) -> None:
-        # Redrawn although nothing is done: a moving clock shows that it is running.
-        if self._bar is not None and time.monotonic() - self._shown > 0.5:
-            self._shown = time.monotonic()
+    def redraw(self, current: str) -> None:
+        """Although nothing is done: a moving clock shows that it is running."""
+        if self._bar is not None and time.monotonic() - self._drawn > 0.3:
+            self._drawn = time.monotonic()
             self._bar.set_postfix_str(current)
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[_Progress]:
+def _progress(show: Callable[[str], object] | None) -> Iterator[_Progress]:
     try:
         from tqdm import tqdm
     except ImportError:  # only the libraries that we patch bring it
-        yield _Progress(None)
+        yield _Progress(None, show)
         return
     # `disable=None`: only on a terminal, which is also asked for its width
     with tqdm(
         desc="importing the libraries", unit="case", disable=None, leave=False, dynamic_ncols=True
     ) as bar:
-        yield _Progress(None if bar.disable else bar)
+        yield _Progress(None if bar.disable else bar, show)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CASE_LIMIT = 120.0  # seconds for one case: a hang must not look like work
 START_LIMIT = 300.0  # seconds for the imports, which a cold disk makes slow
-_PACKAGE = __name__.partition(".")[0]
+PROGRAM = (sys.executable, "-m", f"{__name__.partition('.')[0]}.verify.child")
 
 
 class Side:
@@ -31,18 +31,26 @@ class Side:
         work: a folder that does not exist yet.
         step: called with the number of cases that have ended.
         ids: the fixes that will be asked for, all of them when empty: only their libraries are imported.
+        program: what runs the cases.
 
     Attributes:
         board: the result of `status` in the process; None until it is reported, and for ``off``.
+        without: why the rig is not there although ``program`` has it; empty where it is.
         found: id -> the last event of its case.
         current: the id of the case that is running.
     """
 
     def __init__(
-        self, setting: str | None, work: str, step: Callable[[int], object], ids: Iterable[str] = ()
+        self,
+        setting: str | None,
+        work: str,
+        step: Callable[[int], object],
+        ids: Iterable[str] = (),
+        program: Iterable[str] = PROGRAM,
     ) -> None:
         os.makedirs(work)
         self.board: Event | None = None
+        self.without = ""
         self.found: dict[str, Event] = {}
         self.current = ""
         self._work = work
@@ -50,6 +58,7 @@ class Side:
         self._log = os.path.join(work, "log")
         self._step = step
         self._ids = tuple(ids)
+        self._program = tuple(program)
         # One thread: tiny models, and the same order of every sum in both processes.
         self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         if setting is not None:
@@ -69,6 +78,10 @@ class Side:
         """Whether the start or cases are still pending."""
         return not self.ready if self._pending is None else bool(self._pending)
 
+    def owes(self, fix_id: str) -> bool:
+        """Whether the result of this case is still pending."""
+        return self._pending is None or fix_id in self._pending
+
     def pump(self) -> None:
         """Read the events since the last call; replace a process that has died or hangs."""
         code: int | str | None = self._child.poll()
@@ -83,11 +96,12 @@ class Side:
         why = code if isinstance(code, str) else process_end(code)
         if self._pending is None:
             raise RuntimeError(f"the libraries could not be imported: {why}{self._last_words()}")
+        event = "timed out" if isinstance(code, str) else "defect"
         if not self.current and self._lost:  # died twice before any case: it will not work
-            self._lose(self._pending, why)
+            self._lose(self._pending, why, event)
             return
         if self.current:
-            self._lose([self.current], why, "timed out" if isinstance(code, str) else "defect")
+            self._lose([self.current], why, event)
         else:
             self._lost = True
         if self._pending:
@@ -113,7 +127,7 @@ class Side:
         self._deadline = time.monotonic() + START_LIMIT
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", f"{_PACKAGE}.verify.child", self._results, self._work, *self._ids]
+        return [*self._program, self._results, self._work, *self._ids]
 
     def _send(self) -> None:
         stdin = self._child.stdin
@@ -139,7 +153,8 @@ class Side:
     def _hear(self, event: Event) -> None:
         self._deadline = time.monotonic() + CASE_LIMIT
         if event["event"] == "ready":
-            self.ready, self.board = True, event.get("board", self.board)
+            self.ready, self.without = True, event.get("without", "")
+            self.board = event.get("board", self.board)
             return
         self.found[event["id"]] = event
         if event["event"] == "begin":
@@ -147,7 +162,7 @@ class Side:
         else:
             self._done(event["id"])
 
-    def _lose(self, ids: list[str], why: str, event: str = "defect") -> None:
+    def _lose(self, ids: list[str], why: str, event: str) -> None:
         for fix_id in list(ids):
             self.found[fix_id] = {"id": fix_id, "event": event, "text": why}
             self._done(fix_id)

@@ -42,6 +42,7 @@ _CARRIERS = ("QuantState", "MatmulLtState")
 _QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
 # Cached, since `track` checks every attribute of every layer at every sample; there are few types.
 _answers: dict[tuple[type, tuple[str, ...]], bool] = {}
+_no_carriers: set[type] = set()
 _HOST_COPY = "_host_copy"
 _IS_HOST_COPY = "_is_host_copy"
 
@@ -86,10 +87,15 @@ def companions(module: Any) -> Iterator[Companion]:
     for name, parameter in module._parameters.items():
         if _is_a(parameter, _QUANTIZED_PARAMETERS):
             yield from _walk(name, parameter, seen)
-    for name, value in vars(module).items():
-        # Nearly all are not, and a model may have a million of them.
-        if _answers.get((type(value), _CARRIERS)) is not False and _is_a(value, _CARRIERS):
-            yield from _walk(name, value, seen)
+    held = vars(module)
+    # Nearly all attributes are none, and a model may have a million of them.
+    if _no_carriers.issuperset(map(type, held.values())):
+        return
+    for name in [name for name, value in held.items() if type(value) not in _no_carriers]:
+        if _is_a(held[name], _CARRIERS):
+            yield from _walk(name, held[name], seen)
+        else:
+            _no_carriers.add(type(held[name]))
 
 
 def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> None:
@@ -151,11 +157,13 @@ def _walk(name: str, holder: Any, seen: set[int]) -> Iterator[Companion]:
     tensor = sys.modules["torch"].Tensor
     # A list, since callers may replace the attributes while they iterate.
     for attribute, value in list(vars(holder).items()):
-        path = f"{name}.{attribute}" if name else attribute
         if isinstance(value, tensor):
-            yield Companion(path, holder, attribute, value)
-        elif attribute != _HOST_COPY and _is_a(value, _CARRIERS):
-            yield from _walk(path, value, seen)
+            yield Companion(f"{name}.{attribute}" if name else attribute, holder, attribute, value)
+        elif type(value) not in _no_carriers and attribute != _HOST_COPY:
+            if _is_a(value, _CARRIERS):
+                yield from _walk(f"{name}.{attribute}" if name else attribute, value, seen)
+            else:
+                _no_carriers.add(type(value))
 
 
 def _is_a(value: Any, names: tuple[str, ...]) -> bool:

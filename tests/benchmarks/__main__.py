@@ -10,11 +10,11 @@ import os
 import platform
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 # They declare the figures.
-from . import calls, commands, compiling, loading, memory, releasing, start, steps, tools  # noqa: F401
+from . import calls, commands, compiling, loading, memory, offloading, releasing, start, steps, tools  # noqa: F401
+from .compare import as_dicts, compared, merged, read
 from .figure import FIGURES, Row
 from .measure import CannotMeasure
 
@@ -22,19 +22,57 @@ LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes",
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table; 1 when a goal is missed."""
+    """Measure, print the table; 1 when a goal is missed or, compared with earlier results, something grew."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks", description="What the package costs and saves."
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"all, or some of {', '.join(FIGURES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE, too")
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="TIMES",
+        help="measure so many times; tells the noise of each row",
+    )
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="show the results beside those in FILE")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="with --compare: read them, measure nothing"
+    )
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"no figure is called {unknown[0]!r}; there are {', '.join(FIGURES)}")
-    machine = _machine()
-    print(machine["text"])
+    if options.repeat < 1:
+        parser.error("--repeat takes a number from 1 on")
+    if options.results and not options.compare:
+        parser.error("--results needs --compare")
+    try:
+        old = read(options.compare) if options.compare else None
+        rows = read(options.results) if options.results else None
+    except ValueError as error:
+        parser.error(str(error))
+    if rows is None:
+        machine = _machine()
+        print(machine["text"])
+        rows = merged([_measured(options.figures or list(FIGURES)) for _ in range(options.repeat)])
+        if options.json:
+            text = json.dumps({**machine, "rows": as_dicts(rows)}, indent=1)
+            options.json.write_text(text + "\n", encoding="utf-8")
+    missed = [row for row in rows if row.verdict == "no"]
+    fails = bool(missed)
+    if old is not None:
+        if options.figures:
+            measured = {row.what for row in rows}
+            old = [row for row in old if row.what in measured]
+        for line, failed in compared(old, rows):
+            print(line)
+            fails = fails or failed
+    print(f"{sum(row.verdict == 'yes' for row in rows)} goals met, {len(missed)} missed")
+    return int(fails)
+
+
+def _measured(names: list[str]) -> list[Row]:
     rows: list[Row] = []
-    names = options.figures or list(FIGURES)
     for number, name in enumerate(names, 1):
         began = time.monotonic()
         _say(f"[{number}/{len(names)}] {name} ...")
@@ -48,12 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             _say("")
             print(_line(rows[-1]), flush=True)
         _say(f"[{number}/{len(names)}] {name}: {time.monotonic() - began:.0f} s\n")
-    if options.json:
-        text = json.dumps({**machine, "rows": [asdict(row) | {"met": row.verdict} for row in rows]}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
-    missed = [row for row in rows if row.verdict == "no"]
-    print(f"{sum(row.verdict == 'yes' for row in rows)} goals met, {len(missed)} missed")
-    return int(bool(missed))
+    return rows
 
 
 def _line(row: Row) -> str:

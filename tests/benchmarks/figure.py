@@ -17,6 +17,7 @@ class Row:
         goal: the most (or, for a count that has to be hit, the very) value that is wanted; None for a peer.
         exact: the value has to be the goal, not below it.
         detail: the two absolute figures behind a ratio, or why nothing was measured.
+        noise: how far the values of several measurements are apart; None for one.
     """
 
     what: str
@@ -25,6 +26,7 @@ class Row:
     goal: float | None = None
     exact: bool = False
     detail: str = ""
+    noise: float | None = None
 
     @property
     def verdict(self) -> str:

@@ -224,3 +224,25 @@ def test_mock_patch_over_us(simple) -> None:
         "after": "disabled",
         "f": "broken",
     }
+
+
+def test_a_fix_below_one_that_cannot_be_removed_names_it(tools) -> None:
+    """Else it would ask the user to remove a patch of ours."""
+    tools.fix("fix-a", body=AROUND)
+    over = """
+        def broken(module): return module.f() == "patched" and module.vouched() is None
+        def patch(module, ledger):
+            ledger.wrap_plain(module, "f", lambda original: lambda *args: original(*args))
+            ledger.wrap_plain(module, "vouched", lambda original: lambda: "patched")
+    """
+    tools.fix("fix-b", body=over)
+    outcome = tools.run("""
+        import lib.core, diffusers_quantfix as qf, tool
+        applied = states("fix-a", "fix-b")
+        lib.core.vouched = tool.closure(lib.core.vouched)
+        qf.revert()
+        tell(applied=applied, a=reason("fix-a"), b=reason("fix-b"))
+    """)
+    assert outcome["applied"] == ["applied", "applied"]
+    assert "lib.core.vouched now holds code of tool" in outcome["b"]
+    assert "lib.core.f now holds the fix fix-b, which cannot be removed either" in outcome["a"]

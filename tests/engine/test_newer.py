@@ -33,6 +33,35 @@ def test_a_new_release_is_warned_of_once_and_is_not_ok(world, order) -> None:
     )
 
 
+def test_two_threads_warn_once(world) -> None:
+    """Both read that nobody had warned before either had written it."""
+    world.library(version="3.0.dev0")
+    world.fix(claims={"lib": ">=1,<=2.1"})
+    outcome = world.run("""
+        import threading, diffusers_quantfix as qf, lib.core
+        from diffusers_quantfix.process_runner import RUNNER as runner
+        from diffusers_quantfix.engine import runner as module
+        RUNS = []
+        class Slow(type(runner)):
+            @property
+            def _warned(self):
+                before = self.__dict__["said"]
+                if threading.current_thread() is not threading.main_thread() and not before:
+                    threading.Event().wait(0.2)
+                return before
+            @_warned.setter
+            def _warned(self, value):
+                self.__dict__["said"] = value
+        runner.__dict__["said"] = runner.__dict__.pop("_warned") and False
+        runner.__class__ = Slow
+        threads = [threading.Thread(target=runner._warn_of_candidates) for _ in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        tell()
+    """)
+    assert outcome.err.count("newer than this version") == 2  # at the import, and by one of the threads
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("settings", ["newer", "newer:fix-f", "newer:fix-g,newer:fix-f"])
 def test_newer_patches_above_the_range(world, order, settings) -> None:

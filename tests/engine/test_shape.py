@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from diffusers_quantfix.advisories.harm import MEANING
 from diffusers_quantfix.engine.fix import Fix
 from diffusers_quantfix.fixes import DISTRIBUTIONS, INDEX, OPTIONS
 
@@ -105,6 +106,17 @@ def test_a_fix_imports_the_engine_and_shared_homes_only(path) -> None:
     assert not top & {*LIBRARIES, "wrapt", "packaging", "typing", "re", "dataclasses", "logging"}
 
 
+@pytest.mark.parametrize("path", FIXES, ids=name_of)
+def test_every_helper_of_a_fix_says_its_types(path) -> None:
+    """strict mypy exempts the fixes for what is inside `patch`; what stands beside it is annotated all the same."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            arguments += [one for one in (node.args.vararg, node.args.kwarg) if one]
+            bare = [one.arg for one in arguments if one.annotation is None]
+            assert not bare and node.returns, f"{node.name}: {', '.join(bare) or 'what it returns'}"
+
+
 def test_every_fix_file_is_listed_and_every_listed_file_is_there() -> None:
     files = {name_of(path).removeprefix("diffusers_quantfix.fixes.") for path in FIXES}
     listed = [file for file, _ in INDEX.values()]
@@ -135,6 +147,8 @@ def test_a_fix_declares_itself(fix_id) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", fix.id)
     assert 0 < len(fix.title) <= 100 and not fix.title.endswith(".")
     assert len(fix.symptom) > 10
+    assert fix.harm in MEANING
+    assert fix.patterns or fix.harm != "error", "the text of the error, or the harm that shows without one"
     # Empty where nobody has reported the defect.
     assert all(re.match(r"https://github\.com/[^/]+/[^/]+/", link) for link in fix.upstream)
     assert fix.claims and set(fix.claims) <= set(DISTRIBUTIONS), "status lists what decides"
@@ -159,7 +173,7 @@ def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
 
 # The floors of the house, from the ground up: a room imports from its own floor and those below, never from above.
 FLOORS = [
-    {"text", "first_library"},
+    {"text", "first_library", "uncaught"},
     {"engine"},
     {"weights", "loading"},
     {"offloading"},

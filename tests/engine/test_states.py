@@ -355,13 +355,32 @@ def test_status_imports_what_a_probe_needs_one_after_the_other(world) -> None:
 
 
 def test_status_ends_where_what_a_probe_needs_cannot_be_imported(world) -> None:
+    """The reason did not say why."""
     world.library(core=CORE, second="raise ImportError('no')")
     world.fix(body=UNDECIDED + PATCH)
     outcome = world.run("""
         import diffusers_quantfix as qf, lib.core
-        tell(states=[qf.status()["fix-f"].state for _ in range(2)])
+        answers = [qf.status()["fix-f"] for _ in range(2)]
+        tell(answers=[(answer.state, answer.reason) for answer in answers])
     """)
-    assert outcome["states"] == ["waiting", "waiting"]
+    why = "cannot be decided before lib.second is imported: lib is installed but cannot be imported: ImportError: no"
+    assert outcome["answers"] == [["waiting", why]] * 2
+
+
+def test_an_applied_fix_stays_applied_while_its_probe_cannot_decide(world) -> None:
+    """It said "waiting", with the patch in place."""
+    world.library(core=CORE, second="")
+    world.fix(body=UNDECIDED + PATCH)
+    outcome = world.run("""
+        import sys, diffusers_quantfix as qf, lib.second, lib.core
+        before = states("fix-f")
+        del sys.modules["lib.second"]
+        qf.apply()
+        after = states("fix-f"), lib.core.f()
+        qf.revert()
+        tell(before=before, after=after, last=lib.core.f())
+    """)
+    assert outcome.told == {"before": "applied", "after": ["applied", "patched"], "last": "broken"}
 
 
 def test_status_while_another_thread_writes_an_answer(world) -> None:

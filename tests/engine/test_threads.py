@@ -163,3 +163,67 @@ def test_importing_us_in_many_threads_while_targets_arrive(world) -> None:
     assert outcome["both"] == ["patched", "patched"]
     assert outcome["patches"] == ["lib.one", "lib.two"]
     assert outcome["finders"] == 1
+
+
+# Its probe does not mind what another fix has written; its patch lets another thread go on in the middle.
+SLOW_FIX = """
+import sys, threading
+def broken(module):
+    return not module.f().startswith("slow")
+def patch(module, ledger):
+    def make(original):
+        def slow():
+            return "slow " + original()
+        return slow
+    ledger.wrap_plain(module, "f", make)
+    if hasattr(sys, "middle"):
+        sys.middle.set()
+        sys.reverted.wait(1)
+"""
+
+
+def test_revert_waits_for_an_apply_of_another_thread(world) -> None:
+    """It removed what the other was about to build upon: that stayed, and could not be removed any more."""
+    world.library()
+    world.fix()
+    world.fix("fix-slow", body=SLOW_FIX)
+    outcome = world.run("""
+        import sys, threading, diffusers_quantfix as qf, lib.core
+        before = lib.core.f()
+        qf.revert()
+        sys.middle, sys.reverted = threading.Event(), threading.Event()
+        thread = threading.Thread(target=qf.apply)
+        thread.start()
+        sys.middle.wait(20)
+        qf.revert()
+        sys.reverted.set()
+        thread.join()
+        last = lib.core.f(), states("fix-f", "fix-slow")
+        qf.apply()
+        tell(before=before, last=last, again=lib.core.f())
+    """)
+    assert outcome["before"] == outcome["again"] == "slow patched"
+    assert outcome["last"] == ["broken", ["disabled", "disabled"]]
+
+
+def test_an_interruption_leaves_no_fix_busy(world) -> None:
+    """It could never be installed again, and said "call apply()" to that."""
+    world.library()
+    world.fix()
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        from diffusers_quantfix.process_runner import RUNNER
+        class Interrupted(dict):
+            def __setitem__(self, key, value):
+                RUNNER._answers = dict(self)
+                raise KeyboardInterrupt
+        qf.revert()
+        RUNNER._answers = Interrupted(RUNNER._answers)
+        try:
+            qf.apply()
+        except KeyboardInterrupt:
+            qf.revert()
+            qf.apply()
+        tell(state=states("fix-f"), f=lib.core.f())
+    """)
+    assert outcome.told == {"state": "applied", "f": "patched"}

@@ -55,6 +55,41 @@ def test_nothing_stays_after_a_run(gpu, first):
         eight_bit.assert_gone(gpu, here)
 
 
+@forward
+@pytest.mark.defect(FIX_ID, shows="has no attribute 'unsqueeze'|State must contain" + LOST, needs=NEEDS)
+def test_a_backward_pass(gpu, first):
+    """Two forward passes wait for it; the weights stay until it has run, as those of a plain model do."""
+    import torch
+
+    here = gpu.devices[0]
+
+    def gradients(model):
+        inputs = [eight_bit.batch(here, rows).requires_grad_() for rows in (3, 5)]
+        outputs = [model(one) for one in inputs]
+        sum(output.float().pow(2).sum() for output in outputs).backward()
+        return [one.grad.cpu() for one in inputs]
+
+    expected = gradients(eight_bit.stack(here, 4))
+    model = offloaded(stack_of(gpu, first), here)
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(model), expected)), "the gradients differ"
+        eight_bit.assert_gone(gpu, here)
+    eight_bit.run(model, here)
+    eight_bit.assert_gone(gpu, here)
+
+
+@row_major
+def test_an_input_without_a_gradient_keeps_nothing(gpu):
+    """Gradients are enabled, and there are none to compute: each layer has left when the next one comes."""
+    here = gpu.devices[0]
+    model = offloaded(stack_of(gpu, False), here).requires_grad_(False)
+    gpu.reset()
+    output = model(eight_bit.batch(here))
+    assert gpu.peak(here) <= 2 * largest(model) + 16 * output.nbytes
+    del output
+    eight_bit.assert_gone(gpu, here)
+
+
 @row_major
 @forward
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixes import eight_bit, four_bit
 from tests.fixes.callers import spelled
+from tests.fixes.callers import without_index as without_index
 from tests.rig import models
 
 FIX_ID = "accelerate-offloaded-state-dict"
@@ -41,6 +42,7 @@ def test_an_offloaded_model_is_saved(tmp_path, name):
     assert four_bit.differences(four_bit.state_of(again), four_bit.state_of(saved)) == []
 
 
+@pytest.mark.usefixtures("without_index")
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.defect(FIX_ID, shows=SHOWS + r"|item\(\) cannot be called on meta tensors")
 def test_a_quantized_pipeline_is_saved_while_it_is_offloaded(gpu, tmp_path, bits):

@@ -102,6 +102,29 @@ def test_gradients_after_inference(double_quant=False):
 
 @nf4
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=ON_THE_CPU)
+def test_training_after_inference_is_as_without_it(double_quant):
+    """Also where the input of a layer has no gradient: the first layer gets one from its adapter only."""
+    import torch
+
+    pytest.importorskip("peft", reason="peft is not installed")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    gradients = []
+    for inference in (False, True):
+        model = four_bit.stack("cpu", "nf4", double_quant)
+        torch.manual_seed(0)
+        inject_adapter_in_model(LoraConfig(r=4, target_modules=["2"], init_lora_weights=False), model)
+        if inference:
+            four_bit.run(model, "cpu")
+        model.train()
+        model(four_bit.batch("cpu")).pow(2).sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert gradients[0], "there are no gradients"
+    assert all(map(torch.equal, *gradients)), "the output changed"
+
+
+@nf4
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=ON_THE_CPU)
 def test_a_lora_that_is_merged_after_a_forward_pass(double_quant):
     """PEFT gives the merged weight, which is to be quantized yet, all attributes of the old one."""
     peft = pytest.importorskip("peft")

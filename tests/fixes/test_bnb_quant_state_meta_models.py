@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit, lora_models
+from tests.fixes.callers import spelled
+from tests.fixes.callers import without_index as without_index
 from tests.fixes.test_bnb_quant_state_meta import FIX_ID, SHOWS, offload, remove_hooks
 from tests.rig import models
 
@@ -25,6 +27,7 @@ def saved_flux(tmp_path):
 
 
 @double
+@pytest.mark.usefixtures("without_index")
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_pipeline_runs_three_times(gpu, saved_flux, double_quant):
     import torch
@@ -33,7 +36,7 @@ def test_a_pipeline_runs_three_times(gpu, saved_flux, double_quant):
     reference = models.call_flux(flux(saved_flux, double_quant), here, steps=2).cpu()
     before = gpu.allocated(here)
     pipeline = flux(saved_flux, double_quant)
-    pipeline.enable_sequential_cpu_offload(device=here)
+    pipeline.enable_sequential_cpu_offload(device=spelled(here))
     for _ in range(3):
         assert torch.equal(models.call_flux(pipeline, here, steps=2).cpu(), reference)
         schedule = [part for part in vars(pipeline.scheduler).values() if isinstance(part, torch.Tensor)]

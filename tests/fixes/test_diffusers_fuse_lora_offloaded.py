@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit, lora_models
+from tests.fixes.callers import spelled
+from tests.fixes.callers import without_index as without_index
 from tests.gate import unmet
 from tests.rig import models
 
@@ -48,6 +50,7 @@ def encoded(pipe):
         return pipe.text_encoder(torch.tensor([[2, 5, 6, 3]])).last_hidden_state
 
 
+@pytest.mark.usefixtures("without_index")
 @pytest.mark.defect(FIX_ID, shows=SHOWS + "|same device", needs="diffusers>=0.35")
 def test_group_offload_with_a_stream(gpu):
     grouped(gpu, "leaf_level", stream=True)
@@ -68,10 +71,12 @@ def grouped(gpu, level, stream):
     here = gpu.devices[0]
     pipe = loaded()
     blocks = 1 if level == "block_level" else None
-    apply_group_offloading(pipe.transformer, here, torch.device("cpu"), level, blocks, use_stream=stream)
+    cpu = torch.device("cpu")
+    apply_group_offloading(pipe.transformer, spelled(here), cpu, level, blocks, use_stream=stream)
     fuse_and_unfuse(pipe, loaded(), here, GROUPED_LIFE)
 
 
+@pytest.mark.usefixtures("without_index")
 def test_sequential_offload_on_a_device(gpu):
     """The weights are on the device for one layer at a time."""
     here = gpu.devices[0]
@@ -171,7 +176,6 @@ def loaded(where=None):
 
 
 def offload(component, device):
-    import torch
     from accelerate import cpu_offload
 
-    cpu_offload(component, torch.device(device))
+    cpu_offload(component, spelled(device))

@@ -8,6 +8,8 @@ import pytest
 
 from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded
 from tests.fixes import four_bit, lora_models
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import without_index as without_index
 from tests.gate import unmet
 from tests.rig import models
 
@@ -93,17 +95,17 @@ def nothing(pipe, here):
 
 
 def sequential(pipe, here):
-    pipe.enable_sequential_cpu_offload(device=here)
+    pipe.enable_sequential_cpu_offload(device=spelled(here))
 
 
 def model_offload(pipe, here):
-    pipe.enable_model_cpu_offload(device=here)
+    pipe.enable_model_cpu_offload(device=spelled(here))
 
 
 def one_component(pipe, here):
     from accelerate import cpu_offload
 
-    cpu_offload(pipe.transformer, here)
+    cpu_offload(pipe.transformer, spelled(here))
 
 
 def spread(pipe, here):
@@ -148,7 +150,24 @@ def test_placement_stays_through_the_life_of_adapters(gpu, place):
     assert placement(pipe.transformer) == placed
 
 
+@pytest.mark.usefixtures("without_index")
+@pytest.mark.parametrize("place", [sequential, model_offload, one_component])
+def test_without_an_index_interrupted_and_in_inference_mode(gpu, place):
+    here = gpu.devices[0]
+    pipe = models.flux_pipeline()
+    place(pipe, here)
+    before = lora_models.hooks_of(pipe)
+    lora_models.load(pipe, "one")
+    assert_same_hooks(pipe, before)
+
+    def check(latents):
+        assert lora_models.distance(latents, reference("one")) < 1e-5
+
+    assert_goes_on(lambda: lora_models.run(pipe, here), check)
+
+
 @group_offload
+@pytest.mark.usefixtures("without_index")
 @pytest.mark.parametrize("stream", [False, True])
 def test_group_offload_stays(gpu, stream):
     import torch
@@ -157,7 +176,8 @@ def test_group_offload_stays(gpu, stream):
 
     here = gpu.devices[0]
     pipe = models.flux_pipeline()
-    apply_group_offloading(pipe.transformer, here, torch.device("cpu"), "leaf_level", use_stream=stream)
+    cpu = torch.device("cpu")
+    apply_group_offloading(pipe.transformer, spelled(here), cpu, "leaf_level", use_stream=stream)
     lora_models.load(pipe)
     assert _is_group_offload_enabled(pipe.transformer)
     assert not lora_models.hooks_of(pipe)

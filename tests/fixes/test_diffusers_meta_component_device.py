@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.fixes.callers import spelled
+from tests.fixes.callers import without_index as without_index
 from tests.fixes.offloaded import SHOWS, assert_plain_property, gligen, offload, run_gligen
 from tests.gate import unmet
 from tests.rig import models
@@ -106,6 +108,18 @@ def test_group_offloading_keeps_its_own_answer(gpu):
     model = models.flux_transformer()
     model.enable_group_offload(onload_device=gpu.devices[0], offload_type="leaf_level")
     assert model.device == gpu.devices[0]
+
+
+@pytest.mark.usefixtures("without_index")
+def test_sequential_offload_without_an_index(gpu):
+    """diffusers takes the first device then, whichever is the current one."""
+    import torch
+
+    pipe = models.flux_pipeline()
+    pipe.enable_sequential_cpu_offload(device=spelled(gpu.devices[-1]))
+    for _ in range(2):
+        assert models.call_flux(pipe, dtype=torch.float32).device == gpu.devices[0]
+        assert pipe.transformer.device == gpu.devices[0]
 
 
 def test_weights_of_the_root_and_nested_hooks():

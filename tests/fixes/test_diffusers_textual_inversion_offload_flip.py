@@ -6,6 +6,8 @@ import pytest
 
 from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded
 from tests.fixes import lora_models
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import without_index as without_index
 from tests.gate import unmet
 from tests.rig import models
 
@@ -44,6 +46,22 @@ def test_offload_stays(gpu, offload):
     assert_same_hooks(pipe, before)
     assert pipe.text_encoder.get_input_embeddings().weight.shape[0] == models.VOCABULARY
     assert lora_models.distance(encode(pipe, here, (2, 5, 6, 3)), plain) == 0
+
+
+@pytest.mark.usefixtures("without_index")
+@pytest.mark.parametrize("offload", ["enable_sequential_cpu_offload", "enable_model_cpu_offload"])
+def test_without_an_index_interrupted_and_in_inference_mode(gpu, offload):
+    here = gpu.devices[0]
+    pipe = pipeline()
+    getattr(pipe, offload)(device=spelled(here))
+    before = lora_models.hooks_of(pipe)
+    load(pipe)
+    assert_same_hooks(pipe, before)
+
+    def check(states):
+        assert lora_models.distance(states, expected()) < 1e-5
+
+    assert_goes_on(lambda: encode(pipe, here), check)
 
 
 def assert_same_hooks(pipe, before):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from diffusers_quantfix.loading import device
+from tests.gate import unmet
 
 
 def machine(monkeypatch, kind: str, count: int = 1, current: int = 0) -> None:
@@ -33,6 +34,33 @@ def test_without_a_request(monkeypatch, kind, count, current, expected):
     assert str(device.chosen_device(kind)) == expected
     assert str(device.chosen_device({"": kind})) == expected
     assert str(device.chosen_device("cpu")) == "cpu"
+
+
+OTHER_KIND = """
+import torch, types
+torch.utils.rename_privateuse1_backend("npu")
+module = types.ModuleType("torch.npu")
+module.is_available, module.device_count, module.current_device = lambda: True, lambda: 2, lambda: 1
+module.memory_allocated = lambda device: 5
+torch._register_device_module("npu", module)
+torch.accelerator.is_available = lambda: True
+torch.accelerator.current_accelerator = lambda: torch.device("npu")
+from diffusers_quantfix.advisories import machine
+from diffusers_quantfix.loading import device
+from diffusers_quantfix.memory import accelerators
+print(device.chosen_device(None), device.chosen_device(0), device.accelerator_types(), accelerators.devices())
+print(machine.accelerator())
+"""
+
+
+@pytest.mark.skipif(bool(unmet("torch>=2.6")), reason="torch names other accelerators since 2.6")
+def test_an_accelerator_that_torch_has_no_name_of_its_own_for():
+    # Another process: torch gives such a name once and for good.
+    done = subprocess.run([sys.executable, "-c", OTHER_KIND], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "npu:1 npu:0 ['npu'] ['npu:0', 'npu:1']",
+        "('npu', '2 x npu')",
+    ], done.stderr
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])

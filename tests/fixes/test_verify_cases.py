@@ -1,4 +1,7 @@
-"""Every case of `verify` reports success where its fix is applied or not needed, with a device and without one."""
+"""Every case of `verify` reports success where its fix is applied or not needed, with a device and without one.
+
+Without the package, on releases that have the defect, the script of ``explain ID --script`` shows it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import re
 
 import pytest
 
+from diffusers_quantfix.commands.reproduction import script
 from diffusers_quantfix.engine.versions import contains, installed_version
 from diffusers_quantfix.fixes import INDEX
 from diffusers_quantfix.verify.case import CannotReproduce
 from diffusers_quantfix.verify.child import case_module
+from tests import rig
 from tests.fixes import four_bit
 from tests.fixes import quanto_models as q
+from tests.gate import gate
 
 # Why a case cannot be shown: what these releases or this machine lack.
 LACKS = re.compile(
@@ -62,3 +68,46 @@ def test_without_a_device(tmp_path, fix_id):
 @pytest.mark.parametrize("fix_id", INDEX)
 def test_on_a_device(gpu, tmp_path, fix_id):
     show(fix_id, tmp_path, A_DEVICE)
+
+
+# The first has no script, since its case takes the time limit of the fix itself down; the second ends its process, and
+# is run by tests/tools/test_explain.py.
+APART = ("quanto-extension-lock", "quanto-int8-cpu-kernel")
+# Whatever upstream raises, or an assertion with figures; not that something is missing in the script.
+SHOWN = r"\A(?!NameError|UnboundLocalError|ImportError|ModuleNotFoundError)"
+SCRIPTS = [
+    pytest.param(fix_id, marks=pytest.mark.defect(fix_id, shows=SHOWN))
+    for fix_id in INDEX
+    if fix_id not in APART
+]
+
+
+@pytest.mark.parametrize("fix_id", SCRIPTS)
+def test_the_script_shows_the_defect(request, side, tmp_path, fix_id):
+    if side == "patched":
+        pytest.skip("the script shows the defect, for which the package must be off")
+    broken, why = gate(fix_id)
+    if not broken:
+        pytest.skip(why)
+    if "quanto" in fix_id:
+        q.quanto()
+    rig.load()
+    scope = {"__name__": "script"}
+    exec(compile(script(fix_id), f"{fix_id}.py", "exec"), scope)
+    try:
+        run(scope["case"], tmp_path / "cpu")
+    except Exception as error:
+        if type(error).__name__ != "NeedsDevice":
+            raise
+        request.getfixturevalue("gpu")
+        run(scope["case"], tmp_path / "gpu")
+
+
+def run(case, folder) -> None:
+    folder.mkdir()
+    try:
+        case(str(folder))
+    except Exception as error:
+        if type(error).__name__ == "CannotReproduce":
+            pytest.skip(str(error))
+        raise

@@ -60,8 +60,8 @@ def page(found: dict) -> str:
         totals(found),
         "",
         "Tiny random instances, on two stand-ins for CUDA devices. **=**: the output of the same quantized pipeline on",
-        "one device, bit for bit, and nothing left behind. **u**: fails un-quantized too. **x**: fails, see below. **q**:",
-        "does not run quantized, wherever it is.",
+        "one device, bit for bit, and nothing left behind. **u**: fails un-quantized too. **x**: fails, see below.",
+        "**q**: does not run quantized, wherever it is.",
         "Empty: not run yet. With: "
         + ", ".join(f"{name} {version}" for name, version in found["versions"].items())
         + ".",

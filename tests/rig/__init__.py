@@ -1,8 +1,10 @@
-"""The rig: two fake CUDA devices for a CPU-only torch, so that device code is tested where there is no GPU.
+"""The rig: two fake CUDA devices for torch, so that device code is tested where there is no GPU.
 
 Tensors on ``cuda:0`` and ``cuda:1`` lie in host memory, but everything about *where a tensor is and what keeps it
 alive* is genuine: they say ``device=cuda:1``, mixed devices raise what CUDA raises, every byte allocated on a device
 and every byte copied between devices is counted. The numbers come from the CPU kernels. bitsandbytes runs on it too.
+It was seen to work with torch 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0 and 2.13.0, CPU-only or built for CUDA: see
+`without_cuda`, which has to come before the import of torch.
 
     from tests import rig
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 from .api import (
     Traffic,
     allocated,
+    are_on,
     device_count,
     devices,
     load,
@@ -34,6 +37,7 @@ from .api import (
 __all__ = [
     "Traffic",
     "allocated",
+    "are_on",
     "device_count",
     "devices",
     "load",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import build
+from . import build, toolchain, without_cuda
 
 _HOST = -1
 
@@ -28,11 +28,13 @@ class Traffic:
 def unavailable_reason() -> str | None:
     """Why there is no rig here, in one sentence; None if it is loaded. The first call compiles and loads it."""
     try:
+        without_cuda.keep_out()
         path = build.library()
         import torch
 
+        without_cuda.arm()
         torch.ops.load_library(str(path))
-    except build.Unavailable as reason:
+    except toolchain.Unavailable as reason:
         return str(reason)
     except Exception as error:  # a test suite must not break on a machine that we have not thought of
         return f"the fake CUDA device could not be loaded: {type(error).__name__}: {error}"
@@ -55,15 +57,12 @@ def devices() -> Iterator[None]:
     from . import bitsandbytes_native, bitsandbytes_ops, caches, convolutions, cuda_bindings
     from .undo import Undo
 
-    # bitsandbytes looks for GPUs when it is imported. It must see the honest machine, or it would look for CUDA's
-    # libraries; what it needs on the fake devices is given to it here.
-    if importlib.util.find_spec("bitsandbytes") is not None:
-        import bitsandbytes  # noqa: F401
-
+    _import_what_looks_for_gpus()
     with contextlib.ExitStack() as stack:
         _set_the_libraries_aside()
         stack.callback(gc.collect)
         undo = stack.enter_context(Undo())
+        undo.set(sys.modules[__name__], "_on", True)
         undo.set(gc, "unfreeze", _bring_the_libraries_back)
         cuda_bindings.install(undo)
         bitsandbytes_native.install(undo)
@@ -74,6 +73,19 @@ def devices() -> Iterator[None]:
         yield
 
 
+def _import_what_looks_for_gpus() -> None:
+    """bitsandbytes and quanto look for GPUs, once, when they are imported: bitsandbytes for CUDA's libraries, quanto,
+    where torch is a CUDA build, to register kernels that it would compile. They must see the honest machine; what they
+    need on the fake devices they are given here and in the tests.
+    """
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        import bitsandbytes  # noqa: F401
+    if without_cuda.keep_out() is not None:
+        with contextlib.suppress(ModuleNotFoundError):
+            import optimum.quanto  # noqa: F401
+
+
+_on = False
 _modules_aside = 0
 _unfreeze = gc.unfreeze
 
@@ -96,6 +108,11 @@ def _set_the_libraries_aside() -> None:
         gc.collect()
         gc.freeze()
         _modules_aside = len(sys.modules)
+
+
+def are_on() -> bool:
+    """Whether the CUDA devices that torch sees now are the rig's."""
+    return _on
 
 
 def device_count() -> int:

@@ -7,15 +7,19 @@ that go through the CUDA runtime library, and storages, which a CPU build cannot
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import time
 import types
 
 import torch
 
+from . import build
 from .undo import Undo
 
 TOTAL_MEMORY = 16 << 30  # as in backend/memory.h
 CAPABILITY = (8, 0)
+CUDA = 1  # c10::DeviceType::CUDA
 
 
 def install(undo: Undo) -> None:
@@ -28,11 +32,26 @@ def install(undo: Undo) -> None:
     for name, value in _torch_cuda(ops).items():
         undo.set(torch.cuda, name, value)
     undo.set(torch.cuda.memory, "mem_get_info", torch.cuda.mem_get_info)
+    _adopt(Stream, Event)
     undo.set(torch.cuda.streams, "Stream", Stream)
     undo.set(torch.cuda.streams, "Event", Event)
     undo.set(torch.backends.cuda, "is_built", lambda: True)
+    try:
+        torch.Generator("cuda")
+    except RuntimeError:  # before torch 2.6 torch.Generator("cuda") calls CUDA's code by name
+        undo.set(torch, "Generator", _generator_class(ops))
     undo.set(torch.UntypedStorage, "__new__", staticmethod(_new_storage))
     undo.set(torch.UntypedStorage, "resize_", _resize_storage(ops, torch.UntypedStorage.resize_))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build.library()))
+    library.rig_current_stream.argtypes = [ctypes.c_int64]
+    library.rig_current_stream.restype = ctypes.c_int64
+    library.rig_set_stream.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    library.rig_set_stream.restype = None
+    return library
 
 
 def _bindings(ops) -> dict:
@@ -50,15 +69,13 @@ def _bindings(ops) -> dict:
         return {f"{kind}_bytes": of_bytes for kind in ("allocated", "reserved", "active", "requested")}
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        torch.accelerator.set_stream(
-            torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
-        )
+        _library().rig_set_stream(device_index, stream_id)
 
     def current_stream(index: int) -> tuple:
-        return _stream_data(torch.accelerator.current_stream(index))
+        return _library().rig_current_stream(index), index, CUDA
 
     def default_stream(index: int) -> tuple:
-        return 0, index, current_stream(index)[2]
+        return 0, index, CUDA
 
     nothing = _do_nothing
     return {
@@ -114,10 +131,6 @@ def _do_nothing(*args) -> None:
     """All work is done at once, and freed memory is not kept: there is nothing to wait for or to empty."""
 
 
-def _stream_data(stream: torch.Stream) -> tuple[int, int, int]:
-    return stream.stream_id, stream.device_index, stream.device_type
-
-
 class Stream(torch.Stream):
     """``torch.cuda.Stream`` over the stream type that torch has for every backend."""
 
@@ -144,6 +157,31 @@ class Event(torch.Event):
 
     def elapsed_time(self, end_event: Event) -> float:
         return 1000 * (end_event._recorded - self._recorded)  # torch.Event's takes no subclass
+
+
+def _adopt(stream: type, event: type) -> None:
+    """Before torch 2.6 the compiler takes only descendants of two abstract classes for streams and events."""
+    if hasattr(torch, "accelerator"):  # since 2.6
+        return
+    from torch._streambase import _EventBase, _StreamBase
+
+    _StreamBase.register(stream)
+    _EventBase.register(event)
+
+
+def _generator_class(ops):
+    class OfAnyDevice(type):
+        def __instancecheck__(cls, instance) -> bool:
+            return isinstance(instance, torch._C.Generator)
+
+    class Generator(torch._C.Generator, metaclass=OfAnyDevice):
+        def __new__(cls, device="cpu"):
+            device = torch.device(device)
+            if device.type != "cuda":
+                return torch._C.Generator(device)
+            return ops.new_generator(-1 if device.index is None else device.index)
+
+    return Generator
 
 
 def _new_storage(cls, *args, device=None, **kwargs):

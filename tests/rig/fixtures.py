@@ -6,6 +6,7 @@ the tests that need it; otherwise they are skipped with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests import rig
+from tests.rig import toolchain, without_cuda
+
+# Before anything imports torch. Where it cannot be done, `rig.unavailable_reason` tells those who ask for devices.
+with contextlib.suppress(toolchain.Unavailable):
+    without_cuda.keep_out()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,10 +25,12 @@ class Environment:
         self.folder = folder
         self.python = folder / "bin" / "python"
 
-    def run(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run its interpreter, with nothing in the environment but what is named."""
+    def run(
+        self, *arguments: object, given: str | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run its interpreter, with nothing in the environment but what is named; ``given`` on standard input."""
         return subprocess.run(
-            [str(self.python), *map(str, arguments)],
+            [str(self.python), *map(str, arguments)], input=given,
             capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=120,
         )  # fmt: skip
 

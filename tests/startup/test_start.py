@@ -177,6 +177,16 @@ def test_a_choice_that_cannot_be_written_is_one_sentence(own_environment: Enviro
     assert not active(own_environment)
 
 
+def test_a_damaged_choice_is_none(own_environment: Environment):
+    """Every start of the interpreter printed a traceback, and `enable` ended in one."""
+    (own_environment.site / "diffusers_quantfix_startup" / "choice").write_bytes(b"\xff\xfe" * 100)
+    done = checked(own_environment.run("-c", ASK))
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
+    done = checked(own_environment.run("-m", "diffusers_quantfix", "enable"))
+    assert not done.stderr
+    assert active(own_environment)
+
+
 def test_two_choices_at_the_same_time(tmp_path, monkeypatch):
     """Each is written whole, whoever comes last: one may not take away the file that the other writes."""
     startup = types.ModuleType(command.MODULE)

@@ -56,6 +56,13 @@ def test_without_any_library_every_fix_is_missing(environment: Environment):
     assert states and set(states.values()) == {"missing"}
 
 
+def test_the_rig_is_not_in_the_wheel_and_verify_knows_it(environment: Environment):
+    program = "from diffusers_quantfix.verify import rig; print(rig.is_here(), rig.advice(2, False, ''))"
+    done = checked(environment.run("-c", program))
+    assert done.stdout.startswith("False 2 defects need a CUDA device: run this where there is one, or ")
+    assert "in a clone of the repository" in done.stdout
+
+
 def test_uninstalling_leaves_nothing(own_environment: Environment):
     checked(own_environment.run("-m", "diffusers_quantfix", "enable"))
     checked(own_environment.pip("uninstall", "-y", "diffusers-quantfix"))

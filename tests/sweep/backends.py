@@ -91,3 +91,11 @@ BACKENDS: dict[str, Callable] = {
     "quanto-int8": _quanto("int8"),
     "torchao-int8": _configured(_torchao, "torchao"),
 }
+
+_NEEDS = {"bnb": "bitsandbytes", "gguf": "gguf", "quanto": "optimum.quanto", "torchao": "torchao"}
+
+
+def installed(backend: str) -> bool:
+    """Whether the library of a backend is there."""
+    needed = _NEEDS.get(backend.partition("-")[0])
+    return needed is None or _installed(needed)

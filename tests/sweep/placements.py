@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.fixes.callers import spelled
+
 
 def _stay(pipe, here, there):
     return here
@@ -32,12 +34,12 @@ def _to_the_other(pipe, here, there):
 
 
 def _model_offload(pipe, here, there):
-    pipe.enable_model_cpu_offload(device=here)
+    pipe.enable_model_cpu_offload(device=spelled(here))
     return here
 
 
 def _sequential(pipe, here, there):
-    pipe.enable_sequential_cpu_offload(device=here)
+    pipe.enable_sequential_cpu_offload(device=spelled(here))
     return here
 
 
@@ -46,7 +48,7 @@ def _group(**options) -> Callable:
         import torch
 
         pipe.transformer.enable_group_offload(
-            onload_device=here, offload_device=torch.device("cpu"), **options
+            onload_device=spelled(here), offload_device=torch.device("cpu"), **options
         )
         return here
 
@@ -54,14 +56,14 @@ def _group(**options) -> Callable:
 
 
 def _model_offload_then_off(pipe, here, there):
-    pipe.enable_model_cpu_offload(device=here)
+    pipe.enable_model_cpu_offload(device=spelled(here))
     pipe.remove_all_hooks()
     pipe.to(here)
     return here
 
 
 def _sequential_then_off(pipe, here, there):
-    pipe.enable_sequential_cpu_offload(device=here)
+    pipe.enable_sequential_cpu_offload(device=spelled(here))
     pipe.remove_all_hooks()
     pipe.to(here)
     return here

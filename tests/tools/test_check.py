@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -207,6 +208,19 @@ def test_this_environment():
     found = json.loads(done.stdout)
     assert "packaging" in found["pins"]
     assert all(finding["verdict"] == AFFECTED and finding["patched"] for finding in found["findings"])
+
+
+def test_a_library_whose_version_cannot_be_read_is_named(tmp_path):
+    """It was left out without a word, with all its defects."""
+    (tmp_path / "bitsandbytes-0.45.2.dist-info" / "METADATA").mkdir(parents=True)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    command = [sys.executable, "-m", "diffusers_quantfix", "check", "--env", "--json"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert found["pins"]["bitsandbytes"] == ""
+    assert "installed: the version of bitsandbytes cannot be read; reinstall it" in found["notes"]
+    assert "bnb-int8-reload" in {finding["id"] for finding in found["findings"]}
 
 
 def test_a_reader_who_has_enough_is_no_fault():

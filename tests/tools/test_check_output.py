@@ -14,7 +14,7 @@ from packaging.version import Version
 import diffusers_quantfix
 from diffusers_quantfix.__main__ import main
 from diffusers_quantfix.advisories.findings import declarations, table
-from diffusers_quantfix.advisories.harm import COST, ERROR, MEANING, OTHER, WRONG, harm
+from diffusers_quantfix.advisories.harm import MEANING
 from diffusers_quantfix.commands import check as command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -89,28 +89,6 @@ def test_the_worst_comes_first(check):
     )
     for line in out.partition("\nupgrades\n")[2].splitlines():
         assert len(line) <= 80
-
-
-@pytest.mark.parametrize(
-    ("fix_id", "kind"),
-    [
-        ("bnb-cpu-packing", WRONG),
-        ("bnb-int8-prequantized", WRONG),
-        ("diffusers-fuse-lora-offloaded", WRONG),
-        ("quanto-marlin-bias", WRONG),
-        ("bnb-quant-state-code", ERROR),
-        ("bnb-linear8bit-move", ERROR),
-        ("quanto-extension-fallback", ERROR),
-        ("diffusers-cpu-only", ERROR),
-        ("bnb-params4bit-deepcopy", COST),
-        ("diffusers-4bit-load-scan", COST),
-        ("diffusers-lora-offload-flip", COST),
-        ("bnb-current-device", OTHER),
-        ("diffusers-fp32-warning", OTHER),
-    ],
-)
-def test_the_harm_of_a_defect(fix_id, kind):
-    assert {fix.id: harm(fix) for fix in declarations()}[fix_id] == kind
 
 
 def test_details_on_demand(check):

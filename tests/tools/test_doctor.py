@@ -76,7 +76,7 @@ def test_an_interpreter_without_the_libraries_is_named():
     assert said.startswith("none of the libraries that are patched (lib) is installed for this interpreter, ")
     assert sys.executable in said
     assert "problems" not in said and "patched here" not in said
-    assert doctor.examine(made)["interpreter"] == sys.executable
+    assert doctor.examine_versions()["interpreter"] == sys.executable
 
 
 INSTALLED = {"torch": "2.13.0+cpu", "diffusers": "0.33.1", "bitsandbytes": "0.45.2", "optimum-quanto": None}
@@ -94,6 +94,22 @@ def test_advice_for_a_machine_without_a_gpu():
     assert "No GPU found" not in advice("", applied="applied", bitsandbytes="0.50.2")
     assert "quantizes on a GPU only" not in advice("", bitsandbytes="0.46.0")
     assert "quantizes on a GPU only" not in advice("cuda")
+
+
+def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):
+    assert "was tested" not in advice("")
+    assert "torch 2.4.1+cu121 is older than 2.5.1, the oldest one that was tested; " in advice(
+        "", torch="2.4.1+cu121"
+    )
+    assert "torch 2.99.0 is newer than 2.13.0, the newest one that was tested; " in advice(
+        "cuda", torch="2.99.0"
+    )
+    assert "was tested" not in advice("cuda", torch="2.13.0+cu130") + advice("cuda", torch="2.5.1")
+    assert "was tested" not in advice("", torch="unreadable")
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.13.7")
+    assert "was tested" not in advice("")
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.14.0rc1")
+    assert "Python 3.14.0rc1 is newer than 3.13, the newest one that was tested; " in advice("")
 
 
 def test_advice_for_intel_and_apple_gpus(monkeypatch):
@@ -171,10 +187,17 @@ def test_what_the_packages_demand_of_each_other(monkeypatch):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_strict_fails_where_there_is_a_problem(monkeypatch, capsys, strict):
-    monkeypatch.setattr(doctor, "status", lambda: board(("a", "failed", "its probe failed")))
+    said_before = []
+
+    def status() -> Board:
+        said_before.append(capsys.readouterr().out)
+        return board(("a", "failed", "its probe failed"))
+
+    monkeypatch.setattr(doctor, "status", status)
     options = type("Options", (), {"json": False, "strict": strict})
     assert doctor.run(options) == (1 if strict else 0)
     assert "a is failed: its probe failed" in " ".join(capsys.readouterr().out.split())
+    assert said_before[0].startswith("installed\n") and "\nactivation\n" in said_before[0], "as it is found"
 
 
 def test_on_this_machine():

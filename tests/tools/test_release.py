@@ -362,6 +362,15 @@ def test_what_is_no_model_is_refused_before_anything_is_released(target, what):
     assert all(parameter.numel() for parameter in model.parameters())
 
 
+def test_a_module_whose_constructor_did_not_finish_is_passed_over():
+    """Before: AttributeError: 'Linear' object has no attribute '_parameters'."""
+    import torch
+
+    other = torch.nn.Linear.__new__(torch.nn.Linear)
+    report = qf.release(torch.nn.Linear(8, 8, bias=False), verify=False)
+    assert report.freed == {"cpu": 256} and not vars(other)
+
+
 def test_nothing_to_release():
     assert qf.release().released == ()
     assert qf.release(None, {}, {"vae": None}).ok

@@ -52,7 +52,31 @@ class _Owner:
         self.owner, self.pointer = weight, weight.data_ptr()
 
     def read(self) -> float:
-        return (ctypes.c_float).from_address(self.pointer).value
+        return (ctypes.c_float).from_address(int(getattr(self.pointer, "value", self.pointer))).value
+
+
+class _NumPyOwner(_Owner):
+    def __init__(self, weight) -> None:
+        import numpy
+
+        self.owner, self.pointer = weight, numpy.uint64(weight.data_ptr())
+
+
+class _CtypesOwner(_Owner):
+    def __init__(self, weight) -> None:
+        self.owner, self.pointer = weight, ctypes.c_void_p(weight.data_ptr())
+
+
+class _Interface(_Owner):
+    """The interface of NumPy as an attribute, not as a property of the class."""
+
+    def __init__(self, weight) -> None:
+        self.owner, self.__array_interface__ = weight, dict(weight.detach().numpy().__array_interface__)
+
+    def read(self) -> float:
+        import numpy
+
+        return float(numpy.array(self)[0, 0])
 
 
 def _imported(name):
@@ -100,17 +124,20 @@ _EXPORTERS = {
     "ctypes array": _of_ctypes,
     "ctypes pointer": _pointer,
     "object with the address": _Owner,
+    "object with the address as a NumPy number": _NumPyOwner,
+    "object with the address in ctypes": _CtypesOwner,
+    "object with an interface": _Interface,
 }
 
 
 @pytest.mark.parametrize("name", _EXPORTERS)
 def test_what_reads_a_weight_from_outside_goes_on_reading_it(name):
-    """Before: the array showed 7.0, the value of the next tensor, and the report said "freed"."""
+    """Before: the array read whatever was put there next, -1.08e14 for one, and the report said "freed"."""
     pytest.importorskip("numpy")
     model = _model()
     held = _EXPORTERS[name](model[0].weight)
     whole = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
-    report = qf.release(model)
+    report = qf.release(model, search=60)
     others = _overwrite()
     assert _first(held) == 1.0
     assert [survivor.path for survivor in report.survivors] == ["Sequential.0.weight"]
@@ -125,7 +152,7 @@ def test_what_reads_a_weight_from_outside_goes_on_reading_it(name):
 
 @pytest.mark.parametrize("name", ["numpy", "DLPack capsule", "ctypes array"])
 def test_what_was_left_goes_with_the_next_release(name):
-    """Before: it had been freed under the array."""
+    """Before: the first report said that all was freed, and it had been freed under the array."""
     pytest.importorskip("numpy")
     model = _model()
     weight = model[0].weight
@@ -158,7 +185,6 @@ def test_names_of_python_are_not_from_outside():
 
 
 def test_an_inference_tensor_is_emptied_not_left_without_memory():
-    """Before: its storage was resized under it, and reading it crashed the process."""
     import torch
 
     with torch.inference_mode():
@@ -225,7 +251,7 @@ GALLERY = _Gallery(None)
 
 @pytest.mark.parametrize("levels", [1, 7, 30])
 def test_a_holder_is_followed_up_to_its_owner(levels):
-    """Before: at seven levels the chain ended with "['0'] of a dict"."""
+    """Before: nothing survived, and a chain ended at seven levels at the latest."""
     pytest.importorskip("numpy")
     model = _model()
     GALLERY.images = _deep(model[0].weight.detach().numpy(), levels)
@@ -280,19 +306,23 @@ class _Busy:
         return self.results
 
 
+WIDE = 1024  # so that the thread is nearly always inside of a layer
+
+
 def _wide():
     import torch
 
-    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(20)])
+    return torch.nn.Sequential(*[torch.nn.Linear(WIDE, WIDE) for _ in range(20)])
 
 
 @pytest.mark.parametrize("around", ["plain", "offloaded", "compiled", "wrapper"])
 def test_a_forward_pass_of_another_thread_finishes_exactly_or_is_refused(around):
-    """Before: segmentation fault, in two of two runs."""
+    """Before, in most runs: torch's error about a weight that had been emptied, AttributeError of a hook that was
+    gone, and with larger inputs a segmentation fault in one of three."""
     import torch
 
     torch.manual_seed(0)
-    model, inputs = _wide(), torch.randn(64, 256)
+    model, inputs = _wide(), torch.randn(64, WIDE)
     with torch.no_grad():
         wanted = model(inputs)
     call = model
@@ -327,10 +357,10 @@ def test_a_forward_pass_of_another_thread_finishes_exactly_or_is_refused(around)
 
 
 def test_training_in_another_thread():
-    """A backward pass has no function of Python in it. Before: segmentation fault."""
+    """A backward pass has no function of Python in it. Before: "The size of tensor a (0) must match ..."."""
     import torch
 
-    model, inputs = _wide(), torch.randn(64, 256)
+    model, inputs = _wide(), torch.randn(64, WIDE)
     busy = _Busy(lambda: model(inputs).sum().backward())
     report = qf.release(model, wait=120)
     results = busy.end()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
-from diffusers_quantfix.verify import report, run, side, verify
+from diffusers_quantfix.verify import child, report, rig, run, side, verify
+from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
+from tests.rig.fixtures import require_rig
 
 ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
 
@@ -60,7 +66,7 @@ with open(results + ".starts", "a") as file:
 if os.environ.get("DIES_AT_ONCE"):
     print("ImportError: no such library", file=sys.stderr)
     os.abort()
-write(event="ready", board={"fixes": []})
+write(event="ready", board=json.loads(os.environ.get("BOARD", '{"fixes": []}')))
 if os.environ.get("DIES_IDLE"):
     os.abort()
 for fix_id in sys.stdin.readline().split():
@@ -69,6 +75,8 @@ for fix_id in sys.stdin.readline().split():
         os.abort()
     if fix_id.startswith("hangs"):
         time.sleep(600)
+    while fix_id.startswith("waits") and not os.path.exists(os.environ["GO"]):
+        time.sleep(0.02)
     write(id=fix_id, event="right", text=os.environ["DIFFUSERS_QUANTFIX"])
 """
 
@@ -138,6 +146,26 @@ def test_libraries_that_end_the_process_are_one_sentence(play, monkeypatch):
         play()
 
 
+def test_results_are_shown_as_they_are_found(play, monkeypatch, tmp_path):
+    answers = [{**ANSWER, "id": name} for name in ("first", "waits")]
+    answers.append({**ANSWER, "id": "no-need", "state": "healthy"})
+    monkeypatch.setenv("BOARD", json.dumps({"fixes": answers, "installed": {"somelib": "1.0"}}))
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    monkeypatch.setenv("DIFFUSERS_QUANTFIX", "")
+    monkeypatch.setattr(run, "known_ids", lambda ids: ["first", "waits", "no-need"])
+    shown: list[str] = []
+
+    def show(part: str) -> None:
+        shown.append(part)
+        if "first" in part:
+            (tmp_path / "go").touch()  # the other case ends only now
+
+    made = run.verify(show=show)
+    heads = [part.splitlines()[0].split()[-1] for part in shown[:-1]]
+    assert heads == ["1.0", "no-need", "first", "waits"]
+    assert set(shown) == {report.heading(made.installed), *map(str, made.lines), made.summary()}
+
+
 def test_a_time_out_says_so_and_is_counted_apart():
     hung = run._line(ANSWER, event("defect"), event("timed out", "timed out after 120 s"))
     assert hung.reason == "timed out after 120 s with it"
@@ -163,11 +191,95 @@ def test_one_id_imports_its_own_library_only(tmp_path):
     assert answer["state"] == "applied"
 
 
+def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
+    inside = []
+
+    @contextlib.contextmanager
+    def devices():
+        inside.append("entered")
+        yield
+        inside.clear()
+
+    def case_of(fix_id: str):
+        def case(work: str) -> str:
+            assert os.path.isdir(work)
+            if fix_id == "upstream":
+                raise ValueError("an error")
+            if fix_id == "fails":
+                raise AssertionError("a sentence")  # pytest adds to what an assert says
+            if fix_id == "no-gpu":
+                raise CannotReproduce("this machine lacks it")
+            if fix_id == "three" or (fix_id == "gpu" and not inside):
+                raise NeedsDevice(f"needs {fix_id}")
+            return f"ran {inside}"
+
+        return case
+
+    monkeypatch.setattr(child, "_case", case_of)
+    # As if this were a case of the package: its assertions are sentences.
+    monkeypatch.setitem(globals(), "__name__", f"{child.__package__}.cases")
+    found: dict[str, dict[str, object]] = {}
+    order = []
+
+    def write(**event: object) -> None:
+        order.append((event["event"], event["id"]))
+        found[str(event["id"])] = event
+
+    ids = ["gpu", "three", "plain", "fails", "upstream", "no-gpu"]
+    child._run(ids, str(tmp_path / "rig"), write, devices)
+    assert {fix_id: (event["event"], event["text"]) for fix_id, event in found.items()} == {
+        "gpu": ("right", "ran ['entered']"),
+        "three": ("cannot reproduce", "needs three, and the rig has no such device"),
+        "plain": ("right", "ran []"),
+        "fails": ("defect", "a sentence"),
+        "upstream": ("defect", "ValueError: an error"),
+        "no-gpu": ("cannot reproduce", "this machine lacks it"),
+    }
+    assert found["gpu"]["on_rig"] is True and found["plain"]["on_rig"] is False
+    assert order[-4] == ("begin", "gpu"), "after all others"
+    child._run(["gpu"], str(tmp_path / "none"), write, None)
+    assert found["gpu"] == {
+        "event": "cannot reproduce", "id": "gpu", "text": "needs gpu", "needs_device": True
+    }  # fmt: skip
+
+
+def test_how_to_get_the_rest(monkeypatch, tmp_path):
+    assert rig.is_here(), "these tests lie in a clone"
+    assert rig.advice(0, False, "") == rig.advice(3, True, "") == rig.advice(0, True, "") == ""
+    assert rig.advice(3, False, "").startswith(
+        "3 defects need a CUDA device: `verify --rig` reproduces them on "
+    )
+    assert rig.advice(2, True, "no compiler") == "without the rig: no compiler; 2 defects need a CUDA device"
+    monkeypatch.setattr(rig, "_CLONE", str(tmp_path))
+    assert not rig.is_here(), "as in an installed wheel"
+    assert rig.advice(1, False, "").startswith(
+        "1 defect needs a CUDA device: run this where there is one, or "
+    )
+
+
+def test_the_rig_from_the_command_line():
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    require_rig()
+    words = [sys.executable, "-m", "diffusers_quantfix", "verify", "--rig", "bnb-params4bit-shared-state"]
+    found = {}
+    for compiler in ("", "/nowhere/g++"):
+        environment = {**os.environ, **({"CXX": compiler} if compiler else {})}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        found[compiler] = " ".join(done.stdout.split())
+    assert "patched bnb-params4bit-shared-state (on the rig) " in found[""]
+    assert found[""].startswith("verified on ") and "without the rig" not in found[""]
+    assert "cannot reproduce bnb-params4bit-shared-state " in found["/nowhere/g++"]
+    assert found["/nowhere/g++"].endswith(
+        "without the rig: no C++ compiler was found (looked for /nowhere/g++); 1 defect needs a CUDA device"
+    )
+
+
 def test_nothing_installed_is_one_sentence():
     program = (
-        "import sys, diffusers_quantfix.verify as package\n"
-        "from diffusers_quantfix.verify.report import Report\n"
-        "package.verify = lambda ids: Report([], {'torch': '2.13', 'diffusers': None}, 1.0)\n"
+        "import sys\n"
+        "from diffusers_quantfix.commands import verify\n"
+        "verify.installed_version = lambda name: '2.13' if name == 'torch' else None\n"
         "from diffusers_quantfix.__main__ import main; sys.exit(main(['verify']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -216,40 +328,59 @@ def test_every_defect_that_applies_here_is_patched():
             assert line["before"] and line["after"] and line["before"] != line["after"]
 
 
-KEEP_OUT = """
-import os, sys, diffusers_quantfix
+COMPILE_NOTHING = """
+import sys, diffusers_quantfix
 from diffusers_quantfix.verify import child
-from optimum.quanto.library.extensions import cpp
-import torch
+from optimum.quanto.library.extensions import cpp, extension
 cpp.ext.build_directory, cpp.ext._lib = sys.argv[1], None
-child._keep_out_of_the_build_folders(sys.argv[2])
-print(type(cpp.ext._lib).__name__, cpp.ext.build_directory != sys.argv[1])
+extension.load = None
+child._compile_nothing()
+print(type(cpp.ext.lib).__name__, vars(cpp.ext.lib).get("here", 0))
 """
+EXTENSION = """
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "quanto_cpp", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_quanto_cpp(void) {
+    PyObject *made = PyModule_Create(&module);
+    PyModule_AddIntConstant(made, "here", 1);
+    return made;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> bytes:
+    """An extension as quanto leaves it behind."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("extension")
+    (folder / "quanto_cpp.c").write_text(EXTENSION)
+    include = f"-I{sysconfig.get_path('include')}"
+    words = [compiler, "-shared", "-fPIC", include, folder / "quanto_cpp.c", "-o", folder / "quanto_cpp.so"]
+    subprocess.run(words, check=True)
+    return (folder / "quanto_cpp.so").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ((), "StandIn False"),
-        (("quanto_cpp.so", "pytorch_version.txt"), "NoneType True"),
-        (("quanto_cpp.so", "pytorch_version.txt", "lock"), "StandIn False"),
-        (("quanto_cpp.so",), "StandIn False"),
+        ((), "StandIn 0"),
+        (("quanto_cpp.so", "pytorch_version.txt"), "module 1"),
+        (("quanto_cpp.so", "pytorch_version.txt", "lock"), "StandIn 0"),
+        (("quanto_cpp.so",), "StandIn 0"),
+        (("pytorch_version.txt",), "StandIn 0"),
     ],
 )
-def test_nothing_is_compiled_in_the_users_environment(tmp_path, files, said):
-    """A case that is killed while quanto compiles would leave a lock there. What was compiled before is copied."""
+def test_nothing_is_compiled(tmp_path, compiled, files, said):
+    """A case that is killed while quanto compiles would leave a lock in the user's environment."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed", exc_type=ImportError)
-    folder, work = tmp_path / "build", tmp_path / "work"
-    folder.mkdir()
-    work.mkdir()
     for name in files:
-        (folder / name).write_text(torch.__version__)
+        (tmp_path / name).write_bytes(compiled if name.endswith(".so") else torch.__version__.encode())
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KEEP_OUT, str(folder), str(work)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-W", "ignore", "-c", COMPILE_NOTHING, str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.stdout.strip() == said, done.stderr[-2000:]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)

@@ -13,6 +13,7 @@ the fixes run twice in separate processes (`tests.sides`), and `tests.upstream.i
 that a fix declares.  `verdict` judges; the result of a cell is one JSON file in the folder of the driver.  ``--write``
 merges what was seen into the committed `results.json`, from which the compatibility page is generated.
 
-uv builds the environments, from the folder of local wheels that ``PIP_FIND_LINKS`` names, and the index.  The rig needs
-a CPU build of torch: without such a folder set ``UV_TORCH_BACKEND=cpu``.
+uv builds the environments, from the folder of local wheels that ``PIP_FIND_LINKS`` names, and the index.  A torch that
+comes from the index is a CUDA build of several GB, on which the rig runs as well; ``UV_TORCH_BACKEND=cpu`` takes CPU
+builds from PyTorch's own index instead.  What a run needs of disk and time is printed before it begins.
 """

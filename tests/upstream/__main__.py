@@ -15,6 +15,7 @@ from . import newest, results, tables
 from .cells import Cell, read
 from .edges import loose
 from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
+from .forecast import forecast
 from .report import Progress, summary
 from .run_cell import blank, declarations, previous, relevant, run_cell, stop
 
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         quick = options.cells == ["ci"]
+        print(forecast(cells, options.folder, options.jobs, options.fresh, quick, fixes), flush=True)
         ran = run(cells, options.folder, options.jobs, options.fresh, quick, fixes)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with the cells that are not done", file=sys.stderr)

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 TABLE = Path(__file__).with_name("cells.toml")
 MAIN = ("diffusers", "transformers", "accelerate", "bitsandbytes")
-_NOT_PINS = {"name", "ci", "note"}
+_NOT_PINS = {"name", "ci", "note", "python"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """All of `cells.toml`."""
+    """All of `cells.toml`; ``python`` and ``torch`` are those of the sets that name none."""
 
     python: str
     torch: str
@@ -73,6 +73,16 @@ class Table:
     @property
     def every(self) -> list[Cell]:
         return [*self.cells, *self.ranges]
+
+    @property
+    def pythons(self) -> list[str]:
+        """Every Python that a set has, ascending."""
+        return sorted({cell.python for cell in self.every}, key=Version)
+
+    @property
+    def torches(self) -> list[str]:
+        """Every torch that a set has, ascending."""
+        return sorted({cell.pins["torch"] for cell in self.every}, key=Version)
 
     def select(self, words: list[str]) -> list[Cell]:
         """The cells that ``ci``, ``all`` (ranges included), ``ranges`` or names mean, in the order of the table.
@@ -123,7 +133,7 @@ def _cell(row: dict, raw: dict, shared: dict[str, str]) -> Cell:
             raise ValueError(f"the cell {row.get('name', row)} does not say its {needed}")
     own = {canonicalize_name(key): value for key, value in row.items() if key not in _NOT_PINS}
     pins = {"torch": raw["torch"], **shared, **own}
-    return Cell(row["name"], raw["python"], pins, bool(row.get("ci")), row.get("note", ""))
+    return Cell(row["name"], row.get("python", raw["python"]), pins, bool(row.get("ci")), row.get("note", ""))
 
 
 def _range(row: dict, raw: dict, shared: dict[str, str], releases: dict[str, list[str]]) -> list[Cell]:

@@ -8,6 +8,7 @@ extended where the defect is still there (``<=0.43.0``), and closed where it is 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,3 +207,12 @@ def with_set(text: str, row: list[str], releases: Mapping[str, str]) -> str:
     )
     blocks.insert(last + 1, "\n".join(row))
     return "\n\n".join(blocks) + "\n"
+
+
+def with_ends(text: str, releases: Mapping[str, list[str]]) -> str:
+    """The file of `advisories.supported` with the oldest and the newest of these releases, of each library in it."""
+    for name, found in releases.items():
+        text = re.sub(
+            rf'(?m)^(    "{re.escape(name)}": )\(.*\),$', rf'\1("{found[0]}", "{found[-1]}"),', text
+        )
+    return text

@@ -72,6 +72,11 @@ class Environment:
         self.variables = variables
 
 
+def is_ready(cell: Cell, folder: Path) -> bool:
+    """Whether the environment of a cell stands there whole."""
+    return (folder / "environments" / cell.key / _COMPLETE).exists()
+
+
 def prepare(cell: Cell, folder: Path, log: Path) -> Environment:
     """The environment of a cell, from the cache or freshly built.
 
@@ -119,8 +124,11 @@ def _venv(python: str, requirements: list[str], home: Path, log: Path) -> Path:
 
 
 def _interpreter(version: str) -> str:
-    """This interpreter if it is of that version, else what uv finds."""
-    return sys.executable if f"{sys.version_info[0]}.{sys.version_info[1]}" == version else version
+    """This interpreter if it is of that version, else pyenv's, whose shims uv cannot use, else what uv finds."""
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return next((str(found) for found in pyenv.glob(f"versions/{version}.*/bin/python")), version)
 
 
 def _find_links() -> list[str]:

@@ -17,6 +17,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
+from diffusers_quantfix.advisories import supported
 from diffusers_quantfix.fixes import INDEX
 
 from . import cells, claims, results, tables
@@ -186,12 +187,16 @@ def _put(fix_id: str, text: str) -> None:
     """Write the source of a fix, and read its declaration again."""
     source = claims.source(fix_id, ROOT)
     source.write_text(text, encoding="utf-8")
-    # Python takes its bytecode for that of this text if both have the same size and second.
-    Path(cache_from_source(str(source))).unlink(missing_ok=True)
-    importlib.invalidate_caches()
+    _forget_bytecode(source)
     module = sys.modules.get(f"diffusers_quantfix.fixes.{INDEX[fix_id][0]}")
     if module is not None:
         importlib.reload(module)
+
+
+def _forget_bytecode(source: Path) -> None:
+    """Python takes its bytecode for that of a new text if both have the same size and second."""
+    Path(cache_from_source(str(source))).unlink(missing_ok=True)
+    importlib.invalidate_caches()
 
 
 def _with_set(cell: Cell, table: Table) -> tuple[Table, Cell]:
@@ -206,6 +211,10 @@ def _with_set(cell: Cell, table: Table) -> tuple[Table, Cell]:
     text = cells.TABLE.read_text(encoding="utf-8")
     cells.TABLE.write_text(claims.with_set(text, lines, new), encoding="utf-8")
     table = cells.read()
+    ends = Path(supported.__file__)
+    ends.write_text(claims.with_ends(ends.read_text(encoding="utf-8"), table.releases), encoding="utf-8")
+    _forget_bytecode(ends)
+    importlib.reload(supported)
     name = same[0].name if same else lines[1].split('"')[1]
     return table, next(known for known in table.cells if known.name == name)
 

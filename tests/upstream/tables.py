@@ -1,6 +1,6 @@
 """The generated pages: all fixes, from their declarations; what was seen on which releases, from `results.json`.
 
-python -m tests.upstream.tables --write     # diffusers_quantfix/FIXES.md and COMPATIBILITY.md
+python -m tests.upstream.tables --write     # diffusers_quantfix/FIXES.md and COMPATIBILITY.md, a line of README.md
 python -m tests.upstream.tables --check     # non-zero exit when one of them is stale; part of CI
 """
 
@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+from diffusers_quantfix.advisories import supported
+
 from .cells import MAIN, Cell, Table, read
 from .results import Declarations, Results, load, valid
 from .run_cell import ROOT, declarations
@@ -18,6 +20,7 @@ from .verdict import APPLIED, HEALTHY, NOT_APPLICABLE, PATCHED
 
 FIXES = ROOT / "diffusers_quantfix" / "FIXES.md"
 COMPATIBILITY = ROOT / "diffusers_quantfix" / "COMPATIBILITY.md"
+README = ROOT / "README.md"
 SIGNS = {PATCHED: "**P**", APPLIED: "A", HEALTHY: "h", NOT_APPLICABLE: "-"}
 UNKNOWN = "?"
 WRITE = "python -m tests.upstream.tables --write"
@@ -71,7 +74,9 @@ def compatibility_page(results: Results, said: Declarations, table: Table) -> st
         "`python -m tests.upstream --cells all --jobs 2 --write` runs the tests on these releases and writes both;",
         "`--fixes ID` runs those of one fix only.",
         "",
-        f"Tests ran{when}, Python {table.python}, torch {table.torch} (CPU, with a stand-in for CUDA devices).",
+        f"Tests ran{when} on Linux, without a GPU: a stand-in for CUDA devices does their work on the CPU.",
+        "Nothing ran on Windows, on macOS, on a Python that reads .start files, or on devices of ROCm, XPU, MPS, NPU;",
+        "tests/startup/test_elsewhere.py emulates the first three around the package's own code.",
         "",
         "- **P** patched: without the package the tests fail with the defect, with it they pass",
         "- A applied: the defect is there and patched, but it cannot be reproduced on the machine that ran the tests",
@@ -81,18 +86,26 @@ def compatibility_page(results: Results, said: Declarations, table: Table) -> st
         "",
         "## Release sets",
         "",
-        f"| set | {' | '.join(MAIN)} | also |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| set | Python | torch | {' | '.join(MAIN)} | also |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for cell in table.cells:
         also = ", ".join(f"{name} {cell.pins[name]}" for name in cell.extra)
-        lines.append(f"| {cell.name} | {' | '.join(cell.pins[name] for name in MAIN)} | {also} |")
+        releases = [cell.python, *(cell.pins[name] for name in ("torch", *MAIN))]
+        lines.append(f"| {cell.name} | {' | '.join(releases)} | {also} |")
     lines += ["", "## Fixes on release sets", ""]
     lines += _grid(sorted(said), table.cells, results, [cell.name for cell in table.cells])
     for library in dict.fromkeys(cell.alone for cell in table.ranges):
         cells = [cell for cell in table.ranges if cell.alone == library]
         alone = [fix_id for fix_id in sorted(said) if set(said[fix_id]["claims"]) == {library}]
-        lines += ["", f"## Every {library} on its own", "", "For the fixes that need nothing else.", ""]
+        beside = f"Python {table.python} and torch {table.torch}"
+        lines += [
+            "",
+            f"## Every {library} on its own",
+            "",
+            f"For the fixes that need only {beside} beside it.",
+            "",
+        ]
         lines += _grid(alone, cells, results, [cell.pins[library] for cell in cells])
     return "\n".join(lines) + "\n"
 
@@ -105,10 +118,25 @@ def _grid(ids: list[str], cells: list[Cell], results: Results, heads: list[str])
     return lines
 
 
+def readme(text: str) -> str:
+    """The README with the line of the supported releases as the package states them."""
+    ranges = {name: " to ".join(ends) for name, ends in supported.RELEASES.items() if name != "peft"}
+    libraries = ", ".join(f"{name} {ends}" for name, ends in ranges.items())
+    torch, python = " to ".join(supported.TORCH), " to ".join(supported.PYTHON)
+    line = (
+        f"{libraries}; Python {supported.PYTHON[0]} or newer. Tested with torch {torch} and Python {python}."
+    )
+    return re.sub(rf"(?m)^{MAIN[0]} \d\S* to \d.*$", lambda found: line, text, count=1)
+
+
 def pages(said: Declarations | None = None) -> dict[Path, str]:
     """Every generated page as it should be now."""
     said = declarations() if said is None else said
-    return {FIXES: fixes_page(said), COMPATIBILITY: compatibility_page(load(), said, read())}
+    return {
+        FIXES: fixes_page(said),
+        COMPATIBILITY: compatibility_page(load(), said, read()),
+        README: readme(README.read_text(encoding="utf-8")),
+    }
 
 
 def write() -> None:

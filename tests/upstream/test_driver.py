@@ -17,6 +17,7 @@ from diffusers_quantfix.engine.fix import Fix
 from tests.upstream import __main__ as driver
 from tests.upstream import environments, newest, run_cell
 from tests.upstream.cells import Cell, read
+from tests.upstream.forecast import forecast
 from tests.upstream.inspect_fixes import inspect_fix
 from tests.upstream.report import WIDTH, Progress, summary
 
@@ -55,6 +56,24 @@ def test_a_good_result_of_equal_pins_and_sources_is_taken_over(counted, tmp_path
     driver.run([CELL], tmp_path, jobs=1, fresh=True)
     assert counted == ["D04"] * 2
     assert "reused" in capsys.readouterr().err
+
+
+def test_space_and_time_are_said_first(counted, tmp_path):
+    others = [
+        Cell(name, python, {"torch": torch})
+        for name, python, torch in (("A", "3.11", "2.5.1"), ("B", "3.11", "2.5.1"), ("C", "3.12", "2.5.1"))
+    ]
+    said = forecast(others, tmp_path, jobs=2)
+    assert said.startswith(f"3 of 3 sets run: at most {7 + 2.3 + 3 * 0.3:.0f} GB of disk (")
+    assert "and about 9 min with 2 at a time" in said
+    ready = tmp_path / "environments" / others[0].key
+    ready.mkdir(parents=True)
+    (ready / "complete").touch()
+    assert f"at most {2.3 + 0.3:.0f} GB" in forecast(others, tmp_path, jobs=1), "A and B are the same"
+    driver.run(others[:1], tmp_path, jobs=1, fresh=False)
+    assert "2 of 3 sets run; 1 were done before: " in forecast(others, tmp_path, jobs=1)
+    assert forecast(others[:1], tmp_path, jobs=1) == "1 sets, all of them done before"
+    assert "1 of 1 sets run" in forecast(others[:1], tmp_path, jobs=1, fresh=True)
 
 
 def test_other_pins_other_sources_and_failures_are_run_again(counted, tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
     assert f"set {cell.name} " in done.stdout and cell.pins["diffusers"]
     assert "was not confirmed" in done.stdout
     assert tree.run("-m", "tests.upstream.tables", "--check").returncode == 0
-    # Nothing but the claims, the set, the results and the pages.
+    # Nothing but the claims, the set, the results, the supported releases and the pages.
     sources = {claims.source(fix_id, tree.folder).relative_to(tree.folder).as_posix() for fix_id in open_here}
     pages = {f"diffusers_quantfix/{name}.md" for name in ("FIXES", "COMPATIBILITY")}
     assert set(tree.changed()) <= {
@@ -77,7 +77,10 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
         *pages,
         "tests/upstream/cells.toml",
         "tests/upstream/results.json",
+        "diffusers_quantfix/advisories/supported.py",
+        "README.md",
     }
+    assert f'"{new}"),' in tree.read("diffusers_quantfix/advisories/supported.py")
 
 
 def test_what_is_solved_is_written_with_its_results(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffusers_quantfix.advisories import supported
 from tests.upstream import results, tables
 from tests.upstream.cells import read
 from tests.upstream.run_cell import declarations
@@ -32,6 +33,19 @@ def test_the_page_of_fixes():
     )
 
 
+def test_the_supported_releases_are_those_of_the_sets():
+    table = read()
+    assert {name: (found[0], found[-1]) for name, found in table.releases.items()} == supported.RELEASES
+    assert (table.torches[0], table.torches[-1]) == supported.TORCH
+    assert (table.pythons[0], table.pythons[-1]) == supported.PYTHON
+
+
+def test_the_line_of_the_readme():
+    said = tables.readme("# x\n\ndiffusers 0.1 to 0.2, and more\n\nend\n")
+    assert said.startswith("# x\n\ndiffusers 0.31.0 to ") and said.endswith(".\n\nend\n")
+    assert f"torch {supported.TORCH[0]} to {supported.TORCH[1]} and Python 3.10 to 3.13." in said
+
+
 def test_a_stale_page_is_reported(tmp_path):
     path = tmp_path / "PAGE.md"
     with pytest.raises(tables.Stale, match=r"PAGE.md is stale; run python -m tests.upstream.tables --write"):
@@ -50,7 +64,8 @@ def test_results_are_shown_and_what_was_not_run_is_not_known():
     found = results.merged({}, some, SAID, table)
     text = tables.compatibility_page(found, SAID, table)
     assert signs(text) == ["**P**", "A", "h", "-", *["?"] * (len(table.cells) - 4)]
-    assert "Tests ran 2026-11-21, " in text and "## Every bitsandbytes on its own" in text
+    assert "Tests ran 2026-11-21 on Linux, " in text and "## Every bitsandbytes on its own" in text
+    assert "| T01 | 3.10 | 2.5.1 | 0.31.0 |" in text and "| D14 | 3.11 | 2.13.0 | 0.42.1 |" in text
     assert "Tests ran: none yet" in tables.compatibility_page({}, SAID, table)
 
 
@@ -101,6 +116,6 @@ def test_a_page_is_not_stale(page):
 
 
 def test_every_fix_stands_on_both_pages():
-    for page in tables.pages():
+    for page in (tables.FIXES, tables.COMPATIBILITY):
         text = page.read_text(encoding="utf-8")
         assert not [fix_id for fix_id in declarations() if f"| {fix_id} |" not in text.replace("`", "")], page

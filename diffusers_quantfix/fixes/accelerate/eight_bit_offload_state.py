@@ -2,17 +2,22 @@
 
 Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload`` or ``accelerate.cpu_offload``, 91 % of
     it is on the GPU and stays there, and the peak is the whole model. A model whose hooks are then removed raises
-    "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute".
+    "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute", and so does a backward
+    pass.
 Cause: bitsandbytes moves the weight of an 8-bit layer into ``layer.state`` in its first forward pass. After the pass
     ``AlignDevicesHook.post_forward`` clears ``state.CxB``, which bitsandbytes 0.45.0 replaced by ``state.CB``. When a
     model is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook``
     restores the weight without its scales (SCB).
 Upstream: accelerate PRs 3907 and 4044 handle SCB only; open.
 Patch: the three hook methods. When a weight was put on meta, its tensors are removed from the state. When a weight is
-    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them.
+    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them. A
+    backward pass has the state with the weight until it has run.
 """
 
 from __future__ import annotations
+
+import copy
+import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
@@ -35,6 +40,7 @@ FIX = Fix(
     ),
     symptom="CUDA out of memory with an 8-bit model under enable_sequential_cpu_offload; "
     "'NoneType' object has no attribute 'unsqueeze' after remove_all_hooks",
+    harm="memory or time",
     patterns=("'NoneType' object has no attribute 'unsqueeze'",),
     frames=("remove_all_hooks", "8.?bit|int8", "enable_sequential_cpu_offload", "bitsandbytes/"),
     hot=True,
@@ -71,6 +77,7 @@ class State:
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
+    torch = sys.modules["torch"]
     hook_class = resolve(hooks, "AlignDevicesHook")
 
     def make_init(original):
@@ -92,6 +99,10 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
     def make_post(original):
         def post_forward(self, module, output):
+            if self.offload and torch.is_grad_enabled():
+                # A backward pass reads the state: it keeps the one with the weight, as autograd keeps a plain weight.
+                for _, layer in layers_below(self, module):
+                    layer.state = copy.copy(layer.state)
             output = original(self, module, output)
             if self.offload:
                 give_up(self, module)

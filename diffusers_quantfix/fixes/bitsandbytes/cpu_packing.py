@@ -11,10 +11,10 @@ Cause: ``Linear4bit.forward`` repacks bytes and quant state in place for a CPU k
 Upstream: bitsandbytes issue 2078; PR 2083 patches ``.to()`` only. Both open.
 Patch: the repacked quant state keeps the original one, so that the inverse is exact. This costs the bytes of absmax,
     while a copy of the weight would double the memory. Everything that uses the weight outside the kernel unpacks it
-    first: moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient. Layers that the kernel does
-    not support use the ordinary code path. The kernel is as fast as before. ``matmul_4bit``, where a repacked weight
-    meets a gradient or a GPU, is wrapped when the first weight is repacked: until then this fix adds no frame to a
-    forward pass.
+    first: moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient, ``train()``. Layers that
+    the kernel does not support use the ordinary code path. The kernel is as fast as before. ``matmul_4bit``, where a
+    repacked weight meets a gradient or a GPU, is wrapped when the first weight is repacked: until then this fix adds no
+    frame to a forward pass.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ FIX = Fix(
     ),
     symptom="N must be divisible by block_n; shape is invalid for input of size; wrong state_dict or output of a 4-bit "
     "model after it ran on the CPU",
+    harm="wrong result",
     patterns=(
         "N must be divisible by block_n",
         r"shape '\[.{1,40}\]' is invalid for input of size",
@@ -113,7 +114,17 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
         return _load_from_state_dict
 
+    def make_train(original):
+        def train(self, mode=True):
+            # Upstream repacks no layer in training mode, and its kernel computes in bfloat16.
+            if mode and isinstance(self.weight, params4bit):
+                params_4bit.unpack(self.weight)
+            return original(self, mode)
+
+        return train
+
     draft.wrap_plain(linear4bit, "_load_from_state_dict", make_load)
+    draft.wrap_plain(linear4bit, "train", make_train)
     draft.wrap_plain(params4bit, "to", first_unpack)
     draft.wrap_plain(params4bit, "__getstate__", first_unpack)
 

@@ -27,6 +27,7 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
     symptom="torch.cuda.current_device() has changed after a 4-bit layer ran on another GPU",
+    harm="other",
     patterns=(r"current(_| )device(\(\))? has changed",),
     frames=("4.?bit", "bitsandbytes/"),
     fixed_in="bitsandbytes 0.45.0",

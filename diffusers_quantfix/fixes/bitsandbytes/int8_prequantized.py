@@ -30,6 +30,7 @@ FIX = Fix(
         "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1776",
     ),
     symptom="noise or NaN from a model that was loaded from an 8-bit checkpoint",
+    harm="wrong result",
     patterns=("'NoneType' object has no attribute 'data_ptr'",),
     frames=("bitsandbytes/", "8.?bit|int8"),
     fixed_in="bitsandbytes 0.48.1",

@@ -29,6 +29,7 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<0.48.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332",),
     symptom="wrong output of an 8-bit layer after .to('cpu') and .to('cuda'); SCB is 127 in every row",
+    harm="wrong result",
     patterns=("SCB is 127", "must be a floating point"),
     frames=("bitsandbytes/", "8.?bit|int8"),
     fixed_in="bitsandbytes 0.48.0",

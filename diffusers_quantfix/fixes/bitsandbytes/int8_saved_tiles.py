@@ -29,6 +29,7 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
     symptom="noise from a model that was loaded from an 8-bit checkpoint, which was saved after a forward pass",
+    harm="wrong result",
     frames=("bitsandbytes/", "8.?bit|int8"),
     fixed_in="bitsandbytes 0.45.0",
     hot=True,

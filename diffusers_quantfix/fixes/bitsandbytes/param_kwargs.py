@@ -31,7 +31,10 @@ FIX = Fix(
         "https://github.com/huggingface/accelerate/releases/tag/v1.14.0",
     ),
     symptom="TypeError: Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'",
-    patterns=(r"(Params4bit|Int8Params)\.__new__\(\) got an unexpected keyword argument",),
+    patterns=(
+        r"(Params4bit|Int8Params)\.__new__\(\) got an unexpected keyword argument",
+        r"_is_hf_initialized\b.{1,80}(Params4bit|Int8Params)",
+    ),
     frames=("accelerate/utils/modeling.py:set_module_tensor_to_device",),
     fixed_in="bitsandbytes 0.50.0",
     hot=True,

@@ -27,6 +27,7 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(),
     symptom="memory is not freed after copy.deepcopy of a 4-bit model; CUDA out of memory",
+    harm="memory or time",
     frames=("deepcopy", "4.?bit"),
     hot=True,
 )

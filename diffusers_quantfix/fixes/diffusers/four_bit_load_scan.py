@@ -28,6 +28,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ""},
     upstream=(),
     symptom="from_pretrained of a 4-bit checkpoint: the load time is quadratic in the number of layers",
+    harm="memory or time",
 )
 
 # Among the arguments: model, value, name, device, state dict, unexpected keys.

@@ -25,6 +25,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.39.0,<=0.42.1"},
     upstream=("https://github.com/huggingface/diffusers/pull/13872",),
     symptom="There are modules in FluxTransformer2DModel that should be kept in float32: []. Casting directly",
+    harm="other",
     patterns=(r"that should be kept in float32: \[\]",),
 )
 

@@ -31,7 +31,10 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/issues/12047",),
     symptom="RuntimeError: The size of tensor a must match the size of tensor b, from fuse_lora() of a GGUF model",
     # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
-    patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
+    patterns=(
+        r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",
+        r"\bfus(e|ing) .{0,40}lora .{0,40}\bgguf",
+    ),
     frames=("fuse_lora", "GGUF"),
 )
 

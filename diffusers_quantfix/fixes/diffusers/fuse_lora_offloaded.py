@@ -32,6 +32,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
     upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_base.py",),
     symptom="no LoRA effect after pipe.fuse_lora() under enable_sequential_cpu_offload()",
+    harm="wrong result",
     patterns=("Expected all tensors to be on the same device",),
     frames=(
         r"\bu?n?fuse_lora",

@@ -25,6 +25,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
     upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py",),
     symptom="no LoRA effect after transformer.fuse_lora() under accelerate.cpu_offload",
+    harm="wrong result",
     frames=("fuse_lora", "loaders/peft.py"),
 )
 

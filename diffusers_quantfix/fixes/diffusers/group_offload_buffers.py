@@ -33,6 +33,7 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321",
     ),
     symptom="memory of the GPU that is not released after a run under enable_group_offload(use_stream=True)",
+    harm="memory or time",
     frames=("group_offload", "use_stream", "buffer"),
     hot=True,
 )

@@ -39,6 +39,7 @@ FIX = Fix(
     ),
     symptom="NaN, or noise, from a model that was saved while it was group-offloaded to disk, or that a LoRA was "
     "loaded into",
+    harm="wrong result",
     frames=("offload_to_disk_path", "group_offload", "disk"),
     hot=True,
 )

@@ -37,6 +37,7 @@ FIX = Fix(
     patterns=(
         r"cannot pin '?torch\.cuda\.\w+Tensor'? only dense CPU tensors can be pinned",
         "invalid python storage",
+        r"group.offloading .{0,20}use_stream.{0,40}torchao",
         r"no dispatch rule for .*is_pinned|aten\.is_pinned",
     ),
     frames=("group_offload", "torchao", "diffusers/hooks/"),

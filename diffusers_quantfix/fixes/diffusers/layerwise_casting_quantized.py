@@ -30,6 +30,7 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/layerwise_casting.py",
     ),
     symptom="noise after enable_layerwise_casting() of a 4-bit model with bnb_4bit_quant_storage=torch.bfloat16",
+    harm="wrong result",
     frames=("layerwise_casting", "quant_storage"),
 )
 

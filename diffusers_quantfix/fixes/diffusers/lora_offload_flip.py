@@ -41,9 +41,12 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/14271",
     ),
     symptom="every run is slow after load_lora_weights(), the pipeline is under enable_sequential_cpu_offload",
+    harm="memory or time",
     patterns=(
         "enable_sequential_cpu_offload requires accelerator, but not found",
         "sequentially offloaded now",
+        r"is_sequential_cpu_offload.{1,20}\bTrue\b",
+        "moved to (the )?CPU after loading (a |the )?LoRA",
     ),
     frames=("load_lora_weights", "load_lora_adapter", "loaders/peft.py", "lora_base.py"),
 )

@@ -33,6 +33,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/10798",),
     symptom="from_single_file with quantization_config and device_map='cuda' leaves the model on the CPU",
+    harm="other",
     patterns=(r"'(int|torch\.device)' object has no attribute 'items'", "does not support device_map='cuda"),
     frames=("from_single_file", "single_file_model.py"),
 )

@@ -34,7 +34,7 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/pull/9840",),
     symptom='Expected all tensors to be on the same device, but found at least two devices; after pipe.to("cuda:0") '
     "with a text encoder that has a device_map",
-    patterns=("Expected all tensors to be on the same device(?=.*device_map)",),
+    patterns=(r"\A(?=.*device_map).*Expected all tensors to be on the same device",),
     frames=("device_map", r"pipe\.to\("),
 )
 

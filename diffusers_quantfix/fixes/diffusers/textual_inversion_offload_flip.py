@@ -32,6 +32,7 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/pull/8750",
     ),
     symptom="every run is slow after load_textual_inversion(), the pipeline is under enable_sequential_cpu_offload",
+    harm="memory or time",
     patterns=("enable_sequential_cpu_offload requires accelerator, but not found",),
     frames=("load_textual_inversion", "textual_inversion.py"),
 )

@@ -34,6 +34,7 @@ FIX = Fix(
     claims={"peft": ">=0.13.2,<=0.21.2", "optimum-quanto": ">=0.2.5,<=0.2.7"},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/layer.py",),
     symptom="no LoRA effect after fuse_lora() or merge_and_unload() where quanto has quantized the model",
+    harm="wrong result",
     frames=("merge_and_unload", "fuse_lora", "quanto"),
     hot=True,
 )

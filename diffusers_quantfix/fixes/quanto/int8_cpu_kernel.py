@@ -28,6 +28,7 @@ FIX = Fix(
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
     upstream=(),
     symptom="Segmentation fault in torch._weight_int8pack_mm; nan or inf from int8 weights with bfloat16 on the CPU",
+    harm="wrong result",
     patterns=(r"\A(?=.*(_weight_int8pack_mm|quanto)).*(Segmentation fault|SIGSEGV|SIGBUS)",),
     frames=("_weight_int8pack_mm", "qbytes_mm"),
     hot=True,

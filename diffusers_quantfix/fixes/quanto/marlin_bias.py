@@ -30,6 +30,7 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/issues/11540",
     ),
     symptom="a noise image from FLUX with float8 weights on an NVIDIA GPU, no error",
+    harm="wrong result",
     frames=("marlin", "qfloat8|float8|fp8"),
     hot=True,
 )

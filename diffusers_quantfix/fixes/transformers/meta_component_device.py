@@ -47,7 +47,7 @@ FIX = Fix(
     frames=(
         "accelerate/utils/operations.py:send_to_device",
         "transformers/models/",
-        r"text_encoder\w*\.device|get_\w*prompt_embeds|encode_prompt",
+        r"text_encoder\w*\.device|get_\w*prompt_embeds|encode_prompt|CogView4",
     ),
     hot=True,
 )

@@ -17,6 +17,6 @@ def case(work: str) -> str | None:
     output = eight_bit.run(model, where)
     held = [getattr(layer.state, name) for layer in model for name in ("CB", "SCB")]
     left = sum(tensor.nbytes for tensor in held if tensor is not None and not tensor.is_meta)
-    assert left == 0, f"after a run {left} of {size} bytes of weights are still held on {where}"
+    assert left == 0, f"after a run {left} of {size} bytes of weights are still on {where}"
     assert torch.equal(output, reference), "the output changed"
-    return f"after a run 0 of {size} bytes of weights are held on {where}; the output is exact"
+    return f"after a run 0 of {size} bytes of weights are on {where}; output exact"

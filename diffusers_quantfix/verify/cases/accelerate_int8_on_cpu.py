@@ -18,5 +18,5 @@ def case(work: str) -> str | None:
     model = eight_bit.layers(where)
     cpu_offload(model, "cpu")
     error = (eight_bit.run(model, where) - reference).abs().max().item()
-    assert error == 0, f"off by {error}"
-    return "exact under offload to the CPU"
+    assert error == 0, f"maximum error {error:.3g}"
+    return "the output under CPU offload is exact"

@@ -15,4 +15,4 @@ def case(work: str) -> str | None:
         cpu_offload(model, torch.device("cpu"))
         assert model[0].weight.is_meta, "nothing is offloaded"
         assert torch.equal(quanto_models.run(model), reference), f"{qtype}: the output differs"
-    return f"sequential offload with {', '.join(quanto_models.QTYPES)} is exact"
+    return f"output exact under sequential offload with {', '.join(quanto_models.QTYPES)}"

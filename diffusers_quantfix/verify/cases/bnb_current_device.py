@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 
 
 def case(work: str) -> str | None:
@@ -11,11 +11,11 @@ def case(work: str) -> str | None:
     from ..models import four_bit
 
     if torch.cuda.device_count() < 2:
-        raise CannotReproduce("needs two CUDA devices")
+        raise NeedsDevice("needs two CUDA devices")
     torch.cuda.set_device(0)
     layer = four_bit.linear(torch.nn.Linear(64, 64), torch.device("cuda", 1))
     with torch.no_grad():
         layer(torch.ones(3, 64, device="cuda:1"))
     current = torch.cuda.current_device()
     assert current == 0, f"the current device was cuda:0, it is cuda:{current} now"
-    return "a 4-bit layer was quantized and ran on cuda:1; the current device is cuda:0, as before"
+    return "a 4-bit layer was quantized and ran on cuda:1; the current device is still cuda:0"

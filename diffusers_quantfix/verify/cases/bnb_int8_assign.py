@@ -16,4 +16,4 @@ def case(work: str) -> str | None:
         model[0].weight.zero_()
     model.load_state_dict(saved, assign=True)
     assert torch.equal(eight_bit.run(model, where), reference), "the output is not that of the checkpoint"
-    return "the state dict was assigned; the output is exact"
+    return "assigned the state dict; output exact"

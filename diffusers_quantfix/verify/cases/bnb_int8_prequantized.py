@@ -21,4 +21,4 @@ def case(work: str) -> str | None:
     assert torch.equal(output, expected), (
         f"the output is {output.flatten()[0]:g}, not {expected.flatten()[0]:g}"
     )
-    return "the output is that of the model that was saved"
+    return "the output equals that of the saved model"

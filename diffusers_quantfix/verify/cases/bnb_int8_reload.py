@@ -16,4 +16,4 @@ def case(work: str) -> str | None:
     eight_bit.run(model, where)
     model.load_state_dict(source.state_dict())
     assert torch.equal(eight_bit.run(model, where), reference), "the output is not that of the checkpoint"
-    return "a model that has run was loaded again; its output is exact"
+    return "loaded a state dict after a forward pass; output exact"

@@ -11,8 +11,8 @@ def case(work: str) -> str | None:
     weight.CB, weight.SCB = weight.data, torch.full((4,), 0.5)
     if not torch.cuda.is_available():
         moved = weight.to("meta")
-        assert moved.SCB.is_meta, f"the weight went to meta, its scales stayed on {moved.SCB.device}"
-        return "the scales follow the weight"
+        assert moved.SCB.is_meta, f"the weight is on meta, its scales are on {moved.SCB.device}"
+        return "the scales are moved with the weight"
     back = weight.to("cuda")
     assert torch.equal(back.SCB.cpu(), weight.SCB), f"the scales became {back.SCB[0].item():g} instead of 0.5"
-    return "the scales are what they were"
+    return "the scales are unchanged"

@@ -14,4 +14,4 @@ def case(work: str) -> str | None:
     assert type(model[0].weight).__name__ == "Params4bit", (
         f"the weight became a {type(model[0].weight).__name__}"
     )
-    return "a 4-bit layer went to meta and stayed one"
+    return "a 4-bit layer moved to meta is still one"

@@ -17,4 +17,4 @@ def case(work: str) -> str | None:
         reference = source(inputs)
         model.load_state_dict(saved)
         assert torch.equal(model(inputs), reference), "the output is not that of the checkpoint"
-    return "the quant state was loaded with the weight; the output is exact"
+    return "loaded the weight and its quant state; output exact"

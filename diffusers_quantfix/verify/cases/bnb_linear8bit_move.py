@@ -13,8 +13,8 @@ def case(work: str) -> str | None:
         model = eight_bit.layers(where).to("meta")
         kinds = {type(layer.weight).__name__ for layer in model}
         assert kinds == {"Int8Params"}, f"the weights became {kinds}"
-        assert all(layer.weight.SCB.is_meta for layer in model), "the scales stayed behind"
-        return "8-bit layers went to meta, scales included"
+        assert all(layer.weight.SCB.is_meta for layer in model), "the scales were not moved"
+        return "moved 8-bit layers and their scales to meta"
     before = eight_bit.allocated(where)
     model = eight_bit.layers(where)
     reference = eight_bit.run(model, where)
@@ -26,4 +26,4 @@ def case(work: str) -> str | None:
     back = eight_bit.allocated(where) - before
     assert back <= size, f"back on {where} the model takes {back} bytes instead of {size}"
     assert torch.equal(eight_bit.run(model, where), reference), "the output changed"
-    return f"after .to('cpu') 0 of {size} bytes are left on {where}; back again {back}; the output is exact"
+    return f"after .to('cpu') 0 of {size} bytes are left on {where}, back on it {back}; output exact"

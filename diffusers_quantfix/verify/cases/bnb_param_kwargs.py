@@ -11,4 +11,4 @@ def case(work: str) -> str | None:
         old = cls(torch.ones(4, 4), requires_grad=False)
         old._is_hf_initialized = True
         cls(old.data, requires_grad=False, **vars(old))  # as accelerate does to put it on another device
-    return "Params4bit and Int8Params can be made of the attributes of a marked parameter"
+    return "rebuilt a Params4bit and an Int8Params from the attributes of a marked one"

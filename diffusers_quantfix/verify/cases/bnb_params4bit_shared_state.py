@@ -16,4 +16,4 @@ def case(work: str) -> str | None:
         copies = {name: parameter.to("cpu") for name, parameter in layer.named_parameters()}
         again = layer(inputs)
     assert torch.equal(again, expected), "the output of the layer has changed"
-    return f"copied {len(copies)} parameters of a 4-bit layer to the CPU; its output is bit-equal"
+    return f"copied {len(copies)} parameters of a 4-bit layer to the CPU; its output is unchanged"

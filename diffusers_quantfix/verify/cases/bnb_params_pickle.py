@@ -15,4 +15,4 @@ def case(work: str) -> str | None:
     torch.save(layer, path)
     kind = type(torch.load(path, weights_only=False).weight).__name__
     assert kind == "Params4bit", f"the weight became a {kind}"
-    return "the weight of a saved and loaded 4-bit layer is a Params4bit"
+    return "after saving and loading the weight is still a Params4bit"

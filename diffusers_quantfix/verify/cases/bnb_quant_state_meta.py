@@ -29,11 +29,11 @@ def case(work: str) -> str | None:
             raise
         held = _allocated(where)
         errors = [(run(model, where) - reference).abs().max().item() for _ in range(3)]
-        assert errors == [0, 0, 0], f"the {name} is wrong by {errors} in three runs under sequential offload"
+        assert errors == [0, 0, 0], f"errors of the {name} in three runs under sequential offload: {errors}"
         left = _allocated(where) - held
         assert left <= 0, f"after three runs {left} bytes of the {name} are on {where}"
         said.append(f"the {name} ({len(four_bit.states_of(model))} quant states)")
-    return f"three runs of {' and of '.join(said)} under sequential offload on {where} are exact"
+    return f"{' and '.join(said)} under sequential offload on {where}: exact in three runs"
 
 
 def _allocated(where: Any) -> int:

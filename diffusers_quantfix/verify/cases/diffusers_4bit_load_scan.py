@@ -44,6 +44,6 @@ def case(work: str) -> str | None:
         quantizer.create_quantized_param(source, checkpoint[name], name, where, checkpoint, [])
     seen = checkpoint.seen
     assert seen <= 4 * len(checkpoint), (
-        f"{LAYERS} layers looked at {seen} keys of a checkpoint with {len(checkpoint)}"
+        f"loading {LAYERS} layers read {seen} keys; the checkpoint has {len(checkpoint)}"
     )
-    return f"{LAYERS} layers looked at {seen} keys of a checkpoint with {len(checkpoint)}"
+    return f"loading {LAYERS} layers read {seen} keys; the checkpoint has {len(checkpoint)}"

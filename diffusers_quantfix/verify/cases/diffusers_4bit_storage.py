@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 
 
 def case(work: str) -> str | None:
@@ -11,7 +11,7 @@ def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device: diffusers loads 4-bit models on a GPU only")
+        raise NeedsDevice("needs a CUDA device: diffusers loads 4-bit models on a GPU only")
     from bitsandbytes.nn import Linear4bit, Params4bit
     from diffusers import FluxTransformer2DModel
     from safetensors.torch import save_file
@@ -51,5 +51,5 @@ def case(work: str) -> str | None:
         before, after = (
             one.get_submodule(name).weight.data.cpu().reshape(-1).view(torch.uint8) for one in (model, again)
         )
-        assert torch.equal(before, after), f"the bytes of {name} are not those that were saved"
-    return f"the bytes of {len(layers)} layers are those that were saved"
+        assert torch.equal(before, after), f"the bytes of {name} differ from the saved ones"
+    return f"the bytes of {len(layers)} layers equal the saved ones"

@@ -11,4 +11,4 @@ def case(work: str) -> str | None:
     hooks = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
     places = {str(hook.execution_device) for hook in hooks}
     assert places <= {"cpu"}, f"the model is on the CPU, its hooks send the inputs to {places}"
-    return "the hooks follow the model"
+    return "the hooks send the inputs to the CPU, where the model is"

@@ -10,5 +10,5 @@ def case(work: str) -> str | None:
     model = eight_bit.transformer(work, where)
     model.to("cpu")
     places = {str(parameter.device) for parameter in model.parameters()}
-    assert places == {"cpu"}, f"it is on {places}"
-    return "an 8-bit transformer loads, and moves to the CPU"
+    assert places == {"cpu"}, f"the model is on {', '.join(sorted(places))}"
+    return "loaded an 8-bit transformer and moved it to the CPU"

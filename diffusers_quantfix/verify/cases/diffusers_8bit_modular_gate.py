@@ -16,4 +16,4 @@ def case(work: str) -> str | None:
     vars(pipe).update(_component_specs=specs, transformer=model, hf_device_map=None)
     pipe.to("cpu", silence_dtype_warnings=True)
     assert model.device.type == "cpu", f"after pipe.to('cpu') the transformer is on {model.device}"
-    return "pipe.to('cpu') takes the 8-bit transformer along"
+    return "pipe.to('cpu') moves the 8-bit transformer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ...engine.versions import is_installed
-from ..case import CannotReproduce
+from ..case import CannotReproduce, NeedsDevice
 from ..models import flux
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
+        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
     if is_installed("diffusers", "<0.33"):
         raise CannotReproduce("shows with text encoders of transformers only in diffusers before 0.33")
 
@@ -35,8 +35,8 @@ def case(work: str) -> str | None:
         work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
     )
     said = _warnings_of(lambda: OneModel(model).to("cpu"))
-    assert WARNING in said, f"pipe.to('cpu') was silent about float16 on the CPU: {said or 'it said nothing'}"
-    return "pipe.to('cpu') says that a float16 pipeline cannot run there"
+    assert WARNING in said, f"pipe.to('cpu') does not warn about float16 on the CPU: {said or 'no warning'}"
+    return "pipe.to('cpu') warns that a float16 pipeline cannot run there"
 
 
 def _warnings_of(call: Callable[[], object]) -> str:

@@ -9,5 +9,5 @@ def case(work: str) -> str | None:
     sizes = {"transformer": 9, "text_encoder": 8, "vae": 3}
     assigned = _assign_components_to_devices(sizes, {0: 4})
     lost = set(sizes) - {name for names in assigned.values() for name in names}
-    assert not lost, f"{', '.join(sorted(lost))} are in no list: {assigned}"
-    return f"every component has its place: {assigned}"
+    assert not lost, f"the device map lacks {', '.join(sorted(lost))}: {assigned}"
+    return f"the device map has every component: {assigned}"

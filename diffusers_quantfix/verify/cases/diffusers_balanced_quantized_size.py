@@ -32,5 +32,7 @@ def case(work: str) -> str | None:
         dtype=torch.float16,
         cached_folder=work,
     )
-    assert plan == {"transformer": 0}, f"the plan is {plan}, though {FREE:,} bytes are free on device 0"
-    return f"a transformer that takes a third of {FREE:,} bytes in 4 bits is planned for device 0"
+    assert plan == {"transformer": 0}, (
+        f"the device map is {plan}, although {FREE:,} bytes are free on device 0"
+    )
+    return f"a 4-bit transformer that needs a third of {FREE:,} bytes is placed on device 0"

@@ -24,5 +24,5 @@ def case(work: str) -> str | None:
         model.to(torch.bfloat16)
     finally:
         modeling_utils.logger.removeHandler(handler)
-    assert not said, f"a cast said: {said[0]}"
+    assert not said, f"a cast warns: {said[0]}"
     return f"cast to {model.dtype} without a warning"

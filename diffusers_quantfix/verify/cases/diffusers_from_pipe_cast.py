@@ -36,8 +36,8 @@ def case(work: str) -> str | None:
     other = Pipeline.from_pipe(Pipeline(vae))
     after = _size(vae)
     assert other.vae is vae
-    assert after == before, f"from_pipe cast the source to {vae.dtype}: {before} bytes became {after}"
-    return f"both pipelines share the autoencoder in {vae.dtype}, {after} bytes"
+    assert after == before, f"from_pipe has cast the source to {vae.dtype}: {before} bytes became {after}"
+    return f"both pipelines share the autoencoder, still in {vae.dtype} ({after} bytes)"
 
 
 def _size(model: Any) -> int:

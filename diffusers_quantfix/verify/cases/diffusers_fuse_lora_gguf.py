@@ -21,5 +21,5 @@ def case(work: str) -> str | None:
         pipe.fuse_lora(components=["transformer"])
     except ValueError as refusal:
         assert "cannot be merged into GGUF weights" in str(refusal), str(refusal)
-    assert torch.equal(lora.run(pipe), with_lora), "the output is another one"
-    return "a clear error that names dequantize(), before anything is merged"
+    assert torch.equal(lora.run(pipe), with_lora), "the output changed"
+    return "raises an error that names dequantize(), before anything is merged"

@@ -14,5 +14,5 @@ def case(work: str) -> str | None:
             getattr(pipe, verb)(components=["transformer"])
         expected, result = (lora.run(pipe) for pipe in pipes)
         off.append((result - expected).abs().max().item())
-    assert max(off) < 1e-5, f"off by {off[0]} after fuse_lora, by {off[1]} after unfuse_lora"
-    return f"fused and unfused it gives what it gives without offload (off by {max(off):.1g} at most)"
+    assert max(off) < 1e-5, f"maximum error {off[0]:.2g} after fuse_lora, {off[1]:.2g} after unfuse_lora"
+    return f"fused and unfused the output is that without offload (maximum error {max(off):.1g})"

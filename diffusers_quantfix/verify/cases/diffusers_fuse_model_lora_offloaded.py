@@ -12,5 +12,5 @@ def case(work: str) -> str | None:
         pipe.transformer.fuse_lora()
     expected, result = (lora.run(pipe) for pipe in pipes)
     off = (result - expected).abs().max().item()
-    assert off < 1e-5, f"off by {off} after fuse_lora"
-    return f"fused it gives what it gives without offload (off by {off:.1g})"
+    assert off < 1e-5, f"maximum error {off:.2g} after fuse_lora"
+    return f"fused the output is that without offload (maximum error {off:.1g})"

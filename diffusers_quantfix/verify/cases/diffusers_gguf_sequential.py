@@ -14,6 +14,6 @@ def case(work: str) -> str | None:
     model = gguf_model.flux(work)
     cpu_offload(model, where)
     errors = [(four_bit.run_flux(model, where) - reference).abs().max().item() for _ in range(3)]
-    assert errors == [0, 0, 0], f"wrong by {errors} in three runs under sequential offload"
+    assert errors == [0, 0, 0], f"errors in three runs under sequential offload: {errors}"
     count = sum(1 for parameter in model.parameters() if hasattr(parameter, "quant_type"))
-    return f"three runs under sequential offload on {where} are exact, {count} GGUF weights"
+    return f"exact in three runs under sequential offload on {where} ({count} GGUF weights)"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 
 
 def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
+        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
     from diffusers import BitsAndBytesConfig, UNet2DConditionModel
 
     torch.manual_seed(0)

@@ -14,8 +14,10 @@ def case(work: str) -> str | None:
     hook = AlignDevicesHook(execution_device="cpu", io_same_device=True)
     add_hook_to_module(pipe.transformer, hook)
     lora.load(pipe)
-    assert not is_sequentially_offloaded(pipe.transformer), "the LoRA has put it under sequential CPU offload"
-    assert pipe.transformer._hf_hook is hook, "its hook is another one"
+    assert not is_sequentially_offloaded(pipe.transformer), (
+        "loading the LoRA put the transformer under sequential CPU offload"
+    )
+    assert pipe.transformer._hf_hook is hook, "the hook of the transformer was replaced"
     off = (lora.run(pipe) - expected).abs().max().item()
-    assert off == 0, f"the pipeline with the LoRA is off by {off}"
-    return "the transformer is where it was, its hook is the same, and the LoRA has exactly its effect"
+    assert off == 0, f"maximum error with the LoRA: {off:.3g}"
+    return "the transformer is not offloaded and has the same hook; output with the LoRA exact"

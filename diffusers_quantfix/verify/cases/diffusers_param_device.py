@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 from ..models import flux
 
 
@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
+        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
 
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 
@@ -25,8 +25,8 @@ def case(work: str) -> str | None:
         device_map={"": str(wanted)},
     )
     places = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
-    assert places == {str(wanted)}, f"asked for {wanted}, the model is on {', '.join(sorted(places))}"
+    assert places == {str(wanted)}, f"requested {wanted}, the model is on {', '.join(sorted(places))}"
     for device, held in before.items():
         more = torch.cuda.max_memory_allocated(device) - held
-        assert more == 0, f"{more} bytes were held on {device} for a moment"
-    return f"asked for {wanted}, all {sum(1 for _ in model.parameters())} parameters are there"
+        assert more == 0, f"{more} bytes were temporarily held on {device}"
+    return f"all {sum(1 for _ in model.parameters())} parameters are on {wanted}, as requested"

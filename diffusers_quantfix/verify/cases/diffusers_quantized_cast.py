@@ -25,5 +25,5 @@ def case(work: str) -> str | None:
     pipeline.to("cpu", torch.bfloat16)
     after = {parameter.dtype for parameter in pipeline.transformer.parameters()}
     assert vae.dtype == torch.bfloat16, f"the autoencoder is in {vae.dtype}"
-    assert after == before, f"the GGUF transformer had {before}, it has {after}"
-    return "the autoencoder is in bfloat16, the GGUF transformer is what it was"
+    assert after == before, f"the dtypes of the GGUF transformer changed from {before} to {after}"
+    return "the autoencoder is in bfloat16, the GGUF transformer is unchanged"

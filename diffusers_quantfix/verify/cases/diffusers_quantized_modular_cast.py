@@ -22,4 +22,4 @@ def case(work: str) -> str | None:
     vars(pipeline).update(parts, _component_specs=dict.fromkeys(parts), hf_device_map=None)
     pipeline.to("cpu", torch.bfloat16)
     assert vae.dtype == torch.bfloat16, f"the autoencoder is in {vae.dtype}"
-    return "the autoencoder is in bfloat16, the GGUF transformer is what it was"
+    return "the autoencoder is in bfloat16, the GGUF transformer is unchanged"

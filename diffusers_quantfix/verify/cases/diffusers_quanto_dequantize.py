@@ -15,5 +15,5 @@ def case(work: str) -> str | None:
     reference = four_bit.run_flux(model, cpu)
     model.dequantize()
     off = quanto_models.error(four_bit.run_flux(model, cpu), reference)
-    assert off < 0.005, f"off by {off} of the greatest output"
-    return f"dequantized: off by {off:.4f} of the greatest output"
+    assert off < 0.005, f"relative error {off:.4f}"
+    return f"dequantized; relative error {off:.4f}"

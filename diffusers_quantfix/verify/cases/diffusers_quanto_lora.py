@@ -19,5 +19,5 @@ def case(work: str) -> str | None:
     lora = {f"{name}.lora_A.weight": torch.ones(4, 64), f"{name}.lora_B.weight": torch.ones(64, 4)}
     pipeline.load_lora_weights(lora, adapter_name="one")
     found = sum("lora" in key for key, _ in transformer.named_parameters())
-    assert found == 2, f"{found} LoRA tensors instead of 2"
-    return "both tensors of the LoRA are in the model"
+    assert found == 2, f"loaded {found} LoRA tensors instead of 2"
+    return "loaded both tensors of the LoRA"

@@ -16,5 +16,5 @@ def case(work: str) -> str | None:
     model.save_pretrained(os.path.join(work, "quantized"))
     loaded = quanto_models.flux(os.path.join(work, "quantized"))
     assert loaded.device == cpu, f"the loaded model is on {loaded.device}"
-    assert torch.equal(four_bit.run_flux(loaded, cpu), reference), "the output differs"
-    return "saved and loaded: on the CPU, exact"
+    assert torch.equal(four_bit.run_flux(loaded, cpu), reference), "the output changed"
+    return "saved and loaded on the CPU; output exact"

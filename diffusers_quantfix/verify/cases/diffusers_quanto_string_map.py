@@ -17,7 +17,7 @@ def case(work: str) -> str | None:
         device_map="auto",
     )
     ours, theirs = (one.get_submodule("proj_out").weight.dequantize().cpu() for one in (model, reference))
-    assert torch.equal(ours, theirs), "the weights are not those of a load without a device_map"
+    assert torch.equal(ours, theirs), "the weights differ from those loaded without a device_map"
     return (
-        f"loaded onto {next(model.parameters()).device}; the weights are those of a load without a device_map"
+        f"loaded onto {next(model.parameters()).device}; the weights equal those loaded without a device_map"
     )

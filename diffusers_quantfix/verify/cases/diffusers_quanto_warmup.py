@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 
 
 def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs an NVIDIA GPU: nothing is warmed up for the CPU")
+        raise NeedsDevice("needs a CUDA device: nothing is warmed up for the CPU")
 
     import diffusers
 

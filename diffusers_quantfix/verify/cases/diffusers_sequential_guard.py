@@ -19,4 +19,4 @@ def case(work: str) -> str | None:
     else:
         raise AssertionError("the pipeline was moved")
     assert places == {name: part.device for name, part in pipe.transformer.named_parameters()}
-    return 'pipe.to("cuda") says that sequential offload is active, before anything has moved'
+    return 'pipe.to("cuda") raises an error about sequential offload, before anything is moved'

@@ -45,5 +45,7 @@ def case(work: str) -> str | None:
     inputs = torch.linspace(-1, 1, 64).view(1, 64).to(where)
     with torch.no_grad():
         expected = load(together).layer(inputs)
-        assert torch.equal(load(apart, saved).layer(inputs), expected), "another output than from one file"
-    return "the layer is whole, from both files"
+        assert torch.equal(load(apart, saved).layer(inputs), expected), (
+            "the output differs from that of one file"
+        )
+    return "loaded the layer from two files; output exact"

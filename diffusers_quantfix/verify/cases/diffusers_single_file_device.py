@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 
 
 def case(work: str) -> str | None:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device: this diffusers quantizes on a GPU only")
+        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
 
     from diffusers import BitsAndBytesConfig, LTXVideoTransformer3DModel
 
@@ -37,5 +37,5 @@ def case(work: str) -> str | None:
         device_map={"": str(wanted)},
     )
     places = {str(tensor.device) for tensor in [*model.parameters(), *model.buffers()]}
-    assert places == {str(wanted)}, f"asked for {wanted}, the model is on {', '.join(sorted(places))}"
-    return f"asked for {wanted}, all {sum(1 for _ in model.parameters())} parameters are there"
+    assert places == {str(wanted)}, f"requested {wanted}, the model is on {', '.join(sorted(places))}"
+    return f"all {sum(1 for _ in model.parameters())} parameters are on {wanted}, as requested"

@@ -19,4 +19,4 @@ def case(work: str) -> str | None:
         assert "text_encoder_2" in str(error) or "sequential model offloading" in str(error), str(error)
     else:
         raise AssertionError("the pipeline was moved")
-    return 'pipe.to("cuda") says that text_encoder_2 is spread over several devices'
+    return 'pipe.to("cuda") raises an error: text_encoder_2 is spread over several devices'

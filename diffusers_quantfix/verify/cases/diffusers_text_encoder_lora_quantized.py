@@ -29,7 +29,7 @@ def case(work: str) -> str | None:
     pipe.load_lora_weights(weights, adapter_name="lora")
     change = (_encode(encoder, where) - before).abs().max().item()
     assert change > 1e-4, f"the LoRA changes the embeddings by {change}"
-    return f"the LoRA of {len(weights)} matrices is loaded, and changes the embeddings by up to {change:.2g}"
+    return f"loaded the LoRA ({len(weights)} matrices); it changes the embeddings by up to {change:.2g}"
 
 
 def _encode(encoder: Any, where: Any) -> Any:

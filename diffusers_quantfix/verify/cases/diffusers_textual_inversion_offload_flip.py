@@ -22,7 +22,7 @@ def case(work: str) -> str | None:
     add_hook_to_module(pipe.transformer, hook)
     pipe.load_textual_inversion({"<new>": torch.ones(64)})
     flipped = [name for name, part in pipe.components.items() if is_sequentially_offloaded(part)]
-    assert not flipped, f"it has put {' and '.join(flipped)} under sequential CPU offload"
-    assert pipe.transformer._hf_hook is hook, "the hook of the transformer is another one"
-    assert (pipe.text_encoder.get_input_embeddings().weight[-1] == 1).all(), "the embedding is not there"
-    return "every component is where it was, and the new embedding is there"
+    assert not flipped, f"loading it put {' and '.join(flipped)} under sequential CPU offload"
+    assert pipe.transformer._hf_hook is hook, "the hook of the transformer was replaced"
+    assert (pipe.text_encoder.get_input_embeddings().weight[-1] == 1).all(), "the embedding was not loaded"
+    return "loaded the new embedding; no component was offloaded"

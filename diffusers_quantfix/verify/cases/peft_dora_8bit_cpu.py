@@ -23,5 +23,5 @@ def case(work: str) -> str | None:
         inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
     except AssertionError as error:
         raise CannotReproduce(f"peft dequantizes on a GPU only: {error}") from None
-    assert not model[0].base_layer.weight.is_meta, "the weight of the layer is on meta, its data lost"
-    return "the weight of the layer keeps its data"
+    assert not model[0].base_layer.weight.is_meta, "the weight is on meta, its data is lost"
+    return "the weight keeps its data"

@@ -13,5 +13,5 @@ def case(work: str) -> str | None:
     names = [name for name, _ in pipe.transformer.named_modules() if name.endswith(("to_q", "to_v"))]
     pipe.transformer.add_adapter(LoraConfig(r=4, target_modules=names, use_dora=True))
     off = (lora.run(pipe) - before).abs().max().item()
-    assert off < 1e-5, f"a DoRA that was not trained changes the output by {off:.2g}"
-    return f"a DoRA for {len(names)} GGUF layers; not trained yet, it changes nothing"
+    assert off < 1e-5, f"an untrained DoRA changes the output by {off:.2g}"
+    return f"added an untrained DoRA to {len(names)} GGUF layers; output unchanged"

@@ -17,9 +17,9 @@ def case(work: str) -> str | None:
         without = quanto_models.run(model)
     model.merge_adapter()
     merged = quanto_models.run(model)
-    assert not torch.equal(merged, without), "merged, the output is that without a LoRA"
+    assert not torch.equal(merged, without), "after merging the output is that without the LoRA"
     off = quanto_models.error(merged, with_lora)
-    assert off < 0.05, f"merged, off by {off:.3f} of the greatest output"
+    assert off < 0.05, f"relative error after merging: {off:.3f}"
     model.unmerge_adapter()
-    assert torch.equal(quanto_models.run(model), with_lora), "taken out again, it is not what it was"
-    return f"merged it is off by {off:.3f} of the greatest output, which is the rounding; taken out, exact"
+    assert torch.equal(quanto_models.run(model), with_lora), "after unmerging the output is not what it was"
+    return f"relative error {off:.3f} after merging, from rounding; exact after unmerging"

@@ -14,4 +14,4 @@ def case(work: str) -> str | None:
         ]
     assert len(attempts) == 1, f"{len(attempts)} attempts to compile"
     figures = " and ".join(f"{off:.3f}" for off in errors)
-    return f"without a compiler, after one attempt: int4 and int2 off by {figures} of the greatest output"
+    return f"runs without a compiler, after one attempt; relative error of int4 and int2: {figures}"

@@ -33,5 +33,5 @@ def case(work: str) -> str | None:
     waits = thread.is_alive()
     os.remove(lock)  # lets a thread go that waits still
     thread.join(20.0)
-    assert not waits, f"waits for a lock that nobody deletes, after {seconds:.0f} s still"
-    return f"the wait for a lock that nobody deletes ends, here after {seconds:.0f} s ({said[0]})"
+    assert not waits, f"still waits for an abandoned lock after {seconds:.0f} s"
+    return f"stops waiting for an abandoned lock after {seconds:.0f} s ({said[0]})"

@@ -9,7 +9,12 @@ def case(work: str) -> str | None:
     from ..case import CannotReproduce
     from ..models import quanto_models
 
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
+    # Kernels of CUDA are what goes wrong: a torch that is built for them, which that of the rig is not.
+    if (
+        torch.version.cuda is None
+        or not torch.cuda.is_available()
+        or torch.cuda.get_device_capability()[0] < 8
+    ):
         raise CannotReproduce("needs an NVIDIA GPU of compute capability 8.0 or newer")
     reference = quanto_models.run(quanto_models.plain_layers())
     model = quanto_models.layers("qfloat8", torch.float16).to("cuda")
@@ -17,5 +22,5 @@ def case(work: str) -> str | None:
         given = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
         output = model(given.to("cuda", torch.float16)).cpu()
     off = quanto_models.error(output, reference)
-    assert off < 0.08, f"off by {off:.2f} of the greatest output"
-    return f"{type(model[0].weight).__name__} on the GPU, off by {off:.3f} of the greatest output"
+    assert off < 0.08, f"relative error {off:.2f}"
+    return f"{type(model[0].weight).__name__} on the GPU; relative error {off:.3f}"

@@ -13,5 +13,5 @@ def case(work: str) -> str | None:
     except NotImplementedError as error:  # torch goes on about every backend that it knows
         raise NotImplementedError(str(error).partition(". ")[0]) from None
     off = quanto_models.error(output, quanto_models.run(quanto_models.plain_layers()))
-    assert off < 0.35, f"off by {off:.3f} of the greatest output"
-    return f"int4 weights in bfloat16 run on the CPU, off by {off:.3f} of the greatest output"
+    assert off < 0.35, f"relative error {off:.3f}"
+    return f"int4 weights in bfloat16 run on the CPU; relative error {off:.3f}"

@@ -23,5 +23,5 @@ def case(work: str) -> str | None:
     with mock.patch.object(qbits, "torch", operators):
         output = qbits.MarlinF8QBytesLinearFunction.forward(context, given, packed, bias)
     off = (output.float() - (given @ weight.t() + bias).float()).abs().max().item()
-    assert off < 0.01, f"the bias is lost: off by {off:.2f}"
-    return f"the bias is added, off by {off:.4f} (PyTorch stands in for the kernel)"
+    assert off < 0.01, f"the bias is lost: maximum error {off:.2f}"
+    return f"the bias is added; maximum error {off:.4f} (PyTorch stands in for the kernel)"

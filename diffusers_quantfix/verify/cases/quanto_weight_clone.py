@@ -14,7 +14,9 @@ def case(work: str) -> str | None:
         model = quanto_models.layers(qtype)
         twin = copy.deepcopy(model)
         assert type(twin[0].weight) is type(model[0].weight), (
-            f"the copy has a {type(twin[0].weight).__name__}"
+            f"the weight of the copy is a {type(twin[0].weight).__name__}"
         )
-        assert torch.equal(quanto_models.run(twin), quanto_models.run(model)), f"{qtype}: the copy differs"
-    return f"deep copies with {', '.join(quanto_models.QTYPES)} are exact"
+        assert torch.equal(quanto_models.run(twin), quanto_models.run(model)), (
+            f"{qtype}: the output of the copy differs"
+        )
+    return f"deep copies with {', '.join(quanto_models.QTYPES)} have the same output"

@@ -24,4 +24,4 @@ def case(work: str) -> str | None:
     except ImportError as refusal:  # transformers wants a newer bitsandbytes
         raise CannotReproduce(f"transformers: {refusal}") from None
     model.cuda()
-    return f"an 8-bit text encoder takes .cuda() on {where}"
+    return f".cuda() moves an 8-bit text encoder to {where}"

@@ -23,5 +23,5 @@ def case(work: str) -> str | None:
         reference = model(tokens)[0]
         model.dequantize()
         off = quanto_models.error(model(tokens)[0], reference)
-    assert off < 0.005, f"off by {off} of the greatest output"
-    return f"dequantized: off by {off:.4f} of the greatest output"
+    assert off < 0.005, f"relative error {off:.4f}"
+    return f"dequantized; relative error {off:.4f}"

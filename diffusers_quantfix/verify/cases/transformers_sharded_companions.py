@@ -20,5 +20,5 @@ def case(work: str) -> str | None:
     again = T5EncoderModel.from_pretrained(
         f"{work}/saved", device_map={"": str(where)}, torch_dtype=torch.float32
     )
-    assert torch.equal(four_bit.encode(again.eval(), where), expected), "another output than before"
-    return f"the text encoder is whole, from {len(files)} files"
+    assert torch.equal(four_bit.encode(again.eval(), where), expected), "the output changed"
+    return f"loaded the text encoder from {len(files)} files; output exact"

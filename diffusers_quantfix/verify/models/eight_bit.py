@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 from . import flux
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ def device() -> Any:
     """The first CUDA device, else the CPU where bitsandbytes has 8-bit kernels for it.
 
     Raises:
-        CannotReproduce: there is neither.
+        NeedsDevice: there is neither.
     """
     import bitsandbytes
     import torch
@@ -27,7 +27,7 @@ def device() -> Any:
         return torch.device("cuda", 0)
     if not hasattr(torch.ops.bitsandbytes, "int8_vectorwise_quant"):
         version = bitsandbytes.__version__
-        raise CannotReproduce(f"needs a CUDA device: bitsandbytes {version} has no 8-bit kernels for the CPU")
+        raise NeedsDevice(f"needs a CUDA device: bitsandbytes {version} has no 8-bit kernels for the CPU")
     return torch.device("cpu")
 
 
@@ -35,12 +35,12 @@ def cuda_device() -> Any:
     """The first CUDA device.
 
     Raises:
-        CannotReproduce: there is none.
+        NeedsDevice: there is none.
     """
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device")
+        raise NeedsDevice("needs a CUDA device")
     return torch.device("cuda", 0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import NeedsDevice
 from .flux import inputs, transformer
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ def device() -> Any:
     """The first CUDA device, else the CPU where bitsandbytes has 4-bit kernels for it.
 
     Raises:
-        CannotReproduce: there is neither.
+        NeedsDevice: there is neither.
     """
     import bitsandbytes
     import torch
@@ -25,7 +25,7 @@ def device() -> Any:
         torch.ops.bitsandbytes, "quantize_4bit"
     ):  # from 0.45.4 on; quantizing there from 0.46.0 on
         version = bitsandbytes.__version__
-        raise CannotReproduce(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
+        raise NeedsDevice(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
     return torch.device("cpu")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce
+from ..case import CannotReproduce, NeedsDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
         options: those of ``apply_group_offloading``.
 
     Raises:
-        CannotReproduce: there is no CUDA device, or this diffusers has no group offloading.
+        NeedsDevice: there is no CUDA device.
+        CannotReproduce: this diffusers has no group offloading.
     """
     import gc
 
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device")
+        raise NeedsDevice("needs a CUDA device")
     try:
         from diffusers.hooks import apply_group_offloading
     except ImportError:
@@ -41,11 +42,11 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
     apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
     for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
         error = (run(model, device) - reference).abs().max().item()
-        assert error == 0, f"the output is wrong by {error:.3g}"
+        assert error == 0, f"maximum error {error:.3g}"
         gc.collect()
         left = torch.cuda.memory_allocated(device) - before
-        assert left <= 0, f"{left} of {size} bytes stayed on {device}"
-    return f"none of {size} bytes is on {device} between two runs; the output is exact"
+        assert left <= 0, f"{left} of {size} bytes are still on {device} after a run"
+    return f"0 of {size} bytes are on {device} between two runs; output exact"
 
 
 def layers(bits: int) -> Callable[[Any], Any]:

@@ -78,6 +78,18 @@ at::Tensor& set_empty(at::Tensor& self) {
 
 void record_stream(at::Tensor&, at::Stream) {}
 
+// Later releases ask the hooks, for any device type.
+bool is_pinned(const at::Tensor& self, std::optional<at::Device>) {
+  return self.is_cpu() && PinnedMemory::contains(self.storage().data());
+}
+at::Tensor pin_memory(const at::Tensor& self, std::optional<at::Device>) {
+  TORCH_CHECK(self.is_cpu(), "cannot pin '", self.toString(), "' only dense CPU tensors can be pinned");
+  auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize()));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, pinned_memory().allocate(bytes), &pinned_memory(), false);
+  auto pinned = at::empty({0}, self.options()).set_(storage, 0, self.sizes(), self.strides());
+  return pinned.copy_(self);
+}
+
 // ---- what tests/rig/*.py calls, as torch.ops.diffusers_quantfix_rig.*
 
 void enable(bool on) {
@@ -115,7 +127,7 @@ int64_t get_current_device() { return current_device; }
 void set_current_device(int64_t device) { DeviceGuard().setDevice({at::kCUDA, static_cast<c10::DeviceIndex>(device)}); }
 int64_t get_allocated(int64_t device) { check_ordinal(device); return allocated[device]; }
 int64_t get_peak(int64_t device) { check_ordinal(device); return peak[device]; }
-void reset_peak(int64_t device) { device_memory().resetPeakStats(static_cast<c10::DeviceIndex>(device)); }
+void reset_peak(int64_t device) { device_memory().reset_peak(static_cast<c10::DeviceIndex>(device)); }
 int64_t get_traffic(int64_t from, int64_t to) { return traffic.at(from + 1).at(to + 1); }  // -1 is the host
 int64_t get_overlapping(int64_t device) { check_ordinal(device); return overlapping[device]; }
 void reset_traffic() {
@@ -124,9 +136,17 @@ void reset_traffic() {
     for (auto& bytes : row) bytes = 0;
   }
 }
+at::Generator get_new_generator(int64_t device) { return new_generator(static_cast<c10::DeviceIndex>(device)); }
 at::Generator get_default_generator(int64_t device) { return default_generator(static_cast<c10::DeviceIndex>(device)); }
 
 }  // namespace rig
+
+// The streams, for ctypes: a test that counts operators must not see these calls. `device` is one that exists.
+extern "C" int64_t rig_current_stream(int64_t device) { return rig::current_stream[device]; }
+extern "C" void rig_set_stream(int64_t device, int64_t id) {
+  rig::current_device = static_cast<c10::DeviceIndex>(device);
+  rig::current_stream[device] = id;
+}
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&rig::fallback>()); }
 
@@ -140,6 +160,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", &rig::set_tensor);
   m.impl("set_", &rig::set_empty);
   m.impl("record_stream", &rig::record_stream);
+  // Without a kernel of its own it becomes mean.out, which torch 2.5's CPU kernel gets wrong for half precision.
+  m.impl("mean.dim", torch::CppFunction::makeFromBoxedFunction<&rig::fallback>());
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
+  m.impl("is_pinned", &rig::is_pinned);
+  m.impl("_pin_memory", &rig::pin_memory);
+#endif
 }
 
 TORCH_LIBRARY(diffusers_quantfix_rig, m) {
@@ -156,6 +182,7 @@ TORCH_LIBRARY(diffusers_quantfix_rig, m) {
   m.def("overlapping(int device) -> int", &rig::get_overlapping);
   m.def("reset_traffic() -> ()", &rig::reset_traffic);
   m.def("default_generator(int device) -> Generator?", &rig::get_default_generator);
+  m.def("new_generator(int device) -> Generator?", &rig::get_new_generator);
 }
 
 static const bool memory_registered = [] {

@@ -2,8 +2,14 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <torch/version.h>
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+#define RIG_HAS_DEVICE_ALLOCATOR
+#include <c10/core/CachingDeviceAllocator.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -81,7 +87,13 @@ inline c10::DataPtr make_block(void* data, size_t bytes, int device, c10::Storag
   return {data, block, &free_block, c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))};
 }
 
-class DeviceMemory final : public c10::DeviceAllocator {
+#ifdef RIG_HAS_DEVICE_ALLOCATOR
+using AllocatorBase = c10::DeviceAllocator;
+#else
+using AllocatorBase = c10::Allocator;
+#endif
+
+class DeviceMemory final : public AllocatorBase {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     TORCH_CHECK(enabled, "Torch not compiled with CUDA enabled");  // a tensor that outlived the devices
@@ -90,6 +102,12 @@ class DeviceMemory final : public c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { memcpy(to, from, bytes); }
 
+  void reset_peak(c10::DeviceIndex device) {
+    check_ordinal(device);
+    peak[device] = allocated[device].load();
+  }
+
+#ifdef RIG_HAS_DEVICE_ALLOCATOR
   // What torch.accelerator's memory functions ask.
   bool initialized() override { return enabled; }
   void emptyCache(c10::MempoolId_t = {0, 0}) override {}
@@ -104,14 +122,12 @@ class DeviceMemory final : public c10::DeviceAllocator {
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex device) override {
-    check_ordinal(device);
-    peak[device] = allocated[device].load();
-  }
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+  void resetPeakStats(c10::DeviceIndex device) override { reset_peak(device); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) {  // of the base class since torch 2.10
     check_ordinal(device);
     return {kTotalMemory - static_cast<size_t>(allocated[device].load()), kTotalMemory};
   }
+#endif
 };
 
 // Page-locked host memory is ordinary memory whose address range is remembered, so that is_pinned() is truthful.

@@ -42,7 +42,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     return previous;
   }
 
-  c10::Stream getStream(c10::Device device) const override {
+  c10::Stream getStream(c10::Device device) const noexcept override {
     const auto index = device.index() < 0 ? current_device : device.index();
     check_ordinal(index);
     return make_stream(index, current_stream[index]);
@@ -54,15 +54,15 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     return make_stream(index, ++last_stream);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const override { return getNewStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
     const auto previous = getStream(stream.device());
     current_stream[stream.device_index()] = stream.id();
     return previous;
   }
-  void* getStreamNativeHandle(const c10::Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
+  void* getStreamNativeHandle(const c10::Stream stream) const { return reinterpret_cast<void*>(stream.id()); }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void synchronizeDevice(const c10::DeviceIndex) const {}
 
   void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (!*event) {
@@ -115,35 +115,37 @@ inline const at::Generator& default_generator(c10::DeviceIndex index) {
   return (*generators)[device];
 }
 
-struct Hooks final : at::CUDAHooksInterface {
-  void init() const override {}
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  int getNumGPUs() const override { return kDevices; }
-  c10::DeviceIndex deviceCount() const override { return kDevices; }
-  c10::DeviceIndex current_device() const override { return rig::current_device; }
-  c10::DeviceIndex getCurrentDevice() const override { return rig::current_device; }
-  void setCurrentDevice(c10::DeviceIndex index) const override { exchangeDevice(index); }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+struct Hooks final : at::CUDAHooksInterface {  // no `override`: which of these there are depends on the release
+  void init() const {}
+  void initCUDA() const {}
+  const at::Generator& getDefaultCUDAGenerator(c10::DeviceIndex index) const { return default_generator(index); }
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return true; }
+  bool hasCUDA() const { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const { return true; }
+  int getNumGPUs() const { return kDevices; }
+  c10::DeviceIndex deviceCount() const { return kDevices; }
+  c10::DeviceIndex current_device() const { return rig::current_device; }
+  c10::DeviceIndex getCurrentDevice() const { return rig::current_device; }
+  void setCurrentDevice(c10::DeviceIndex index) const { exchangeDevice(index); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const {
     check_ordinal(index);
     return maybeExchangeDevice(index);
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const {
     const auto previous = rig::current_device;
     if (index >= 0 && index < kDevices) {
       rig::current_device = index;
     }
     return previous;
   }
-  void deviceSynchronize(c10::DeviceIndex) const override {}
-  c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory(); }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory(); }
-  bool isPinnedPtr(const void* address) const override { return PinnedMemory::contains(address); }
-  c10::Device getDeviceFromPtr(void*) const override { return {c10::DeviceType::CUDA, rig::current_device}; }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(index); }
+  void deviceSynchronize(c10::DeviceIndex) const {}
+  c10::Allocator* getCUDADeviceAllocator() const { return &device_memory(); }
+  c10::Allocator* getPinnedMemoryAllocator() const { return &pinned_memory(); }
+  bool isPinnedPtr(const void* address) const { return PinnedMemory::contains(address); }
+  c10::Device getDeviceFromPtr(void*) const { return {c10::DeviceType::CUDA, rig::current_device}; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const { return default_generator(index); }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const { return new_generator(index); }
 };
 
 // torch creates its one hooks object at the first question and keeps it for good, so registering another class works

@@ -1,0 +1,39 @@
+"""The releases that this version was tested with, oldest and newest: here for doctor, check and the pages.
+
+`python -m tests.upstream --add NAME=RELEASE --write` keeps the newest ones up to date.
+"""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+RELEASES = {
+    "diffusers": ("0.31.0", "0.42.1"),
+    "transformers": ("4.44.2", "5.23.0"),
+    "accelerate": ("0.34.2", "1.15.0"),
+    "bitsandbytes": ("0.43.0", "0.50.2"),
+    "optimum-quanto": ("0.2.5", "0.2.7"),
+    "peft": ("0.13.2", "0.21.2"),
+}
+TORCH = ("2.5.1", "2.13.0")
+PYTHON = ("3.10", "3.13")
+
+
+def outside(name: str, version: str, tested: tuple[str, str]) -> str:
+    """Why a version of torch or Python is not one that was tested, as a sentence; empty when it is in the range.
+
+    Only the numbers that the range names count: Python 3.13.5 is 3.13, and torch 2.13.0+cu130 is 2.13.0.
+    """
+    try:
+        found = Version(version).release
+    except InvalidVersion:
+        return ""
+    oldest, newest = (Version(end).release for end in tested)
+    if found < oldest:
+        return f"{name} {version} is older than {tested[0]}, the oldest one that was tested; {_ADVICE}"
+    if found[: len(newest)] > newest:
+        return f"{name} {version} is newer than {tested[1]}, the newest one that was tested; {_ADVICE}"
+    return ""
+
+
+_ADVICE = "`python -m diffusers_quantfix verify` shows whether the fixes work with it"

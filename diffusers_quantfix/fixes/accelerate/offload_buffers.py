@@ -1,0 +1,80 @@
+"""Sequential offload leaves the buffers of quantized layers on the GPU.
+
+Symptom: from ``enable_sequential_cpu_offload()`` on, all buffers of a model are on the GPU and stay there: the weights
+    themselves in layers as GPTQ and AutoRound have them, the scales of BFL's.
+Cause: diffusers calls ``accelerate.cpu_offload`` with ``offload_buffers=False`` for every model that has no parameter
+    at its root, and ``AlignDevicesHook.init_hook`` then puts all buffers on the execution device for good.
+Upstream: no issue.
+Patch: the hook of a linear layer offloads its buffers too, unless they are all scalars. Buffers of other modules stay
+    where they are: pipelines read some of them directly (``vae.bn.running_mean`` in Flux 2).
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-offload-buffers",
+    title="sequential offload leaves the buffers of quantized layers on the GPU",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/pipeline_utils.py#L1358",
+    ),
+    symptom="CUDA out of memory under enable_sequential_cpu_offload() of a model whose quantized weights or scales are "
+    "buffers (GPTQ, AutoRound, BFL)",
+    # From the beginning, once: a search from every word of a long log takes time that grows with its square.
+    patterns=(r"\A(?=.*sequential)(?=.*(gptq|auto.?round)).*out of memory",),
+    frames=("enable_sequential_cpu_offload", "gptq|auto.?round|nvfp4|fp8r"),
+    harm="memory or time",
+)
+
+
+def broken(hooks: ModuleType) -> bool:
+    """Offload a linear layer with a buffer; is the buffer still there?"""
+    import torch
+
+    layer = torch.nn.Linear(1, 1, bias=False)
+    layer.register_buffer("scale", torch.ones(2))
+    hook = resolve(hooks, "AlignDevicesHook")(
+        execution_device=torch.device("cpu"), offload=True, offload_buffers=False
+    )
+    hook.init_hook(layer)
+    return not layer.scale.is_meta
+
+
+def patch(hooks: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def init_hook(self, module):
+            if self.offload and not self.offload_buffers and has_buffers_to_offload(module, self.weights_map):
+                self.offload_buffers = True
+            return original(self, module)
+
+        return init_hook
+
+    draft.wrap_plain(resolve(hooks, "AlignDevicesHook"), "init_hook", make)
+
+
+def has_buffers_to_offload(module: Any, weights: Any) -> bool:
+    """Whether it is a linear layer with a buffer that is no scalar, and ``weights`` (None: not made yet) has them all.
+
+    A weights map of the caller's need not have the buffers.
+    """
+    if not (hasattr(module, "in_features") or hasattr(module, "infeatures")):
+        return False
+    buffers = {
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+    if all(buffer.ndim == 0 for buffer in buffers.values()):
+        return False
+    return weights is None or all(name in weights for name in buffers)

@@ -1,0 +1,91 @@
+"""``set_lora_device`` of a sequentially offloaded pipeline fails.
+
+Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.set_lora_device(...)`` after
+    ``enable_sequential_cpu_offload()``; components that are not offloaded are moved or not, as they come in order.
+Cause: the weights of the adapter are moved like those of any layer. Between two uses these are meta tensors.
+Upstream: diffusers issue 9913.
+Patch: an offloaded layer of an adapter stays as it is, whatever the device: its weights are in host memory, as
+    ``set_lora_device(..., "cpu")`` asks for, and its hook brings them to the device where they are used. All other
+    layers are moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from ...adapters.merging import offloaded_adapter_layer
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.hooks import align_hooks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-lora-device-offloaded",
+    title="set_lora_device of a sequentially offloaded pipeline fails",
+    module="diffusers.loaders.lora_base",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/9913",),
+    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! from set_lora_device() under "
+    "enable_sequential_cpu_offload()",
+    patterns=("Cannot copy out of meta tensor; no data",),
+    frames=("set_lora_device", "lora_base.py:set_lora_device"),
+)
+
+
+def broken(lora_base: ModuleType) -> bool:
+    """Set the device of an adapter whose layer is offloaded."""
+    mixin: Any = resolve(lora_base, "LoraBaseMixin")
+    resolve(mixin, "set_lora_device")
+    model = offloaded_adapter_layer(lora_base.ModelMixin)
+    model.layer.lora_A = model.layer.lora_B = {"one": model.layer.base_layer}
+
+    class Pipeline(mixin):
+        _lora_loadable_modules = ("transformer",)
+        transformer = model
+
+    try:
+        Pipeline().set_lora_device(["one"], "cpu")
+    except NotImplementedError:
+        return True
+    return False
+
+
+def patch(lora_base: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def set_lora_device(self, *args, **kwargs):
+            models = (getattr(self, name, None) for name in self._lora_loadable_modules)
+            with stay_offloaded(*models):
+                return original(self, *args, **kwargs)
+
+        return set_lora_device
+
+    draft.wrap_plain(resolve(lora_base, "LoraBaseMixin"), "set_lora_device", make)
+
+
+@contextlib.contextmanager
+def stay_offloaded(*models: Any) -> Iterator[None]:
+    """In the block ``to`` of the offloaded layers of adapters in ``models`` does nothing."""
+    layers = [
+        part
+        for model in models
+        if model is not None
+        for layer in model.modules()
+        if isinstance(layer, sys.modules["peft.tuners.tuners_utils"].BaseTunerLayer)
+        for part in layer.modules()
+        if "to" not in vars(part) and any(hook.offload for hook in align_hooks(part))
+    ]
+    for layer in layers:
+        vars(layer)["to"] = lambda *args, layer=layer, **kwargs: layer
+    try:
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("to", None)

@@ -1,0 +1,263 @@
+"""Copies of weights on the CPU, kept while the weights are on a device, and put in their place when they come back.
+
+Upstream moves a component with ``Module._apply``: each weight is copied to the device and the copy on the CPU is freed,
+and on the way back each weight is copied once more (`accelerate.hooks.CpuOffload`, ``DiffusionPipeline.to``). Here the
+copies on the CPU are kept while their weights are on a device. Before a component goes back, the copy of each weight
+that is unchanged takes its place, and upstream finds nothing left to move.
+
+Unchanged means: with the same content, see `fingerprint`. Neither versions nor addresses of tensors tell of a write
+through ``weight.data``, which is how LoRAs are merged and averaged weights are put in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..placement.modules import modules_of
+from ..weights.companions import companions
+
+__all__ = ["fingerprint", "keep", "random_numbers", "stop"]
+
+_METHOD = "_apply"
+_CPU = torch.device("cpu")
+_WORDS = 1 << 19  # of 4 bytes: so many are looked at together, which takes 8 MB of the device
+_MEMORY = Path("/proc/meminfo")
+_Key = tuple[int, str]
+
+
+def keep(models: list[Any], pin: bool) -> None:
+    """Keep copies for ``models`` from now on.
+
+    Raises:
+        MemoryError: the CPU has not the memory; nothing has been changed.
+    """
+    missing = sum(slot.get().nbytes for model in models for slot in _slots(model) if _is_away(slot.get()))
+    free = _free_memory()
+    if free is not None and missing > free:
+        raise MemoryError(
+            f"the weights on the device need {missing / 1e9:.1f} GB on the CPU, where {free / 1e9:.1f} GB are free; "
+            "leave out keep_host_copies(), or use sequential or group offload"
+        )
+    for model in models:
+        vars(model)[_METHOD] = _Apply(model, pin)
+
+
+def stop(models: list[Any]) -> None:
+    """Keep none any more."""
+    for model in models:
+        if isinstance(vars(model).get(_METHOD), _Apply):
+            del vars(model)[_METHOD]
+
+
+class _Slot:
+    """A place where a module has a tensor: a parameter's data, a buffer, or a companion of a quantized weight."""
+
+    def __init__(self, key: _Key, parameter: Any, holder: Any, attribute: str) -> None:
+        self.key = key
+        self._parameter, self._holder, self._attribute = parameter, holder, attribute
+
+    def get(self) -> torch.Tensor:
+        if self._parameter is not None:
+            return self._parameter.data
+        if isinstance(self._holder, dict):
+            return self._holder[self._attribute]
+        return getattr(self._holder, self._attribute)
+
+    def put(self, tensor: torch.Tensor) -> None:
+        if self._parameter is not None:
+            self._parameter.data = tensor
+        elif isinstance(self._holder, dict):
+            self._holder[self._attribute] = tensor
+        else:
+            setattr(self._holder, self._attribute, tensor)
+
+
+class _Copy:
+    """The copy on the CPU of one weight that is on a device, and the checksum of both when it came there."""
+
+    def __init__(self, tensor: torch.Tensor, checksum: int) -> None:
+        self.tensor = tensor
+        self.checksum = checksum
+
+
+class _Apply:
+    """Stands before ``_apply`` of one module. What it holds is found by `audit`, and freed by `release`."""
+
+    def __init__(self, module: Any, pin: bool) -> None:
+        self._module: Any = weakref.ref(module)
+        self._pin = pin
+        self.copies: dict[_Key, _Copy] = {}
+        # Of memory on the CPU: computed there once, since that takes as long as copying it.
+        self._checksums: dict[_Key, tuple[StorageWeakRef, int]] = {}
+
+    def __call__(self, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        leaving: dict[_Key, torch.Tensor] = {}
+        try:
+            # Subclasses (GGUF) intercept even the setting of data; the plain one is meant.
+            with torch._C.DisableTorchFunctionSubclass():
+                leaving = self._prepare(module, fn)
+            result = type(module)._apply(module, fn, *args, **kwargs)
+            with torch._C.DisableTorchFunctionSubclass():
+                self._keep(module, leaving)
+            return result
+        finally:
+            # No copy outlives the stay of its weight on a device, also where a move failed midway.
+            away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
+            self.copies = {key: copy for key, copy in self.copies.items() if key in away}
+
+    def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
+        """Put the copies of unchanged weights that ``fn`` brings to the CPU in their place; what leaves the CPU."""
+        slots = list(_slots(module))
+        targets = {device: _target(fn, device) for device in {slot.get().device for slot in slots}}
+        back = [slot for slot in slots if slot.key in self.copies and targets[slot.get().device] == _CPU]
+        for slot, checksum in _checksums(back, {key: copy.tensor for key, copy in self.copies.items()}):
+            if checksum == self.copies[slot.key].checksum:
+                slot.put(self.copies[slot.key].tensor)
+        if targets.get(_CPU) in (_CPU, None):
+            return {}
+        leaving = [slot for slot in slots if slot.get().device == _CPU]
+        if self._pin and torch.cuda.is_available():
+            _pin(leaving)
+        return {slot.key: slot.get() for slot in leaving}
+
+    def _keep(self, module: Any, left: dict[_Key, torch.Tensor]) -> None:
+        """Keep of what ``left`` the CPU all that has the same content on its device."""
+        arrived = [slot for slot in _slots(module) if slot.key in left]
+        for slot, checksum in _checksums(arrived, left):
+            tensor = left[slot.key]
+            memory = StorageWeakRef(tensor.untyped_storage())
+            if self._checksums.get(slot.key) != (memory, checksum):
+                # New, or changed on the CPU; or what was moved was also converted.
+                here = fingerprint(tensor, random_numbers(_CPU))
+                if here is None or int(here) != checksum:
+                    continue
+                self._checksums[slot.key] = memory, checksum
+            self.copies[slot.key] = _Copy(tensor, checksum)
+
+    # A copy or a pickle of the module moves its weights as upstream does: these copies are not its own.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        module = memo[id(self._module())]
+        return types.MethodType(type(module)._apply, module)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._module(), _METHOD)
+
+
+def _slots(module: Any) -> Iterator[_Slot]:
+    """The places of ``module`` and all modules below it whose tensors are plain, each once."""
+    for part in modules_of(module):
+        for name, parameter in part._parameters.items():
+            if parameter is not None and _is_plain(parameter):
+                yield _Slot((id(part), name), parameter, None, name)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and _is_plain(buffer):
+                yield _Slot((id(part), name), None, part._buffers, name)
+        for found in companions(part):
+            # The first forward pass of an 8-bit layer takes CB and SCB from its weight into its state.
+            name = (
+                found.name.replace("state.", "weight.", 1) if found.name.startswith("state.") else found.name
+            )
+            yield _Slot((id(part), name), None, found.holder, found.attribute)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
+        tensor, torch.nn.parameter.UninitializedTensorMixin
+    )
+
+
+def _is_away(tensor: torch.Tensor) -> bool:
+    return tensor.device.type not in ("cpu", "meta")
+
+
+def _target(fn: Callable[[Any], Any], device: torch.device) -> torch.device | None:
+    """Where ``fn`` brings a tensor that is on ``device``; None if it cannot be told."""
+    try:
+        return torch.device(fn(torch.empty(0, device=device)).device)
+    except Exception:
+        return None
+
+
+def _pin(slots: list[_Slot]) -> None:
+    pinned: dict[tuple[Any, ...], torch.Tensor] = {}  # a weight and its CB are often the same
+    for slot in slots:
+        tensor = slot.get()
+        if tensor.numel() and not tensor.is_pinned():
+            what = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if what not in pinned:
+                pinned[what] = tensor.pin_memory()
+            slot.put(pinned[what])
+
+
+def _checksums(slots: list[_Slot], copies: dict[_Key, torch.Tensor]) -> Iterator[tuple[_Slot, int]]:
+    """The checksums of the tensors of ``slots`` that are on a device and have the form of their copies."""
+    by_device: dict[torch.device, list[tuple[_Slot, torch.Tensor]]] = {}
+    for slot in slots:
+        there, here = slot.get(), copies[slot.key]
+        if _is_away(there) and _form(there) == _form(here):
+            by_device.setdefault(there.device, []).append((slot, there))
+    for device, pairs in by_device.items():
+        # A weight for which the device has not the memory to compute it is copied.
+        with contextlib.suppress(RuntimeError):
+            numbers = random_numbers(device)
+            sums = [fingerprint(tensor, numbers) for _, tensor in pairs]
+            known = [(slot, one) for (slot, _), one in zip(pairs, sums, strict=True) if one is not None]
+            if known:  # all at once: each answer would be waited for
+                answers = torch.stack([one for _, one in known]).tolist()
+                yield from zip([slot for slot, _ in known], answers, strict=True)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def random_numbers(device: torch.device) -> torch.Tensor:
+    """The factors for `fingerprint` on ``device``: computed there in whole numbers, and so the same everywhere."""
+    numbers = torch.arange(1, _WORDS + 1, dtype=torch.int64, device=device)
+    for factor, shift in ((0x1E3779B97F4A7C15, 30), (0x3F58476D1CE4E5B9, 27), (0x14D049BB133111EB, 31)):
+        numbers *= factor
+        numbers ^= (numbers >> shift) & ((1 << (64 - shift)) - 1)
+    return numbers
+
+
+def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | None:
+    """A number of 64 bits that depends on every bit of ``tensor``, computed where it is, and left there.
+
+    The sum of its words of 4 bytes, each multiplied with a random number that belongs to its place, modulo 2**64. None
+    for a tensor that is not contiguous.
+    """
+    if not tensor.is_contiguous() or tensor.is_complex():
+        return None
+    data = tensor.detach().reshape(-1).view(torch.uint8)
+    if data.storage_offset() % 4:
+        data = data.clone()
+    rest = data.numel() % 4
+    whole = data.numel() - rest
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for index, words in enumerate(data[:whole].view(torch.int32).split(_WORDS)):
+        # Odd, and another one for each part: two parts that are exchanged are a change.
+        factor = 0x1E3779B97F4A7C15 * (2 * index + 1) % 2**63
+        total += (words.to(torch.int64) * numbers[: words.numel()]).sum() * factor
+    for place in range(rest):
+        total += data[whole + place].to(torch.int64) * numbers[-1 - place]
+    return total
+
+
+def _free_memory() -> int | None:
+    """Bytes that the CPU can give out, None where that cannot be told."""
+    try:
+        for line in _MEMORY.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None

@@ -1,0 +1,55 @@
+"""The modules below a module, and a pause of the garbage collector: for walks over tens of thousands of layers."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["modules_of", "named_modules", "no_collection"]
+
+
+def named_modules(root: Any) -> list[tuple[str, Any]]:
+    """As ``root.named_modules()``, in a fraction of the time: there each module passes a generator of each level."""
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    pending = [("", root)]
+    while pending:
+        path, module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((path, module))
+        if module._modules:
+            prefix = f"{path}." if path else ""
+            children = [
+                (prefix + name, child) for name, child in module._modules.items() if child is not None
+            ]
+            pending += reversed(children)
+    return found
+
+
+def modules_of(root: Any) -> list[Any]:
+    """As ``root.modules()``, but level by level."""
+    found, seen = [root], {id(root)}
+    for module in found:
+        if module._modules:
+            for child in module._modules.values():
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    found.append(child)
+    return found
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """No automatic garbage collection: none of a hundred thousand new records is garbage, and all would be searched
+    again and again, with whatever else is on the heap."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

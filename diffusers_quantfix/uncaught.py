@@ -1,0 +1,79 @@
+"""Errors that nobody catches: one more line on standard error, after their traceback.
+
+The end of a program is seen by `atexit`.  By then the interpreter has printed the error, through whatever stands in
+``sys.excepthook``, and keeps it in ``sys.last_value``.  So that hook stays as it is, and other hooks, set before or
+after us, need not know us.  Where a program goes on after an error (threads, a prompt, notebooks) a hook is chained.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_sentence: Callable[[BaseException], str] | None = None
+_last: BaseException | None = None
+_notebook: Any = None
+
+
+def watch(sentence: Callable[[BaseException], str]) -> None:
+    """From now on print ``sentence(error)`` for each uncaught error, unless it is empty.  Safe to call again."""
+    global _sentence
+    first, _sentence = _sentence is None, sentence
+    if first:
+        import atexit
+        import threading
+
+        atexit.register(_at_exit)
+        threading.excepthook = _chained(threading.excepthook, lambda arguments: arguments.exc_value)
+        if hasattr(sys, "ps1"):  # a prompt
+            sys.excepthook = _chained(sys.excepthook, lambda kind, error, traceback: error)
+    _watch_cells()
+
+
+def _chained(before: Callable[..., object], error_of: Callable[..., Any]) -> Callable[..., None]:
+    def hook(*arguments: Any) -> None:
+        try:
+            before(*arguments)
+        finally:
+            _print(error_of(*arguments))
+
+    return hook
+
+
+def _watch_cells() -> None:
+    """IPython and Jupyter print the errors of a cell themselves; they report them afterwards."""
+    global _notebook
+    try:
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if shell is not None and shell is not _notebook:
+            shell.events.register("post_run_cell", _after_a_cell)
+            _notebook = shell
+    except Exception:
+        pass  # an IPython that we do not know
+
+
+def _after_a_cell(result: Any = None) -> None:
+    _print(getattr(result, "error_in_exec", None))
+
+
+def _at_exit() -> None:
+    _print(getattr(sys, "last_value", None))
+
+
+def _print(error: BaseException | None) -> None:
+    """Print the sentence for an error, once."""
+    global _last
+    if not isinstance(error, Exception) or error is _last or _sentence is None:
+        return
+    _last = error
+    try:
+        sentence = _sentence(error)
+        if sentence and sys.stderr is not None:
+            sys.stderr.write(f"diffusers-quantfix: {sentence}\n")
+            sys.stderr.flush()
+    except Exception:
+        pass  # the program has its own trouble

@@ -1,0 +1,205 @@
+"""What offload of quantized weights costs next to that of plain ones, and what `keep_host_copies` saves."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+from .figure import Row, figure
+from .measure import CannotMeasure, child
+from .memory import _devices, _flux, _run
+
+ROUNDS = 9
+
+
+@figure("offload")
+def offload() -> Iterator[Row]:
+    """Bytes that model offload copies back; time of group and sequential offload against plain weights."""
+    for bits in (4, 8):
+        said = child("offloading:copied_back", bits)
+        yield Row(
+            f"{bits}-bit model offload with keep_host_copies: device to host per run / bytes of weights",
+            said["kept"], goal=0.0, exact=True, detail=f"without keep_host_copies: {said['plain']:.2f}",
+        )  # fmt: skip
+    for bits in (4, 8):
+        for layers in (1, 10, 100):
+            what = f"{bits}-bit group of {layers} layers: onload and offload / plain tensors, as many and as large"
+            yield Row(what, **_timed("offloading:grouped", bits, layers), goal=1.15)
+        what = f"{bits}-bit sequential offload: hooks of a layer / plain tensors, as many and as large"
+        yield Row(what, **_timed("offloading:sequential", bits), goal=1.15)
+        said = child("offloading:onloaded_twice", bits)
+        yield Row(
+            f"{bits}-bit group onloaded twice: bytes copied by the second, and back",
+            said,
+            "bytes",
+            0,
+            exact=True,
+        )
+
+
+def _timed(function: str, *arguments) -> dict:
+    try:
+        said = child(function, *arguments)
+    except CannotMeasure as error:
+        return {"value": None, "detail": str(error)[:110]}
+    return {
+        "value": said["ratio"],
+        "detail": f"{1e6 * said['quantized']:.0f} us / {1e6 * said['plain']:.0f} us, {said['tensors']} tensors",
+    }
+
+
+def copied_back(bits: int) -> dict:
+    """Bytes from the device to the CPU of a run under model offload, less those of its result, by the weights'."""
+    import diffusers_quantfix as qf
+
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        model = _flux(bits)
+        model.to("cpu")
+        weights = sum(qf.audit(model).bytes.values())
+        said = {}
+        for name in ("plain", "kept"):
+            if name == "kept":
+                qf.keep_host_copies(model)
+            for _ in range(2):
+                model.to(here)
+                _run(model, here)
+                gpu.reset()
+                model.to("cpu")
+            # A checksum of 8 bytes for each tensor travels.
+            said[name] = round(gpu.traffic().d2h / weights, 2)
+        return said
+
+
+def grouped(bits: int, layers: int) -> dict:
+    """Processor seconds of one onload and offload of a group, and of what diffusers does with plain weights."""
+    import torch
+
+    from diffusers_quantfix.offloading.group_tensors import identity, places
+
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        quantized = _group(torch.nn.Sequential(*_layers(bits, layers)), here)
+        tensors = {}
+        for holder, attribute, _ in places(quantized):
+            tensor = getattr(holder, attribute)
+            tensors.setdefault(identity(tensor), tensor)
+        plain = _group(_plain(tensors.values()), here)
+
+        def there_and_back(group) -> Callable[[], None]:
+            def call() -> None:
+                group.onload_()
+                group.offload_()
+
+            return call
+
+        return _compared(there_and_back(quantized), there_and_back(plain), len(tensors), 200 // layers + 2)
+
+
+def sequential(bits: int) -> dict:
+    """Processor seconds of accelerate's hooks before and after the forward pass of a layer, the same for plain ones."""
+    import torch
+    from accelerate import cpu_offload
+
+    from diffusers_quantfix.weights.companions import companions
+
+    stack, gpu = _devices()
+    with stack:
+        here = gpu.devices[0]
+        layer = _layers(bits, 1)[0]
+        tensors = {layer.weight.data_ptr(): layer.weight.data}
+        tensors |= {found.tensor.data_ptr(): found.tensor for found in companions(layer)}
+        plain = _plain(tensors.values())[0]
+        values = torch.ones(1, 64)
+        for module in (layer, plain):
+            cpu_offload(module, here, offload_buffers=True)
+
+        def hooks(module) -> Callable[[], None]:
+            def call() -> None:
+                module._hf_hook.pre_forward(module, values)
+                module._hf_hook.post_forward(module, values)
+
+            return call
+
+        return _compared(hooks(layer), hooks(plain), len(tensors), 100)
+
+
+def onloaded_twice(bits: int) -> int:
+    """Bytes that the second onload of a group copies, and that its offload copies back."""
+    import torch
+
+    stack, gpu = _devices()
+    with stack:
+        moved = 0
+        for device in (gpu.devices[0], torch.device("cuda")):
+            group = _group(torch.nn.Sequential(*_layers(bits, 3)), device)
+            with torch.no_grad():
+                group.onload_()
+                gpu.reset()
+                group.onload_()
+                group.offload_()
+            moved += gpu.traffic().h2d + gpu.traffic().d2h
+        return moved
+
+
+def _layers(bits: int, count: int) -> list:
+    """Quantized layers on the CPU."""
+    import torch
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    if bits == 4:
+        return [Linear4bit(64, 64, bias=False, quant_type="nf4").to("cpu") for _ in range(count)]
+    return [Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to("cpu") for _ in range(count)]
+
+
+def _plain(tensors):
+    """A module with one parameter or buffer for each tensor, as large."""
+    import torch
+
+    layer = torch.nn.Linear(1, 1, bias=False)
+    for index, tensor in enumerate(tensors):
+        copied = torch.nn.Parameter(tensor.detach().clone(), requires_grad=False)
+        layer.register_parameter("weight" if not index else f"more{index}", copied)
+    return torch.nn.Sequential(layer)
+
+
+def _group(model, device):
+    """The group of ``model``, which is offloaded as one block."""
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    whole = torch.nn.Sequential(torch.nn.ModuleList([model]))
+    apply_group_offloading(
+        whole, device, torch.device("cpu"), offload_type="block_level", num_blocks_per_group=1
+    )
+    for module in whole.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        hook = registry and registry.hooks.get("group_offloading")
+        if hook is not None and model in hook.group.modules:
+            return hook.group
+    raise CannotMeasure("diffusers made no group of it")
+
+
+def _compared(one: Callable[[], None], other: Callable[[], None], tensors: int, times: int) -> dict:
+    pairs = []
+    for _ in range(ROUNDS):
+        pairs.append((_seconds(one, times), _seconds(other, times)))
+    return {
+        "ratio": statistics.median(first / second for first, second in pairs),
+        "quantized": statistics.median(first for first, _ in pairs),
+        "plain": statistics.median(second for _, second in pairs),
+        "tensors": tensors,
+    }
+
+
+def _seconds(call: Callable[[], None], times: int) -> float:
+    call()
+    began = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - began) / times

@@ -1,0 +1,85 @@
+"""Runs a program in a process of its own, with the package or without it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+PYTHON = os.environ.get("DIFFUSERS_QUANTFIX_PROGRAMS_PYTHON") or sys.executable
+_PACKAGE = "import diffusers_quantfix\n"
+_DEVICES = "import tests.programs.devices\n"
+_SECONDS = 600
+
+
+class Failed(AssertionError):
+    """A program ended with an error; the text is the end of what it wrote."""
+
+
+@functools.cache
+def has(*modules: str) -> bool:
+    """Whether the interpreter of the programs has these modules."""
+    code = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))"
+    return (
+        subprocess.run([PYTHON, "-c", code, *modules], check=False, stderr=subprocess.DEVNULL).returncode == 0
+    )
+
+
+def need(*modules: str) -> None:
+    """Skip the test where one of these is not installed."""
+    missing = [module for module in modules if not has(module)]
+    if missing:
+        pytest.skip(
+            f"{', '.join(missing)} not installed; the docstring of tests.programs says how to run this"
+        )
+
+
+def run(
+    program: str,
+    folder: Path,
+    *arguments: str | Path,
+    package: bool = True,
+    launcher: tuple[str, ...] = (),
+    **variables: str,
+) -> dict[str, Any]:
+    """What a program tells.
+
+    Args:
+        program: the name of a file of this folder, without its ending.
+        folder: where its copy is written and where it runs.
+        arguments: of the program.
+        package: whether its first line imports the package.
+        launcher: what stands before the program: ("-m", "accelerate.commands.launch"), or an executable's name.
+        variables: of its environment.
+
+    Raises:
+        Failed: it ended with an error.
+    """
+    text = (HERE / f"{program}.py").read_text(encoding="utf-8")
+    head = (_PACKAGE if package else "") + (_DEVICES if "\n# needs: devices\n" in text else "")
+    side = folder / ("with" if package else "without")
+    side.mkdir(parents=True, exist_ok=True)
+    copy = side / f"{program}.py"
+    copy.write_text(head + text, encoding="utf-8")
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DIFFUSERS_"))
+    }
+    kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
+    kept["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{kept.get('PATH', '')}"
+    start = [*launcher] if launcher and not launcher[0].startswith("-") else [PYTHON, *launcher]
+    done = subprocess.run(
+        [*start, *([PYTHON] if start[0] != PYTHON else []), str(copy), *map(str, arguments)],
+        cwd=side, env=kept, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not told:
+        raise Failed(f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    return json.loads(told[-1].removeprefix("RESULT "))

@@ -1,0 +1,46 @@
+"""QLoRA training of four steps under `accelerate launch`, which saves its state after the second.
+
+Arguments: the folder of a language model, and "resume" for a training that was stopped after the second step.
+"""
+
+import hashlib
+import json
+import sys
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+
+def main(folder, first):
+    set_seed(0)
+    accelerator = Accelerator(cpu=True)
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map={"": "cpu"})
+    model = prepare_model_for_kbit_training(model)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if first:
+        accelerator.load_state("state")
+    losses = []
+    for step in range(first, 4):
+        batch = torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(step))
+        loss = model(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step == 1:
+            accelerator.save_state("state")
+    adapter = get_peft_model_state_dict(accelerator.unwrap_model(model))
+    digest = hashlib.sha256(b"".join(adapter[name].numpy().tobytes() for name in sorted(adapter))).hexdigest()
+    print("RESULT", json.dumps({"losses": losses, "adapter": digest}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], 2 if "resume" in sys.argv else 0)

@@ -1,0 +1,88 @@
+"""Other tools that patch when they are imported, before us and after us: real ones, on the real libraries."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gate import unmet
+from tests.programs.harness import need, run
+from tests.rig import models
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        bool(unmet("bitsandbytes>=0.46")), reason="older bitsandbytes cannot quantize on the CPU"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+@pytest.fixture(scope="module")
+def alone(flux, tmp_path_factory):
+    """What the program tells where no other tool patches."""
+    told = run("beside", tmp_path_factory.mktemp("alone"), "nothing", "before", flux, package=False)
+    assert not told["odd"] and len(told["was applied"]) > 20
+    assert told["told"]["4 bits"] == told["told"]["4 bits, reloaded"] == told["told"]["4 bits, copied"]
+    return told
+
+
+# The fixes whose code is in Params4bit.to, and one that lies under another slot of theirs.
+TO = {"bnb-cpu-packing", "bnb-params4bit-shared-state", "bnb-quant-state-meta"}
+BELOW = TO | {"bnb-linear4bit-conversion"}
+TOOLS = {
+    "libraries": (),
+    "pasted_around": (),
+    "gevent": ("gevent",),
+    "ddtrace": ("ddtrace",),
+    "opentelemetry": ("opentelemetry.instrumentation",),
+    "unsloth": ("unsloth",),
+}
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_nothing_breaks_and_undo_leaves_theirs(flux, alone, tmp_path, tool, order) -> None:
+    need(*TOOLS[tool])
+    told = run("beside", tmp_path, tool, order, flux, package=False, UNSLOTH_ALLOW_CPU="1")
+    assert told["told"] == alone["told"]
+    assert told["theirs"] and not told["odd"] and not told["still applied"]
+    assert told["was applied"] == alone["was applied"]
+    # A wrapper over ours keeps ours alive, and the board says so.
+    kept = BELOW if (tool, order) == ("pasted_around", "after") else set()
+    assert set(told["cannot be undone"]) == kept & set(told["was applied"])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "module"),
+    [
+        (("ddtrace-run",), "ddtrace"),
+        (
+            ("opentelemetry-instrument", "--traces_exporter", "none", "--metrics_exporter", "none",
+             "--logs_exporter", "none"),
+            "opentelemetry.instrumentation",
+        ),
+    ],
+    ids=["ddtrace-run", "opentelemetry-instrument"],
+)  # fmt: skip
+def test_a_launcher_that_instruments_the_process(flux, alone, tmp_path, launcher, module) -> None:
+    need(module)
+    told = run("beside", tmp_path, "nothing", "before", flux, package=False, launcher=launcher)
+    assert told == alone
+
+
+def test_a_pasted_method_before_us_is_kept(flux, alone, tmp_path) -> None:
+    told = run("beside", tmp_path, "pasted_whole", "before", flux, package=False)
+    assert told["theirs"] and not told["still applied"]
+    assert told["told"] == alone["told"]
+
+
+def test_a_pasted_method_after_us_is_named_on_the_board(flux, alone, tmp_path) -> None:
+    told = run("beside", tmp_path, "pasted_whole", "after", flux, package=False)
+    assert set(told["odd"]) == TO & set(alone["was applied"])
+    assert all("Params4bit.to now holds code of __main__" in reason for reason in told["odd"].values())
+    assert told["theirs"] and not told["still applied"]
+    assert told["told"] == alone["told"]

@@ -1,0 +1,91 @@
+"""Each program without the package and with it: the same output, or the bug of upstream that it would meet."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.gate import unmet
+from tests.programs.harness import Failed, need, run
+from tests.rig import models
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the programs are about the newest releases"),
+]
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
+    )
+    return models.saved(LlamaForCausalLM(config), tmp_path_factory.mktemp("llama"))
+
+
+def both(program, folder, *arguments, fails="", **options):
+    """What a program tells with the package; without it the same, or an error that matches ``fails``."""
+    told = run(program, folder, *arguments, **options)
+    try:
+        without = run(program, folder, *arguments, package=False, **options)
+    except Failed as error:
+        assert fails and re.search(fails, str(error)), error
+        return told
+    assert not fails, f"it should have ended with {fails}"
+    assert without == told
+    return told
+
+
+def test_a_server_that_swaps_pipelines(gpu, flux, tmp_path) -> None:
+    told = both("server", tmp_path, flux)
+    assert [len(found) for found in told["answers"].values()] == [1, 1] and told["swapped"]
+    assert told["left on the device"] == 0
+
+
+def test_a_host_that_loads_plugins_later(gpu, flux, tmp_path) -> None:
+    without = run("comfy_host", tmp_path, flux, package=False)
+    told = run("comfy_host", tmp_path, flux, "PACKAGE", package=False)
+    assert without["told"] == told["told"] and len(set(told["told"])) == 1
+    assert "applied" in told["states"] and not {"failed", "candidate", "overwritten"} & set(told["states"])
+
+
+def test_a_training_that_is_stopped_and_resumed(llama, tmp_path) -> None:
+    pytest.importorskip("peft")
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1",
+              "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
+    at_once = both("qlora", tmp_path, llama, launcher=launch)
+    # Without the package `Accelerator.load_state` refuses what `save_state` wrote: bnb-linear4bit-reload.
+    refusal = r"Unexpected key\(s\) in state_dict: .*weight\.absmax"
+    resumed = both("qlora", tmp_path, llama, "resume", launcher=launch, fails=refusal)
+    assert resumed["losses"] == at_once["losses"][2:]
+    assert resumed["adapter"] == at_once["adapter"]
+
+
+def test_two_processes_train_together(llama, tmp_path) -> None:
+    pytest.importorskip("peft")
+    assert both("distributed", tmp_path, llama)["equal in both processes"]
+
+
+def test_workers_receive_a_quantized_model(llama, tmp_path) -> None:
+    assert both("pool", tmp_path, llama)["as in the workers"]
+
+
+def test_own_modules_are_reloaded(gpu, flux, tmp_path) -> None:
+    assert len(set(both("reloading", tmp_path, flux)["told"])) == 1
+
+
+def test_a_notebook(gpu, flux, tmp_path) -> None:
+    need("nbclient", "ipykernel")
+    told = run("notebook", tmp_path, flux, "PACKAGE", package=False)
+    assert told == run("notebook", tmp_path, flux, package=False)
+    assert len(set(told["told"])) == 1 and not told["standard output"]

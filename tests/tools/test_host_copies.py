@@ -1,0 +1,239 @@
+"""`keep_host_copies`: what did not change on a device is not copied back, and what changed is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import diffusers_quantfix as qf
+from tests.rig import models
+from tests.tools.pipelines import flux
+
+
+def _bytes(pipeline) -> int:
+    return sum(record.bytes for record in qf.audit(pipeline).tensors)
+
+
+def _state(model) -> dict:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def _same(one: dict, other: dict) -> bool:
+    import torch
+
+    return one.keys() == other.keys() and all(
+        one[name].device == other[name].device and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_model_offload_copies_nothing_back(rig_devices, tmp_path, bits):
+    here = rig_devices.devices[0]
+    pipeline = flux(tmp_path, bits)
+    pipeline.to("cpu")
+    pipeline.enable_model_cpu_offload(device=here)
+    weights = _bytes(pipeline.transformer)
+    rig_devices.reset()
+    models.call_flux(pipeline, here)
+    pipeline.maybe_free_model_hooks()
+    plain = rig_devices.traffic().d2h
+    expected = _state(pipeline.transformer)
+    qf.keep_host_copies(pipeline)
+    for _ in range(3):
+        rig_devices.reset()
+        models.call_flux(pipeline, here)
+        pipeline.maybe_free_model_hooks()
+        moved = rig_devices.traffic()
+        assert moved.h2d >= 0.9 * weights
+        assert moved.d2h <= plain - 0.97 * weights
+        assert _same(_state(pipeline.transformer), expected)
+    assert rig_devices.allocated(here) < 0.01 * weights
+    qf.keep_host_copies(pipeline, keep=False)
+    rig_devices.reset()
+    models.call_flux(pipeline, here)
+    pipeline.maybe_free_model_hooks()
+    assert rig_devices.traffic().d2h == plain
+
+
+def _in_place(weight):
+    weight[0, 0] += 1
+
+
+def _through_data(weight):
+    weight.data[0, 0] += 1
+
+
+def _other_memory(weight):
+    weight.data = weight.data * 2
+
+
+def _two_rows(weight):
+    weight.data[[0, 1]] = weight.data[[1, 0]].clone()
+
+
+def _signs(weight):
+    weight.data[:, 1].neg_()
+
+
+@pytest.mark.parametrize("change", [_in_place, _through_data, _other_memory, _two_rows, _signs])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_changed_on_the_device_is_copied(gpu, change, dtype):
+    import torch
+
+    here = gpu.devices[0]
+    model = torch.nn.Sequential(torch.nn.Linear(33, 7), torch.nn.Linear(7, 5)).to(getattr(torch, dtype))
+    qf.keep_host_copies(model)
+    model.to(here)
+    with torch.no_grad():
+        change(model[0].weight)
+    expected = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    model.to("cpu")
+    assert _same(_state(model), expected)
+
+
+def test_a_change_on_the_cpu_that_is_taken_back_on_the_device(gpu):
+    """The content on the device is then that of an earlier time, and the copy's is not."""
+    import torch
+
+    model = torch.nn.Linear(8, 8)
+    first = _state(model)
+    qf.keep_host_copies(model)
+    model.to(gpu.devices[0])
+    model.to("cpu")
+    model.weight.data += 1
+    model.to(gpu.devices[0])
+    model.weight.data.copy_(first["weight"])
+    model.to("cpu")
+    assert _same(_state(model), first)
+
+
+def test_training_on_the_device(gpu):
+    import torch
+
+    here = gpu.devices[0]
+    model, other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    other.load_state_dict(model.state_dict())
+    qf.keep_host_copies(model)
+    for one in (model, other):
+        one.to(here)
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        one(torch.ones(1, 8, device=here)).sum().backward()
+        optimizer.step()
+        one.to("cpu")
+    assert _same(_state(model), _state(other))
+    assert model.weight.grad is None or model.weight.grad.device == model.weight.device
+
+
+def test_a_lora_that_is_fused_and_unfused_on_the_device(gpu, tmp_path):
+    pytest.importorskip("peft")
+    from peft import LoraConfig
+
+    here = gpu.devices[0]
+    states = []
+    for keeps in (False, True):
+        pipeline = flux(tmp_path)
+        if keeps:
+            qf.keep_host_copies(pipeline)
+        pipeline.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
+        for name, parameter in pipeline.transformer.named_parameters():
+            if "lora" in name:
+                parameter.data.fill_(0.01)
+        for fuse in ("fuse_lora", "unfuse_lora", None):
+            pipeline.transformer.to(here)
+            if fuse:
+                getattr(pipeline.transformer, fuse)()
+            pipeline.transformer.to("cpu")
+            states.append(_state(pipeline.transformer))
+    for without, with_copies in zip(states[:3], states[3:], strict=True):
+        assert _same(without, with_copies)
+    assert not _same(states[3], states[4])
+
+
+def test_another_type_and_a_second_device(gpu):
+    import torch
+
+    one, other = gpu.pair
+    model = torch.nn.Linear(8, 8)
+    expected = _state(model)
+    qf.keep_host_copies(model)
+    model.to(one).to(other).to("cpu")
+    assert _same(_state(model), expected)
+    model.to(one, torch.float64).to("cpu", torch.float32)
+    assert _same(_state(model), expected)
+    model.to(one).to("cpu", torch.float64)
+    assert model.weight.dtype == torch.float64
+
+
+def test_a_move_that_fails_midway_leaves_everything_movable(gpu):
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    expected = _state(model)
+    qf.keep_host_copies(model)
+    calls = []
+
+    def fails(tensor):
+        if tensor.numel():
+            calls.append(tensor)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return tensor.to(gpu.devices[0])
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model._apply(fails)
+    del calls[:]
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu", "cuda"}
+    model.to("cpu")
+    assert _same(_state(model), expected)
+
+
+def test_copies_are_seen_by_audit_and_freed_by_release(gpu):
+    import torch
+
+    model = torch.nn.Linear(64, 64)
+    qf.keep_host_copies(model)
+    model.to(gpu.devices[0])
+    of_cpu = qf.audit(model).bytes["cpu"]
+    assert of_cpu == sum(parameter.nbytes for parameter in model.parameters())
+    report = qf.release(model)
+    assert not report.survivors
+    assert report.freed["cpu"] == of_cpu
+
+
+def test_a_deep_copy_and_a_pickle_move_as_upstream_does(gpu):
+    import torch
+
+    model = torch.nn.Linear(8, 8)
+    qf.keep_host_copies(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other.to(gpu.devices[0])
+        assert other.weight.device == gpu.devices[0]
+        assert model.weight.device.type == "cpu"
+        copy.deepcopy(other).to("cpu")
+        assert other.weight.device == gpu.devices[0]
+
+
+def test_without_memory_for_the_copies_it_is_refused(gpu, monkeypatch, tmp_path):
+    import torch
+
+    from diffusers_quantfix.memory import host_copies
+
+    model = torch.nn.Linear(64, 64).to(gpu.devices[0])
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 1 kB\n")
+    monkeypatch.setattr(host_copies, "_MEMORY", tmp_path / "meminfo")
+    with pytest.raises(MemoryError, match=r"need 0\.0 GB on the CPU.*leave out keep_host_copies"):
+        qf.keep_host_copies(model)
+    assert "_apply" not in vars(model)
+
+
+def test_what_is_no_pipeline_or_released_is_refused():
+    import torch
+
+    with pytest.raises(TypeError, match="keep_host_copies"):
+        qf.keep_host_copies(3)
+    model = torch.nn.Linear(2, 2)
+    qf.release(model)
+    with pytest.raises(RuntimeError, match="was released"):
+        qf.keep_host_copies(model)
