@@ -16,4 +16,4 @@ def case(work: str) -> str | None:
     except ValueError as refusal:
         assert "is offloaded, and dequantize() would leave it broken" in str(refusal), str(refusal)
     assert all(map(lambda one, other: one is other, model.modules(), layers)), "layers were replaced"
-    return "a clear error, before anything is changed"
+    return "raises an error, before anything is changed"
