@@ -33,7 +33,6 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-int8-saved-tiles": ("bitsandbytes.int8_saved_tiles", "bitsandbytes.nn.modules"),
-    "bnb-linear-input": ("bitsandbytes.linear_input", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
@@ -104,6 +103,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-meta-pipeline-device": (
         "diffusers.meta_pipeline_device",
         "diffusers.pipelines.pipeline_utils",
+    ),
+    "diffusers-motion-linear-input": (
+        "diffusers.motion_linear_input",
+        "diffusers.models.unets.unet_motion_model",
     ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
     "diffusers-quantized-cast": ("diffusers.quantized_cast", "diffusers.pipelines.pipeline_utils"),
