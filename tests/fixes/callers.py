@@ -21,6 +21,12 @@ def without_index(request, monkeypatch):
     monkeypatch.setitem(_says, "spelling", request.param)
 
 
+@pytest.fixture(params=[INDEX, NO_INDEX, TEXT])
+def each_spelling(request, monkeypatch):
+    """A test that uses this runs once for each spelling of the device."""
+    monkeypatch.setitem(_says, "spelling", request.param)
+
+
 def spelled(device):
     """``device`` as the test says it; without an index it is the current device from then on."""
     import torch
