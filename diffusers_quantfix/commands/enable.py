@@ -42,8 +42,10 @@ def run(options: argparse.Namespace) -> int:
     if not _is_active_in_a_fresh_interpreter({variable(): "1"} if fault else {}):
         if not fault:
             write_choice(earlier)
+        also = f"{fault}, and " if fault else ""
+        folder = os.path.dirname(spec.origin or "")
         return refuse(
-            f"{fault + ', and ' if fault else ''}a fresh {sys.executable} does not run the start-up file of {os.path.dirname(spec.origin or '')}: this is "
+            f"{also}a fresh {sys.executable} does not run the start-up file of {folder}: this is "
             "normal for packages found through PYTHONPATH (`pip install --target`), in a zipapp and with `python -S`; "
             f"nothing was changed. Install diffusers-quantfix into {environment()} itself, or {SITECUSTOMIZE}"
         )
