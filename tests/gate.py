@@ -13,6 +13,9 @@ from diffusers_quantfix.engine.errors import TargetMissing, Undecided
 from diffusers_quantfix.engine.versions import contains, installed_version, judge
 from diffusers_quantfix.fixes import INDEX
 
+# From which torch on Dynamo puts a layer into one graph; before, it fails on the same layer without this package, too.
+ONE_GRAPH = {"4-bit": "torch>=2.8", "8-bit": "torch>=2.10", "gguf": "torch>=2.8"}
+
 
 @functools.cache
 def gate(fix_id: str) -> tuple[bool, str]:

@@ -155,7 +155,7 @@ class Ledger:
         """The fix whose code lies over an entry, for a sentence; empty when it is other code."""
         for other in self._entries:
             if other is not entry and other.is_at(entry.owner, entry.name) and other.holds():
-                return f"{entry.where} now holds the fix {other.fix_id}, which cannot be removed either"
+                return f"{entry.where} now holds the fix {other.fix_id}, which must be removed first"
         return ""
 
     def forget_lost(self, fix_id: str) -> None:

@@ -245,4 +245,4 @@ def test_a_fix_below_one_that_cannot_be_removed_names_it(tools) -> None:
     """)
     assert outcome["applied"] == ["applied", "applied"]
     assert "lib.core.vouched now holds code of tool" in outcome["b"]
-    assert "lib.core.f now holds the fix fix-b, which cannot be removed either" in outcome["a"]
+    assert "lib.core.f now holds the fix fix-b, which must be removed first" in outcome["a"]

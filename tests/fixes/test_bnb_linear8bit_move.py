@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from tests.fixes import eight_bit
-from tests.gate import unmet
+from tests.gate import ONE_GRAPH, unmet
 
 FIX_ID = "bnb-linear8bit-move"
 STAYED = "bytes stayed on cuda"
@@ -330,6 +330,8 @@ def test_compiles_without_a_break():
     import torch
 
     eight_bit.skip_without_cpu_kernels()
+    if sentence := unmet(ONE_GRAPH["8-bit"]):
+        pytest.skip(f"8-bit layers compile in one graph from torch 2.10 on; {sentence}")
     model = eight_bit.stack("cpu")
     inputs = eight_bit.batch("cpu").float()
     with torch.no_grad():

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixes import gguf_models
 from tests.fixes.callers import assert_goes_on
+from tests.gate import ONE_GRAPH, unmet
 
 FIX_ID = "diffusers-gguf-sequential"
 SHOWS = r"KeyError: None"
@@ -90,6 +91,8 @@ def test_compiles_as_before(folder):
     """``__new__`` runs in the forward of every layer; whatever compiles upstream compiles with ours."""
     import torch
 
+    if sentence := unmet(ONE_GRAPH["gguf"]):
+        pytest.skip(f"GGUF layers compile in one graph from torch 2.8 on; {sentence}")
     model = gguf_models.transformer(folder)
     layer = next(module for module in model.modules() if type(module).__name__ == "GGUFLinear")
     x = torch.randn(2, layer.in_features)

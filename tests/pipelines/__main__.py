@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
-        known = found["outcomes"].get(name, {}).get(backend, {})
+        known = found["outcomes"].setdefault(name, {}).setdefault(backend, {})
+        for step in [step for step, said in known.items() if said.startswith(results.LATE)]:
+            del known[step]  # a busy machine; once more
         left = [placement for placement in placements if placement not in known]
         if left and not any(known.get(step, check.EXACT) != check.EXACT for step in ("build", "load")):
             todo.append((name, backend, left))
@@ -114,19 +116,21 @@ def sweep(todo, jobs: int, limit: float):
             if not finished and time.monotonic() > until:
                 process.kill()
                 finished = True
-                outcomes.setdefault(_next(task, outcomes), f"TimeoutError: not done after {limit:.0f} s")
+                _missing(task, outcomes, f"{results.LATE} after {limit:.0f} s")
             if finished:
                 process.join()
                 if process.exitcode not in (0, -9):
-                    outcomes.setdefault(
-                        _next(task, outcomes), f"Crash: the process ended with {process.exitcode}"
-                    )
+                    _missing(task, outcomes, f"Crash: the process ended with {process.exitcode}")
                 running.remove(entry)
                 yield task[0], task[1], outcomes
 
 
-def _next(task, outcomes: dict[str, str]) -> str:
-    return next((key for key in ("build", "load", *task[2]) if key not in outcomes), "end")
+def _missing(task, outcomes: dict[str, str], said: str) -> None:
+    """Say it of the first step that has no outcome."""
+    for step in ("build", "load", *task[2]):
+        if step not in outcomes:
+            outcomes[step] = said
+            return
 
 
 def _child(name: str, backend: str, placements: list[str], writer: Any) -> None:
@@ -134,8 +138,8 @@ def _child(name: str, backend: str, placements: list[str], writer: Any) -> None:
 
     from tests import rig
 
-    sys.stdout = sys.stderr = open(os.devnull, "w")
-    with rig.devices(), tempfile.TemporaryDirectory() as folder:
+    with open(os.devnull, "w") as nowhere, rig.devices(), tempfile.TemporaryDirectory() as folder:
+        sys.stdout = sys.stderr = nowhere
         devices = torch.device("cuda:0"), torch.device("cuda:1")
         for key, said in check.examine(name, backend, placements, devices, Path(folder)):
             writer.send((key, said))

@@ -1,4 +1,4 @@
-"""How each backend quantizes a model: its configuration, for the denoisers of diffusers and the encoders of transformers."""
+"""The configuration with which each backend quantizes the denoisers of diffusers and the encoders of transformers."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def _note(reached: set[str], name: str, *call) -> None:
 
 
 def examine(name: str, backend: str, placements, devices, folder: Path) -> Iterator[tuple[str, str]]:
-    """(placement, outcome) for each: ``exact``, or ``upstream: ...``, or what went wrong. First ``build`` and ``load``."""
+    """(placement, outcome) for each: ``exact``, ``upstream: ...`` or what went wrong; ``build`` and ``load`` first."""
     here, there = devices
     made: dict[str, Any] = {}
 
@@ -280,21 +280,21 @@ def examine(name: str, backend: str, placements, devices, folder: Path) -> Itera
     yield "load", said
     if said != EXACT:
         return
+
+    def tried(placement: str, source: str, expected: list) -> str:
+        said = EXACT
+        for outputs in place(subject, source, placement, here, there):
+            said = compare(outputs, expected)
+            if said != EXACT:
+                break
+        return said
+
     for placement in placements:
-
-        def tried(source: str, expected: list) -> str:
-            said = EXACT
-            for outputs in place(subject, source, placement, here, there):
-                said = compare(outputs, expected)
-                if said != EXACT:
-                    break
-            return said
-
-        said = outcome(lambda: tried(backend, made["expected"]))
+        said = outcome(functools.partial(tried, placement, backend, made["expected"]))
         if said != EXACT:
             gc.collect()
-            plain = outcome(lambda: tried("plain", made["plain"]))
-            if _kind(plain) == _kind(said):
+            plain = outcome(functools.partial(tried, placement, "plain", made["plain"]))
+            if plain != EXACT and _kind(plain) == _kind(said):
                 said = f"upstream: {plain}"
         gc.collect()
         yield placement, said

@@ -113,8 +113,8 @@ def transformers_model(kind: type, overrides: dict[str, Any]):
 
 
 def transformers_config(kind: type, overrides: dict[str, Any]):
-    config_class = kind.config_class
     given = {**copy.deepcopy(CONFIGS.get(kind.__name__, {})), **overrides}
+    config_class = _named(given.pop("config_class")) if "config_class" in given else kind.config_class
     return config_class(**_shrunk(config_class, given))
 
 
@@ -148,13 +148,16 @@ def _is_processor(kind: type) -> bool:
     return "Processor" in kind.__name__ or "FeatureExtractor" in kind.__name__
 
 
-SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<image>", "[IMG]", "[CLS]", "[SEP]", "[MASK]", "<|endoftext|>", "<|startoftext|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>", "<mask>"]
+SPECIAL = [
+    *("<pad>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|image_pad|>", "<|video_pad|>", "<image>", "[IMG]", "[CLS]", "[SEP]", "[MASK]", "<|endoftext|>"),
+    *("<|startoftext|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>", "<mask>"),
+]
 
 
-def tokenizer(max_length: int = 77, **special):
+def tokenizer(max_length: int = 77, positions: bool = False):
     """One token for each byte, and some special ones that chat templates use; made in memory."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *letters])}
@@ -166,7 +169,7 @@ def tokenizer(max_length: int = 77, **special):
         pair="<s> $A </s> $B </s>",
         special_tokens=[("<s>", 2), ("</s>", 3)],
     )
-    made = PreTrainedTokenizerFast(
+    made = _tokenizer_class(positions)(
         tokenizer_object=backend,
         pad_token="<pad>",
         unk_token="<unk>",
@@ -180,9 +183,24 @@ def tokenizer(max_length: int = 77, **special):
     )
     made.chat_template = CHAT
     made.image_token, made.image_token_id = "<|image_pad|>", 8
-    for name, value in special.items():
-        setattr(made, name, value)
     return made
+
+
+def _tokenizer_class(positions: bool) -> type:
+    from transformers import PreTrainedTokenizerFast
+
+    class Numbered(PreTrainedTokenizerFast):
+        """Gives the positions of the tokens as well, as ChatGLM's does."""
+
+        def __call__(self, *args, **options):
+            import torch
+
+            encoded = super().__call__(*args, **options)
+            ids = encoded["input_ids"]
+            encoded["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)
+            return encoded
+
+    return Numbered if positions else PreTrainedTokenizerFast
 
 
 CHAT = (
@@ -211,6 +229,8 @@ def processor(kind: type, overrides: dict[str, Any]):
         # The class of videos' processors needs torchvision, even to say that there is none.
         unchecked = {"check_argument_for_proper_class": lambda self, name, argument: type(argument)}
         return type(name, (kind,), unchecked)(**{**parts, **overrides})
+    if name == "AutoProcessor":
+        kind = transformers.CLIPImageProcessorPil
     if "Clap" in name:
         return kind(feature_size=16, **overrides)
     sizes: dict[str, Any] = {"size": {"height": 32, "width": 32}, "crop_size": {"height": 32, "width": 32}}

@@ -10,26 +10,66 @@ from typing import Any
 
 WIDTH = 64
 
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
 # parameter of a diffusers model -> value; sequences of rope dimensions get one of their length, see components.py
 SHRUNK: dict[str, Any] = {
     **dict.fromkeys(
-        ["num_layers", "num_single_layers", "num_refiner_layers", "num_mmdit_layers", "num_single_dit_layers", "mmdit_layers", "num_hidden_layers", "n_layers", "n_refiner_layers", "depth", "num_text_blocks", "num_visual_blocks", "num_text_layers", "num_layerwise_text_blocks", "num_refiner_text_blocks", "dit_depth", "nlayers", "layers_per_block", "num_res_blocks", "approximator_layers", "transformer_num_layers", "transformer_layers_per_block", "num_blocks_per_stage", "video_connector_num_layers", "audio_connector_num_layers", "num_lyric_encoder_hidden_layers", "num_timbre_encoder_hidden_layers", "num_attention_pooler_hidden_layers", "n_controlnet_blocks", "bottleneck_blocks", "num_single_blocks", "motion_layers_per_block", "num_decoder_layers_unused", "perceiver_num_layers"],
+        _names("""
+            num_layers num_single_layers num_refiner_layers num_mmdit_layers num_single_dit_layers
+            mmdit_layers num_hidden_layers n_layers n_refiner_layers depth num_text_blocks
+            num_visual_blocks num_text_layers num_layerwise_text_blocks num_refiner_text_blocks
+            dit_depth nlayers layers_per_block num_res_blocks approximator_layers
+            transformer_num_layers transformer_layers_per_block num_blocks_per_stage
+            video_connector_num_layers audio_connector_num_layers num_lyric_encoder_hidden_layers
+            num_timbre_encoder_hidden_layers num_attention_pooler_hidden_layers n_controlnet_blocks
+            bottleneck_blocks motion_layers_per_block perceiver_num_layers
+        """),
         1,
     ),
     **dict.fromkeys(
-        ["num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_kv_heads", "num_heads", "nheads", "dit_heads", "num_cross_attention_heads", "text_num_attention_heads", "text_num_key_value_heads", "audio_num_attention_heads", "num_key_value_attention_heads", "block_num_heads", "video_connector_num_attention_heads", "audio_connector_num_attention_heads", "n_head", "motion_num_attention_heads", "face_encoder_num_heads"],
+        _names("""
+            num_attention_heads num_key_value_heads num_kv_heads n_heads n_kv_heads num_heads nheads
+            dit_heads num_cross_attention_heads text_num_attention_heads text_num_key_value_heads
+            audio_num_attention_heads num_key_value_attention_heads block_num_heads
+            video_connector_num_attention_heads audio_connector_num_attention_heads n_head
+            motion_num_attention_heads face_encoder_num_heads
+        """),
         2,
     ),
     **dict.fromkeys(
-        ["attention_head_dim", "head_dim", "cross_attention_head_dim", "audio_attention_head_dim", "linear_head_dim", "video_connector_attention_head_dim", "audio_connector_attention_head_dim"],
+        _names("""
+            attention_head_dim head_dim cross_attention_head_dim audio_attention_head_dim
+            linear_head_dim video_connector_attention_head_dim audio_connector_attention_head_dim
+        """),
         32,
     ),
     **dict.fromkeys(
-        ["hidden_size", "dim", "inner_dim", "model_dim", "dit_dim", "embed_dim", "token_dim", "joint_attention_dim", "cross_attention_dim", "caption_channels", "caption_projection_dim", "text_dim", "text_embed_dim", "text_embed_2_dim", "context_in_dim", "cap_feat_dim", "pooled_projection_dim", "encoder_hidden_size", "text_in_dim", "text_emb_dim", "text_hidden_dim", "in_text_dim", "in_text_dim2", "text_encoder_dim", "dit_text_dim", "cond_embed_dim", "audio_cross_attention_dim", "cross_attention_dim_t5", "time_embed_dim", "time_dim", "freq_dim", "adaln_dim", "adaln_lora_dim", "condition_dim", "timestep_embed_dim", "timestep_guidance_channels", "approximator_hidden_dim", "cond_token_dim", "global_cond_dim", "embedding_dim", "cross_attention_input_dim", "global_states_input_dim", "llm_features_dim", "n_embd", "text_encoder_dim", "text_encoder_1_dim", "langauge_model_dim", "conditioning_dim", "output_dim", "redux_dim", "txt_in_features", "encoder_hidden_states_channels", "crossattn_proj_in_channels", "clip_embeddings_dim", "clip_img_dim", "audio_hidden_dim", "video_hidden_dim", "video_cross_attention_dim", "micro_cond_embed_dim", "model_channels", "img_context_dim_out", "image_embed_dim_unused", "clip_embed_dim_unused"],
+        _names("""
+            hidden_size dim inner_dim model_dim dit_dim embed_dim token_dim joint_attention_dim
+            cross_attention_dim caption_channels caption_projection_dim text_dim text_embed_dim
+            text_embed_2_dim context_in_dim cap_feat_dim pooled_projection_dim encoder_hidden_size
+            text_in_dim text_emb_dim text_hidden_dim in_text_dim in_text_dim2 text_encoder_dim
+            dit_text_dim cond_embed_dim audio_cross_attention_dim cross_attention_dim_t5
+            time_embed_dim time_dim freq_dim adaln_dim adaln_lora_dim condition_dim
+            timestep_embed_dim timestep_guidance_channels approximator_hidden_dim cond_token_dim
+            global_cond_dim embedding_dim cross_attention_input_dim global_states_input_dim
+            llm_features_dim n_embd text_encoder_dim text_encoder_1_dim langauge_model_dim
+            conditioning_dim output_dim redux_dim txt_in_features encoder_hidden_states_channels
+            crossattn_proj_in_channels clip_embeddings_dim clip_img_dim audio_hidden_dim
+            video_hidden_dim video_cross_attention_dim micro_cond_embed_dim model_channels
+            img_context_dim_out
+        """),
         WIDTH,
     ),
     **dict.fromkeys(
-        ["intermediate_size", "ffn_dim", "ff_dim", "ffn_hidden_size", "text_intermediate_size"], 2 * WIDTH
+        _names("""
+            intermediate_size ffn_dim ff_dim ffn_hidden_size text_intermediate_size
+        """),
+        2 * WIDTH,
     ),
     "norm_num_groups": 8,
     "conditioning_embedding_out_channels": (16, 32),
@@ -121,7 +161,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "up_block_types": ("CrossAttnUpBlockFlat", "UpBlockFlat"),
     },
     "Kandinsky3UNet": {
-        "block_out_channels": (32, 64, 64, 64),
+        "block_out_channels": (32, 64),
+        "layers_per_block": 3,
         "groups": 8,
         "encoder_hid_dim": WIDTH,
         "time_embedding_dim": 64,
@@ -195,7 +236,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "layers_per_block": (1,) * 5,
         "decoder_layers_per_block": (1,) * 4,
     },
-    "AutoencoderKLLTX2Audio": {"base_channels": 16, "ch_mult": (1, 2, 2)},
+    "AutoencoderKLLTX2Audio": {"ch_mult": (1, 1, 1)},
     "AutoencoderOobleck": {
         "encoder_hidden_size": 12,
         "decoder_channels": 12,
@@ -204,6 +245,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "PaellaVQModel": {"embed_dim": 16},
     "Transformer2DModel": {},
+    "AllegroTransformer3DModel": {"attention_head_dim": 96, "cross_attention_dim": 192},  # three axes of 32
     "CogVideoXTransformer3DModel": {"sample_frames": 9},
     "CogView4Transformer2DModel": {"sample_size": 16, "pos_embed_max_size": 16, "rope_axes_dim": (256, 256)},
     "CogView3PlusTransformer2DModel": {"sample_size": 16},
@@ -249,7 +291,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "caption_channels": (WIDTH, WIDTH),
         "text_emb_dim": 2 * WIDTH,
         "llama_layers": (0, 1),
-        "axes_dims_rope": (16, 16),
+        "axes_dims_rope": (16, 8, 8),
         "num_routed_experts": 4,
         "max_resolution": (16, 16),
     },
@@ -319,10 +361,25 @@ MODELS: dict[str, dict[str, Any]] = {
 
 # parameter of a transformers config -> value, wherever the config (or a part of it) has such a parameter
 SHRUNK_CONFIG: dict[str, Any] = {
-    **dict.fromkeys(["hidden_size", "d_model", "n_embd", "projection_dim", "embed_dim", "out_hidden_size"], WIDTH),
+    **dict.fromkeys(
+        _names("""
+            hidden_size d_model n_embd projection_dim embed_dim out_hidden_size
+        """),
+        WIDTH,
+    ),
     **dict.fromkeys(["intermediate_size", "d_ff"], 2 * WIDTH),
-    **dict.fromkeys(["num_layers", "num_hidden_layers", "n_layer", "depth"], 2),
-    **dict.fromkeys(["num_attention_heads", "num_heads", "n_head", "num_key_value_heads"], 2),
+    **dict.fromkeys(
+        _names("""
+            num_layers num_hidden_layers n_layer depth
+        """),
+        2,
+    ),
+    **dict.fromkeys(
+        _names("""
+            num_attention_heads num_heads n_head num_key_value_heads
+        """),
+        2,
+    ),
     **dict.fromkeys(["d_kv", "head_dim"], 32),
     "vocab_size": 512,
     "pad_token_id": 0,
@@ -368,7 +425,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "MultilingualCLIP": {"transformerDimensions": WIDTH, "numDims": WIDTH},
     "LlamaModel": {"num_hidden_layers": 4},
     "LlamaForCausalLM": {"num_hidden_layers": 2},
-    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 1]},
+    "SmolLM3ForCausalLM": {
+        "no_rope_layers": [1, 1],
+        "vocab_size": 128256,
+    },  # the pipeline knows a token by its number
+    "LlavaForConditionalGeneration": {"pad_token_id": 0, "image_token_index": 10},
+    "PaintByExampleImageEncoder": {"config_class": "CLIPVisionConfig"},
+    "T5Gemma2Encoder": {"text_config": {"dropout_rate": 0.0}},
     "T5GemmaEncoderModel": {"is_encoder_decoder": False},
     "Mistral3ForConditionalGeneration": {"image_token_index": 8},
     "SpeechT5HifiGan": {
@@ -404,6 +467,11 @@ _XL_UNET = {
     "projection_class_embeddings_input_dim": 6 * 8 + WIDTH,
 }
 _XL_CONTROL = {key: _XL_UNET[key] for key in _XL_UNET}
+_VAE_8 = {  # four levels: a factor of 8, which some pipelines take for granted
+    "block_out_channels": (16, 16, 32, 32),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+}
 _LATENTS_16 = {"latent_channels": 16, "shift_factor": 0.0, "scaling_factor": 1.0}
 
 # pattern over pipeline names -> component -> parameters; all that match apply, the last one wins
@@ -415,7 +483,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "controlnet": _XL_CONTROL,
         "adapter": {"adapter_type": "full_adapter_xl", "channels": [32, 64]},
     },
-    "Kolors": {"unet": {**_XL_UNET, "cross_attention_dim": WIDTH}},
     ".*XLControlNetXS": {"controlnet": {"cross_attention_dim": 2 * WIDTH}},
     "StableDiffusion3": {
         "transformer": {"pooled_projection_dim": 2 * WIDTH},
@@ -499,27 +566,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Kandinsky5(I2V|I2I)": {"transformer": {"visual_cond": True}},
     "Kandinsky6TI2VA": {"audio_vae": {}, "vocoder": {"upsample_initial_channel": 64}},
     "Kolors": {
-        "tokenizer": {
-            "padding_side": "left",
-            "model_input_names": ["input_ids", "attention_mask", "position_ids"],
-        }
-    },
-    "Krea2": {"text_encoder_select_layers": (1, 2)},
-    "LDMPipeline": {"unet": {"in_channels": 4, "out_channels": 4}},
-    "LDMSuperResolution": {"unet": {"in_channels": 7, "out_channels": 4}},
-    "LDMTextToImage": {"unet": {"class": "UNet2DConditionModel"}, "vqvae": {"class": "AutoencoderKL"}},
-    "LatentConsistency": {"unet": {"time_cond_proj_dim": 32}},
-    "LucyEdit": {"transformer": {"in_channels": 32}, "dtype": "float32"},
-    "Marigold": {"unet": {"in_channels": 8}},
-    "MarigoldIntrinsics": {"unet": {"in_channels": 12, "out_channels": 8}},
-    "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
-    "AudioLDM2|AudioLDM|MusicLDM": {
-        "unet": {
-            "class_embed_type": "simple_projection",
-            "projection_class_embeddings_input_dim": WIDTH,
-            "class_embeddings_concat": True,
-            "cross_attention_dim": None,
-        },
+        "tokenizer": {"positions": True},
+        "unet": {"cross_attention_dim": WIDTH},
         "vae": {"in_channels": 1, "out_channels": 1},
         "vocoder": {"model_in_dim": 8},
     },
@@ -540,5 +588,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
         }
     },
     "I2VGenXL": {"unet": {"num_attention_heads": 2}},
+    "HunyuanDiT": {"vae": _VAE_8},
+    "FluxFill": {"transformer": {"in_channels": 144}},
+    "Cosmos": {"transformer": {"concat_padding_mask": False}},
+    "Flux2Pipeline": {"tokenizer": {"class": "PixtralProcessor"}},
+    "HunyuanVideo15ImageToVideo": {"transformer": {"target_size": 32}},
+    "NucleusMoE": {"transformer": {"out_channels": 16, "num_experts": 4}},
+    "QwenImageControlNetInpaint": {"controlnet": {"extra_condition_channels": 4}},
+    "Sana(Image|Video)": {"vae": {"class": "AutoencoderKLWan"}},
+    "SanaSprint": {"scheduler": {"class": "SCMScheduler"}, "transformer": {"guidance_embeds": True}},
+    "SkyReelsV2ImageToVideo": {"transformer": {"image_dim": WIDTH, "added_kv_proj_dim": WIDTH}},
+    "StableAudioPipeline": {"transformer": {"global_states_input_dim": 2 * WIDTH}},
+    "StableCascade": {
+        "prior": {"clip_image_in_channels": WIDTH},
+        "prior_prior": {"clip_image_in_channels": WIDTH},
+        "decoder": {
+            "in_channels": 4,
+            "out_channels": 4,
+            "effnet_in_channels": 16,
+            "pixel_mapper_in_channels": 3,
+            "patch_size": 2,
+        },
+    },
+    "StableDiffusionAdapter": {
+        "unet": {
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        }
+    },
+    ".*ControlNetXS": {"unet": {"layers_per_block": 2}},
+    "StableDiffusionGLIGENPipeline": {"unet": {"attention_type": "gated"}},
+    "StableDiffusionGLIGENText": {
+        "unet": {"attention_type": "gated-text-image"},
+        "image_project": {"hidden_size": WIDTH},
+    },
+    "StableDiffusionLatentUpscale": {"unet": {"in_channels": 8, "time_cond_proj_dim": 160}},
+    "StableDiffusionModelEditing": {"scheduler": {"class": "DDIMScheduler"}},
+    "StableDiffusionParadigms": {"scheduler": {"class": "DDIMParallelScheduler"}},
+    "StableVideoDiffusion": {"image_encoder": {"image_size": 224, "patch_size": 32}},
     "DDPM|DDIM|PNDM|RePaint|ScoreSde|KarrasVe|Consistency|LDM": {"dtype": "float32"},
 }

@@ -65,10 +65,11 @@ ALWAYS = set(VALUES)
 
 # pattern over pipeline names -> parameters; all that match apply, the last one wins; `...` leaves one out
 CALLS: dict[str, dict[str, Any]] = {
+    ".*": {"strength": 0.9},
     "WanAnimate": {"pose_video": video, "face_video": video},
     "Marigold": {"processing_resolution": 32, "output_type": "np"},
     "DiT": {"class_labels": [1]},
-    "StableDiffusionAttendAndExcite": {"token_indices": [2]},
+    "StableDiffusionAttendAndExcite": {"token_indices": [2], "attn_res": (8, 8)},
     "CycleDiffusion": {"source_prompt": "a dog"},
     "BlipDiffusion": {
         "source_subject_category": "dog",
@@ -92,7 +93,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 4, 4, 4).bfloat16()},
     "TextToVideoZero": {"t0": 0, "t1": 1},
     "IFImg2Img|IFInpaint": {"original_image": image},
-    "StableDiffusionDiffEdit": {"image_latents": lambda: noise(1, 4, 16, 16).bfloat16()},
     "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
     "AceStep": {"audio_duration": 1.0},
     "LongCatAudio": {"audio_duration_s": 0.5},
@@ -108,7 +108,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "CogVideoXFunControl": {"control_video": video},
     "Cosmos.*VideoToWorld|Cosmos3|Helios|LTXCondition": {"video": ...},
     "CosmosVideoTo": {"image": image},
-    "Ideogram4": {"guidance_schedule": None},
+    "Ideogram4": {"guidance_schedule": (7.0, 7.0)},
     "LTX2": {
         "stg_scale": 0.0,
         "modality_scale": 1.0,
@@ -130,6 +130,19 @@ CALLS: dict[str, dict[str, Any]] = {
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8},
     "Sana": {"frames": 9},
     "ShapE": {"frame_size": 8},
+    "Helios": {"image": ..., "video": ...},
+    "StableAudio3(Audio|Inp)": {"audio": lambda: noise(1, 2, 4096)},
+    "StableCascadeDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
+    "StableDiffusion3ControlNetInpainting": {"control_mask": mask},
+    "StableDiffusionDiffEdit": {"image_latents": lambda: noise(1, 4, 32, 32).bfloat16()},
+    "StableDiffusionGLIGEN": {"gligen_phrases": ["a cat"], "gligen_boxes": [[0.1, 0.1, 0.5, 0.5]]},
+    "StableDiffusionGLIGENText": {"gligen_images": lambda: [image()]},
+    "StableDiffusionPix2PixZero": {
+        "source_embeds": lambda: noise(1, 77, 64).bfloat16(),
+        "target_embeds": lambda: noise(1, 77, 64, seed=2).bfloat16(),
+    },
+    "StableDiffusionXLControlNetUnion": {"control_mode": [0], "control_image": lambda: [image()]},
+    "QwenImage21": {"output_resolution": 32},
 }
 
 

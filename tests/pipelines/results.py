@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.pipelines.check import EXACT
 
 FILE = Path(__file__).parent / "results.json"
+LATE = "TimeoutError: not done"
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum-quanto", "torchao")
 
 

@@ -43,8 +43,16 @@ TOOLS = {
 }
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.parametrize("tool", TOOLS)
+# All other tests import the libraries after us.
+ORDERS = [
+    (tool, order)
+    for tool in TOOLS
+    for order in ("before", "after")
+    if (tool, order) != ("libraries", "after")
+]
+
+
+@pytest.mark.parametrize(("tool", "order"), ORDERS)
 def test_nothing_breaks_and_undo_leaves_theirs(flux, alone, tmp_path, tool, order) -> None:
     need(*TOOLS[tool])
     told = run("beside", tmp_path, tool, order, flux, package=False, UNSLOTH_ALLOW_CPU="1")

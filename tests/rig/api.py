@@ -54,7 +54,7 @@ def devices() -> Iterator[None]:
     """Have two CUDA devices inside the block and none after it."""
     if reason := unavailable_reason():
         raise RuntimeError(f"the rig is not available: {reason}")
-    from . import bitsandbytes_native, bitsandbytes_ops, caches, cuda_bindings
+    from . import bitsandbytes_native, bitsandbytes_ops, caches, convolutions, cuda_bindings
     from .undo import Undo
 
     _import_what_looks_for_gpus()
@@ -68,6 +68,7 @@ def devices() -> Iterator[None]:
         bitsandbytes_native.install(undo)
         bitsandbytes_ops.install(undo)
         caches.install(undo)
+        convolutions.install(undo)
         reset()
         yield
 

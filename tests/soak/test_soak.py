@@ -20,4 +20,4 @@ def test_a_seed_repeats_a_run() -> None:
 
 def test_nothing_piles_up(gpu, tmp_path) -> None:
     backends = [name for name in BACKENDS if installed(name)]
-    assert not run(gpu, tmp_path, backends, plans(0, 24, backends), print)
+    assert not run(gpu, tmp_path, backends, plans(0, 16, backends), print)

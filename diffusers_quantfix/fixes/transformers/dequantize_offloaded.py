@@ -36,7 +36,11 @@ FIX = Fix(
     ),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! from dequantize(), or Expected all tensors "
     "to be on the same device after it",
-    patterns=("Cannot copy out of meta tensor; no data", "Expected all tensors to be on the same device"),
+    patterns=(
+        "Cannot copy out of meta tensor; no data",
+        "Expected all tensors to be on the same device",
+        "absmax must be float32, got",
+    ),
     frames=(r"\bdequantize\(", "quantizers/base.py:dequantize", "transformers/quantizers/"),
 )
 

@@ -61,7 +61,7 @@ def plain_flux(folder: str) -> Any:
 
     from diffusers import FluxTransformer2DModel
 
-    if not os.path.exists(folder):
+    if not os.path.exists(os.path.join(folder, "config.json")):
         transformer().save_pretrained(folder)
     return FluxTransformer2DModel.from_pretrained(folder)
 
@@ -93,7 +93,7 @@ def text_encoder(folder: str, where: Any) -> Any:
     import torch
     from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
 
-    if not os.path.exists(folder):
+    if not os.path.exists(os.path.join(folder, "config.json")):
         torch.manual_seed(0)
         config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
         T5EncoderModel(config).save_pretrained(folder)

@@ -61,7 +61,7 @@ def flux(folder: str, weights: str = "") -> Any:
 
     from .four_bit import plain_flux
 
-    if weights and not os.path.exists(folder):
+    if weights and not os.path.exists(os.path.join(folder, "config.json")):
         plain_flux(folder)
     options: dict[str, Any] = {}
     if weights:

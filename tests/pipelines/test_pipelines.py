@@ -1,0 +1,41 @@
+"""Every pipeline of the newest release is known: it runs here, or is listed with its reason; the page is up to date.
+
+``test_the_slice`` runs each pipeline once, backends and placements rotated. It takes minutes, so it runs where
+``DIFFUSERS_QUANTFIX_PIPELINES=slice`` asks for it; ``python -m tests.pipelines`` runs the whole.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.gate import unmet
+from tests.pipelines import results, table
+from tests.pipelines.families import NOT_BUILT, NOT_YET_RUN, pipelines
+
+FOUND = results.read(results.FILE)
+pytestmark = pytest.mark.skipif(
+    bool(unmet(f"diffusers=={FOUND['versions']['diffusers']}")), reason="the results are of another release"
+)
+
+
+def test_every_pipeline_of_the_release_is_known():
+    """A new pipeline is to be run (``python -m tests.pipelines --family NAME --json ...``) or to be listed."""
+    unknown = set(pipelines()) - set(FOUND["outcomes"]) - set(NOT_BUILT) - NOT_YET_RUN
+    assert not unknown, "neither run nor listed in NOT_BUILT: " + ", ".join(sorted(unknown))
+    gone = set(NOT_BUILT) - set(pipelines())
+    assert not gone, "listed, but not in this release: " + ", ".join(sorted(gone))
+
+
+def test_the_page_and_the_line_of_the_readme():
+    assert table.PAGE.read_text() == table.page(FOUND), "python -m tests.pipelines.table --write"
+    assert table.totals(FOUND) in (table.PAGE.parents[1] / "README.md").read_text(), table.totals(FOUND)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.environ.get("DIFFUSERS_QUANTFIX_PIPELINES") != "slice", reason="asked for by itself")
+def test_the_slice(tmp_path):
+    from tests.pipelines.__main__ import main
+
+    assert main(["--slice", "--jobs", "2", "--json", str(tmp_path / "results.json")]) == 0
