@@ -38,15 +38,19 @@ def run(options: argparse.Namespace) -> int:
         )
     earlier = read_choice()
     fault = write_choice("on")
-    if fault:
-        return refuse(f"{fault}; set {variable()}=1 in the environment instead")
-    if not _is_active_in_a_fresh_interpreter():
-        write_choice(earlier)
+    # Where the choice cannot be written, the variable is the other way, if the start-up file runs at all.
+    if not _is_active_in_a_fresh_interpreter({variable(): "1"} if fault else {}):
+        if not fault:
+            write_choice(earlier)
+        also = f"{fault}, and " if fault else ""
+        folder = os.path.dirname(spec.origin or "")
         return refuse(
-            f"a fresh {sys.executable} does not run the start-up file of {os.path.dirname(spec.origin or '')}: this is "
+            f"{also}a fresh {sys.executable} does not run the start-up file of {folder}: this is "
             "normal for packages found through PYTHONPATH (`pip install --target`), in a zipapp and with `python -S`; "
             f"nothing was changed. Install diffusers-quantfix into {environment()} itself, or {SITECUSTOMIZE}"
         )
+    if fault:
+        return refuse(f"{fault}; set {variable()}=1 in the environment instead")
     print(f"activation: {describe()}")
     if tool:
         print(
@@ -63,15 +67,19 @@ def _tool_of_its_own() -> str:
     return ""
 
 
-def _is_active_in_a_fresh_interpreter() -> bool:
-    """Whether the start-up file runs there: importing a library then imports the package."""
+def _is_active_in_a_fresh_interpreter(variables: dict[str, str]) -> bool:
+    """Whether the start-up file runs there: importing a library then imports the package.
+
+    Args:
+        variables: set in its environment, where no other setting of this package is.
+    """
     program = (
         "import sys, importlib.util; importlib.util.find_spec('diffusers'); "
         "sys.exit(0 if 'diffusers_quantfix' in sys.modules else 3)"
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("DIFFUSERS_QUANTFIX")
-    }
+    } | variables
     try:
         # "-I" would ignore PYTHONPATH, whose folders' start-up files are not read either.
         done = subprocess.run(

@@ -114,8 +114,9 @@ class References:
         self.tensors = self._on_storages(census.tensors)
         roots = [*census.nodes]
         for tensor in census.tensors:
-            if not tensor.is_leaf:
-                with contextlib.suppress(RuntimeError):
+            # Both make the node of a view anew whose base was changed, which fails where that is empty by now.
+            with contextlib.suppress(RuntimeError):
+                if not tensor.is_leaf:
                     roots.append(tensor.grad_fn)
         census.tensors.clear()
         for value in census.addresses:

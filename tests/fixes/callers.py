@@ -21,6 +21,12 @@ def without_index(request, monkeypatch):
     monkeypatch.setitem(_says, "spelling", request.param)
 
 
+@pytest.fixture(params=[INDEX, NO_INDEX, TEXT])
+def each_spelling(request, monkeypatch):
+    """A test that uses this runs once for each spelling of the device."""
+    monkeypatch.setitem(_says, "spelling", request.param)
+
+
 def spelled(device):
     """``device`` as the test says it; without an index it is the current device from then on."""
     import torch
@@ -49,9 +55,11 @@ def interrupt(run, part: float) -> None:
             self.seen, self.last = 0, last
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.seen += 1
-            if self.seen == self.last:
-                raise Interrupted
+            # On CUDA the device and the stream are set by no operator, in the rig by its own: ``with`` puts them back.
+            if func.namespace != "diffusers_quantfix_rig":
+                self.seen += 1
+                if self.seen == self.last:
+                    raise Interrupted
             return func(*args, **(kwargs or {}))
 
     with Count(0) as count:
@@ -60,8 +68,7 @@ def interrupt(run, part: float) -> None:
     # Not always Interrupted: safetensors raises an error of its own in its place.
     with pytest.raises(Exception), Count(last) as count:  # noqa: B017
         run()
-    # What tidies up behind the error may run a few operations more.
-    assert last <= count.seen <= last + 8, "it was raised, and the run ended there"
+    assert count.seen == last, "it was raised, and nothing ran after it"
 
 
 def assert_goes_on(run, check, parts=(0.3, 0.8), inference_mode=True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+from tests.fixes.callers import spelled
 from tests.rig import models
 
 # What torch says when something is sent to, or met on, the meta device.
@@ -20,11 +21,10 @@ _CHAT = (
 
 def offload(*components, device="cpu"):
     """Sequential offload with accelerate itself, on plain CPU unless told otherwise."""
-    import torch
     from accelerate import cpu_offload
 
     for component in components:
-        cpu_offload(component, torch.device(device))
+        cpu_offload(component, spelled(device))
 
 
 def offload_sequentially(pipeline, device):
@@ -33,7 +33,7 @@ def offload_sequentially(pipeline, device):
 
     device = torch.device(device)
     if device.type == "cuda":
-        pipeline.enable_sequential_cpu_offload(device=device)
+        pipeline.enable_sequential_cpu_offload(device=spelled(device))
         return
     offload(
         *(part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)), device=device

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit, eight_bit_models
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import each_spelling as each_spelling
 from tests.gate import unmet
 from tests.rig import models
 
@@ -51,6 +53,7 @@ def test_fuse_lora_after_a_move(gpu, tmp_path, side):
     assert torch.equal(fused(round_trip(gpu, eight_bit_models.transformer(tmp_path, side))), expected)
 
 
+@pytest.mark.usefixtures("each_spelling")
 def test_components_manager_offloads(gpu, tmp_path, side):
     if unmet("diffusers>=0.35"):
         pytest.skip("ComponentsManager came with diffusers 0.35.0")
@@ -65,7 +68,7 @@ def test_components_manager_offloads(gpu, tmp_path, side):
     manager = ComponentsManager()
     for name, part in parts.items():
         manager.add(name, part)
-    manager.enable_auto_cpu_offload(device=here, memory_reserve_margin="100000GB")
+    manager.enable_auto_cpu_offload(device=spelled(here), memory_reserve_margin="100000GB")
     eight_bit.assert_gone(gpu, here)
     for _ in range(2):
         assert (eight_bit_models.encode(parts["text_encoder"], here) == reference).all()
@@ -75,6 +78,7 @@ def test_components_manager_offloads(gpu, tmp_path, side):
     manager.disable_auto_cpu_offload()
 
 
+@pytest.mark.usefixtures("each_spelling")
 @pytest.mark.parametrize("ran", [False, True], ids=["before forward", "after forward"])
 def test_sequential_offload_of_a_pipeline(gpu, tmp_path, side, ran):
     import torch
@@ -86,11 +90,16 @@ def test_sequential_offload_of_a_pipeline(gpu, tmp_path, side, ran):
     if not ran:
         pipe = models.flux_pipeline(eight_bit_models.transformer(tmp_path, side))
         model = pipe.transformer
-    pipe.enable_sequential_cpu_offload()
-    for _ in range(2):
-        assert torch.equal(models.call_flux(pipe, device=here).cpu(), reference)
+    pipe.enable_sequential_cpu_offload(device=spelled(here))
+
+    def check(latents):
+        assert torch.equal(latents, reference)
         constants = [getattr(pipe.scheduler, name) for name in ("sigmas", "timesteps")]
         eight_bit.assert_gone(gpu, here, sum(tensor.nbytes for tensor in constants))
+
+    for _ in range(2):
+        check(models.call_flux(pipe, device=here).cpu())
+    assert_goes_on(lambda: models.call_flux(pipe, device=here).cpu(), check)
     pipe.remove_all_hooks()
     eight_bit.assert_whole(model, model.device)
     model.to(here)

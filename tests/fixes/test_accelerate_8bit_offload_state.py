@@ -108,6 +108,26 @@ def test_after_an_interrupted_run(gpu, first, inference):
         eight_bit.assert_gone(gpu, here)
 
 
+@row_major
+@forward
+def test_after_an_interrupted_backward_pass(gpu, first):
+    import torch
+
+    here = gpu.devices[0]
+
+    def gradient(model):
+        one = eight_bit.batch(here).requires_grad_()
+        model(one).float().pow(2).sum().backward()
+        return one.grad.cpu()
+
+    expected = gradient(eight_bit.stack(here, 4))
+    model = offloaded(stack_of(gpu, first), here)
+    for part in (0.3, 0.6, 0.75, 0.9):
+        interrupt(lambda: gradient(model), part)
+        assert torch.equal(gradient(model), expected), "the gradients differ"
+        eight_bit.assert_gone(gpu, here)
+
+
 @forward
 @pytest.mark.defect(FIX_ID, shows="the peak is" + LOST, needs=NEEDS)
 def test_the_peak_is_one_layer(gpu, first):
@@ -186,7 +206,7 @@ def test_a_hook_without_a_weights_map_keeps_the_scales(gpu, first):
     layer = eight_bit.linear(here).requires_grad_(False)
     if first:
         eight_bit.run(layer, here)
-    add_hook_to_module(layer, AlignDevicesHook(execution_device=here, offload=True))
+    add_hook_to_module(layer, AlignDevicesHook(execution_device=spelled(here), offload=True))
     eight_bit.assert_gone(gpu, here)
     assert torch.equal(eight_bit.run(layer, here), reference)
     eight_bit.assert_gone(gpu, here)

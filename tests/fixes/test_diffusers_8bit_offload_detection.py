@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from tests.fixes.callers import each_spelling as each_spelling
+from tests.fixes.callers import spelled
 from tests.gate import unmet
 from tests.rig import models
 
@@ -45,22 +47,24 @@ def test_text_encoder_on_two_devices_is_not_taken_for_offloaded(gpu, tmp_path):
 
 
 @before_0_34
+@pytest.mark.usefixtures("each_spelling")
 def test_offloaded_8bit_model_counts_as_offloaded(gpu, tmp_path):
     from accelerate import cpu_offload
 
     encoder = text_encoder(tmp_path, bits=8)
     pipe = models.flux_pipeline(text_encoder=encoder)
     assert_says_float16_on_cpu(pipe)
-    cpu_offload(encoder, gpu.devices[0])
+    cpu_offload(encoder, spelled(gpu.devices[0]))
     assert FLOAT16_ON_CPU not in warnings_of(lambda: pipe.to("cpu"))
 
 
 @before_0_34
+@pytest.mark.usefixtures("each_spelling")
 def test_unquantized_models_are_judged_by_upstream(gpu):
     from accelerate import cpu_offload, dispatch_model
 
     for move in (
-        lambda model: cpu_offload(model, gpu.devices[0]),
+        lambda model: cpu_offload(model, spelled(gpu.devices[0])),
         lambda model: dispatch_model(model, {"": 0}, force_hooks=True),
     ):
         pipe = models.flux_pipeline()

@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, LEAF, STREAM, assert_left, net, offload, stop
 from tests.fixes.test_diffusers_group_offload_bnb import build, load, output, run
@@ -116,7 +117,13 @@ def test_without_the_hooks_it_is_an_ordinary_model(gpu, tmp_path, level, weights
     before = gpu.allocated(device) - four_bit.bytes_of(model)
     on_disk(model, tmp_path, device, **level)
     assert list(tmp_path.iterdir())
-    assert torch.equal(run(model, device), expected)
+
+    def check(outputs):
+        assert torch.equal(outputs, expected)
+        assert_left(gpu, device, before)
+
+    check(run(model, device))
+    assert_goes_on(lambda: run(model, device), check)
     stop(model)
     assert_left(gpu, device, before)
     assert not list(tmp_path.iterdir()), "files are left"

@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import without_index as without_index
 from tests.fixes.offloaded import SHOWS, longcat_image, offload, offload_sequentially
 from tests.gate import unmet
 from tests.rig import models
@@ -112,6 +114,22 @@ def test_ways_into_and_out_of_offloading(gpu):
     assert pipe.device == pipe._execution_device == torch.device(CPU)
     pipe.to(device)
     check(device)
+
+
+@pytest.mark.usefixtures("without_index")
+def test_without_an_index_interrupted_and_in_inference_mode(gpu):
+    import torch
+
+    device = gpu.devices[0]
+    reference = models.prompt_flux(models.flux_pipeline(text=True).to(device))
+    pipe = models.flux_pipeline(text=True)
+    offload_sequentially(pipe, device)
+
+    def check(latents):
+        assert torch.equal(latents, reference)
+        assert torch.ones(3).to(pipe.device).device == device
+
+    assert_goes_on(lambda: models.prompt_flux(pipe), check)
 
 
 @pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="there was no group offloading before")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import without_index as without_index
 
 FIX_ID = "diffusers-quanto-reload"
 NEEDS = ("optimum-quanto>=0.2.6", "diffusers>=0.33.0")  # what diffusers itself asks for
@@ -46,6 +48,23 @@ def test_a_saved_model_is_offloaded_sequentially(saved):
     folder, reference = saved["int4"]
     model = cpu_offload(q.load_flux(folder, ""), torch.device("cpu"))
     assert torch.equal(q.run_flux(model), reference)
+
+
+@pytest.mark.usefixtures("without_index")
+def test_sequential_offload_without_an_index_interrupted_and_in_inference_mode(saved, gpu):
+    import torch
+    from accelerate import cpu_offload
+
+    if q.unsupported():
+        pytest.skip(q.unsupported())
+    device, folder = gpu.devices[0], saved["int4"][0]
+    reference = q.run_flux(q.load_flux(folder, "").to(device), device)
+    model = cpu_offload(q.load_flux(folder, ""), spelled(device))
+
+    def check(latents):
+        assert torch.equal(latents, reference)
+
+    assert_goes_on(lambda: q.run_flux(model, device), check)
 
 
 def test_a_saved_model_is_loaded_onto_a_gpu(saved, gpu):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit, lora_models
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import each_spelling as each_spelling
 from tests.gate import unmet
 from tests.rig import models
 
@@ -48,21 +50,28 @@ def test_lora_is_loaded(gpu, saved, bits):
     )
 
 
+@pytest.mark.usefixtures("each_spelling")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_offloaded_encoder_keeps_its_hooks(gpu, saved, bits):
     """Sequential offload: exactly what the encoder gives that was never offloaded, with two LoRAs and after them."""
     from accelerate import cpu_offload
 
     runs, here = [], gpu.devices[0]
+
+    def check(states):
+        assert lora_models.distance(states, runs[0]) == 0
+
     for offloaded in (False, True):
         pipe = pipeline(saved, bits)
         if offloaded:
-            cpu_offload(pipe.text_encoder, here)
+            cpu_offload(pipe.text_encoder, spelled(here))
         before = lora_models.hooks_of(pipe)
         lora_models.load(pipe, **TEXT_ONLY)
         after = lora_models.hooks_of(pipe)
         assert {id(hook) for hook, _ in before.values()} <= {id(hook) for hook, _ in after.values()}
         runs.append(encode(pipe, here))
+        if offloaded:
+            assert_goes_on(lambda pipe=pipe: encode(pipe, here), check)
         pipe.delete_adapters("two")
         runs.append(encode(pipe, here))
         pipe.unload_lora_weights()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fixes import lora_models as lora
 from tests.fixes import quanto_models as q
+from tests.fixes.callers import assert_goes_on
 from tests.gate import unmet
 from tests.rig import models
 
@@ -297,9 +298,17 @@ def test_under_offload(gpu, tmp_path, offload, weights):
     assert lora.distance(fused, with_lora) > 0
     pipe = pipeline()
     OFFLOADS[offload](pipe, device)
+
+    def check_fused(latents):
+        assert torch.equal(latents, fused)
+
     for _ in range(2):
         assert torch.equal(lora.run(pipe, device), with_lora)
         pipe.fuse_lora()
         assert torch.equal(lora.run(pipe, device), fused)
+        # At its end model offload moves all back with the hooks off.
+        parts = (0.3, 0.5) if offload == "model" else (0.3, 0.8)
+        # Plain layers of int4 cannot run in inference mode, offloaded or not.
+        assert_goes_on(lambda: lora.run(pipe, device), check_fused, parts, weights != "int4")
         pipe.unfuse_lora()
     assert torch.equal(lora.run(pipe, device), with_lora)

@@ -7,6 +7,8 @@ import warnings
 
 import pytest
 
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import without_index as without_index
 from tests.fixes.offloaded import (
     SHOWS,
     assert_plain_property,
@@ -131,6 +133,20 @@ def test_parts_of_an_offloaded_model_answer_for_themselves(gpu):
     assert model.device == model.encoder.device == gpu.devices[-1]
     assert hidden(model).device == gpu.devices[-1]
     assert model.encoder.device == gpu.devices[-1]
+
+
+@pytest.mark.usefixtures("without_index")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_without_an_index_interrupted_and_in_inference_mode(gpu, name):
+    device = gpu.devices[0]
+    reference, encoder = hidden(ENCODERS[name]().to(device)), ENCODERS[name]()
+    offload(encoder, device=device)
+
+    def check(states):
+        assert states.device == device
+        assert_equal([states], [reference])
+
+    assert_goes_on(lambda: hidden(encoder), check)
 
 
 def test_a_hook_that_fetches_all_submodules():

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import types
+import zipapp
 
 import pytest
 
@@ -92,6 +94,37 @@ def test_enable_refuses_where_no_start_up_file_is_run(environment: Environment, 
     assert (target / "diffusers_quantfix_startup" / "choice").read_text() == ""
 
 
+def test_enable_from_a_zipapp_does_not_speak_of_the_variable(environment: Environment, tmp_path):
+    """Its choice cannot be written, and DIFFUSERS_QUANTFIX_AUTO=1 is read by nobody there."""
+    bare, content = tmp_path / "bare", tmp_path / "content"
+    checked(subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], capture_output=True, text=True,
+                           check=False))  # fmt: skip
+    shutil.copytree(environment.site, content)
+    start = "import runpy; runpy.run_module('diffusers_quantfix.__main__', None, '__main__')"
+    (content / "__main__.py").write_text(start)
+    zipapp.create_archive(content, tmp_path / "app.pyz")
+    done = Environment(bare).run(tmp_path / "app.pyz", "enable")
+    assert done.returncode == 2, done.stdout
+    assert "does not run the start-up file" in done.stderr and "sitecustomize" in done.stderr
+    assert "DIFFUSERS_QUANTFIX_AUTO" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_enable_where_the_choice_cannot_be_written(environment: Environment):
+    """An image that is mounted read-only: the variable is the way there."""
+    program = """
+        import errno, os, sys
+        def replace(*paths):
+            raise OSError(errno.EROFS, "Read-only file system")
+        os.replace = replace
+        from diffusers_quantfix.__main__ import main
+        sys.exit(main(["enable"]))
+    """
+    done = environment.run("-c", textwrap.dedent(program))
+    assert done.returncode == 2, done.stdout
+    assert "Read-only file system; set DIFFUSERS_QUANTFIX_AUTO=1 in the environment" in done.stderr
+    assert not active(environment)
+
+
 @pytest.mark.parametrize(("file", "name"), [("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")])
 def test_enable_in_the_private_environment_of_a_tool(own_environment: Environment, file: str, name: str):
     (own_environment.folder / file).write_text("{}")
@@ -173,8 +206,10 @@ def test_a_choice_that_cannot_be_written_is_one_sentence(own_environment: Enviro
     done = own_environment.run("-m", "diffusers_quantfix", "enable")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "DIFFUSERS_QUANTFIX_AUTO=1" in done.stderr
-    assert not active(own_environment)
+    assert "cannot write" in done.stderr and "does not run the start-up file" in done.stderr
+    # It was advised here, and does nothing: the path file takes the package for removed.
+    assert "DIFFUSERS_QUANTFIX_AUTO" not in done.stderr
+    assert not active(own_environment, DIFFUSERS_QUANTFIX_AUTO="1")
 
 
 def test_a_damaged_choice_is_none(own_environment: Environment):

@@ -460,3 +460,16 @@ def test_unreachable_objects_do_not_hold_a_component():
         gc.enable()
     assert report.released == ("Linear",)
     assert report.ok
+
+
+def test_a_complex_view_whose_base_was_emptied():
+    """Its node is made anew from the base, which fails by then; what cannot be freed is told."""
+    import torch
+
+    model = _model()
+    view = torch.view_as_complex(model[0].weight.view(SIZE, SIZE // 2, 2))
+    report = qf.release(model)
+    # Its autograd metadata keeps the view in between, and says so to nobody.
+    assert [survivor.path for survivor in report.survivors] in ([], ["Sequential.0.weight"])
+    assert report.freed
+    del view
