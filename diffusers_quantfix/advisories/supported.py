@@ -15,8 +15,8 @@ RELEASES = {
     "optimum-quanto": ("0.2.5", "0.2.7"),
     "peft": ("0.13.2", "0.21.2"),
 }
-TORCH = ("2.5.1", "2.13.0")
-PYTHON = ("3.10", "3.13")
+TORCH = ("2.8.0", "2.13.0")
+PYTHON = ("3.11", "3.12")
 
 
 def outside(name: str, version: str, tested: tuple[str, str]) -> str:
@@ -34,6 +34,23 @@ def outside(name: str, version: str, tested: tuple[str, str]) -> str:
     if found[: len(newest)] > newest:
         return f"{name} {version} is newer than {tested[1]}, the newest one that was tested; {_ADVICE}"
     return ""
+
+
+def newer(installed: dict[str, str | None]) -> list[str]:
+    """One sentence for each of the ``installed`` releases (name -> version) that is newer than those of `RELEASES`."""
+    sentences = []
+    for name, version in installed.items():
+        newest = RELEASES.get(name, ("", ""))[1]
+        try:
+            if not newest or not version or Version(version) <= Version(newest):
+                continue
+        except InvalidVersion:
+            continue
+        sentences.append(
+            f"{name} {version} is newer than {newest}, the newest release that this version of the package was tested "
+            "with: known bugs in it may be left unpatched"
+        )
+    return sentences
 
 
 _ADVICE = "`python -m diffusers_quantfix verify` shows whether the fixes work with it"

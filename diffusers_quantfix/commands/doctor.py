@@ -7,7 +7,7 @@ import platform
 import sys
 
 from ..activation import status
-from ..advisories import combinations, machine
+from ..advisories import combinations, machine, supported
 from ..advisories.findings import declarations, environment_pins, findings
 from ..advisories.upgrades import Upgrade, upgrades
 from ..engine import board as states
@@ -119,6 +119,7 @@ def _first_lines(found: dict[str, Any]) -> list[str]:
         if version is not None
     ]
     return _sections(
+        ("newer than tested", supported.newer(found["installed"])),
         ("installed", [", ".join(installed) or "none of the libraries that are patched"]),
         ("activation", [found["activation"]]),
         ("does not fit together", found["combinations"]),

@@ -10,8 +10,9 @@ import types
 from importlib import metadata
 
 import pytest
+from packaging.version import Version
 
-from diffusers_quantfix.advisories import combinations, machine
+from diffusers_quantfix.advisories import combinations, machine, supported
 from diffusers_quantfix.commands import doctor
 from diffusers_quantfix.engine.board import Answer, Board
 from tests.upstream.cells import read
@@ -65,6 +66,16 @@ def test_candidates_stand_first():
     assert "lib 9.0: newer than this version of the package supports" in printed(made)
 
 
+def test_a_release_that_was_not_tested_is_the_first_thing_said():
+    """Before: nothing of it, "problems: none" and exit code 0."""
+    newest = Version(supported.RELEASES["diffusers"][1])
+    installed = {"diffusers": f"{newest.major}.{newest.minor + 1}.0.dev0", "torch": "99", "peft": "unreadable"}
+    found = doctor.examine_versions() | {"installed": {**installed, "accelerate": None}}
+    title, sentence, *_ = doctor._first_lines(found)
+    assert title == "newer than tested" and f"diffusers {installed['diffusers']} is newer" in sentence
+    assert doctor._first_lines(found | {"installed": {"diffusers": str(newest)}})[0] == "installed"
+
+
 def test_an_unclaimed_release_that_is_patched_counts_as_patched():
     found = doctor.examine(board(("bnb-linear8bit-move", "applied (unclaimed release)", "patched")))
     assert list(found["patched"]) == ["bnb-linear8bit-move"]
@@ -98,18 +109,18 @@ def test_advice_for_a_machine_without_a_gpu():
 
 def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):
     assert "was tested" not in advice("")
-    assert "torch 2.4.1+cu121 is older than 2.5.1, the oldest one that was tested; " in advice(
+    assert "torch 2.4.1+cu121 is older than 2.8.0, the oldest one that was tested; " in advice(
         "", torch="2.4.1+cu121"
     )
     assert "torch 2.99.0 is newer than 2.13.0, the newest one that was tested; " in advice(
         "cuda", torch="2.99.0"
     )
-    assert "was tested" not in advice("cuda", torch="2.13.0+cu130") + advice("cuda", torch="2.5.1")
+    assert "was tested" not in advice("cuda", torch="2.13.0+cu130") + advice("cuda", torch="2.8.0")
     assert "was tested" not in advice("", torch="unreadable")
-    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.13.7")
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.12.7")
     assert "was tested" not in advice("")
     monkeypatch.setattr(machine.platform, "python_version", lambda: "3.14.0rc1")
-    assert "Python 3.14.0rc1 is newer than 3.13, the newest one that was tested; " in advice("")
+    assert "Python 3.14.0rc1 is newer than 3.12, the newest one that was tested; " in advice("")
 
 
 def test_advice_for_intel_and_apple_gpus(monkeypatch):

@@ -123,9 +123,7 @@ def readme(text: str) -> str:
     ranges = {name: " to ".join(ends) for name, ends in supported.RELEASES.items() if name != "peft"}
     libraries = ", ".join(f"{name} {ends}" for name, ends in ranges.items())
     torch, python = " to ".join(supported.TORCH), " to ".join(supported.PYTHON)
-    line = (
-        f"{libraries}; Python {supported.PYTHON[0]} or newer. Tested with torch {torch} and Python {python}."
-    )
+    line = f"{libraries}; Python 3.10 or newer. Tested with torch {torch} and Python {python}."
     return re.sub(rf"(?m)^{MAIN[0]} \d\S* to \d.*$", lambda found: line, text, count=1)
 
 
