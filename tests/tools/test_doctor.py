@@ -69,7 +69,11 @@ def test_candidates_stand_first():
 def test_a_release_that_was_not_tested_is_the_first_thing_said():
     """Before: nothing of it, "problems: none" and exit code 0."""
     newest = Version(supported.RELEASES["diffusers"][1])
-    installed = {"diffusers": f"{newest.major}.{newest.minor + 1}.0.dev0", "torch": "99", "peft": "unreadable"}
+    installed = {
+        "diffusers": f"{newest.major}.{newest.minor + 1}.0.dev0",
+        "torch": "99",
+        "peft": "unreadable",
+    }
     found = doctor.examine_versions() | {"installed": {**installed, "accelerate": None}}
     title, sentence, *_ = doctor._first_lines(found)
     assert title == "newer than tested" and f"diffusers {installed['diffusers']} is newer" in sentence

@@ -174,7 +174,7 @@ def test_a_set_stands_beside_its_kind_and_a_release_in_its_list(tmp_path):
     names = [cell.name for cell in read(path).cells]
     assert names[names.index("D99") - 1] == newest._last(read()).name
     assert all(read(path).releases[library][-1] == "9.0.0" for library in LIBRARIES)
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(len(line) for line in text.splitlines() if not line.startswith(("#", "note"))) <= 110
     added = [
         line for line in difflib.ndiff(TABLE.read_text().splitlines(), text.splitlines()) if line[0] == "-"
     ]
