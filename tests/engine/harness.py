@@ -139,13 +139,15 @@ class World:
         fixed_in: str = "",
         text: str | None = None,
         body: str = PROBE + PATCH,
+        title: str = "",
     ) -> str:
         """A fix; ``body`` holds its probe and patch, or ``text`` its whole file."""
         file = fix_id.replace("-", "_")
         declaration = f"""
             from diffusers_quantfix.engine.fix import Fix
-            FIX = Fix(id={fix_id!r}, title="title of {fix_id}", module={target!r}, claims={claims or {"lib": "<2"}!r},
-                      upstream=("https://example.org/1",), symptom="it breaks", fixed_in={fixed_in!r})
+            FIX = Fix(id={fix_id!r}, title={title or f"title of {fix_id}"!r}, module={target!r},
+                      claims={claims or {"lib": "<2"}!r}, upstream=("https://example.org/1",), symptom="it breaks",
+                      fixed_in={fixed_in!r})
         """
         if text is None:
             text = textwrap.dedent(declaration) + textwrap.dedent(body)

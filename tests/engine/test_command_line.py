@@ -144,7 +144,7 @@ def test_the_bare_command_prints_its_help(simple) -> None:
 @pytest.mark.parametrize("columns", [50, 100])
 def test_on_a_terminal_something_moves_and_the_answer_fits(world, columns) -> None:
     world.library(core="import time; time.sleep(1.5)\ndef f(): return 'broken'")
-    world.fix()
+    world.fix(title="a few words " * 20)
     world.command("status")  # writes main.py
     said, gaps = on_a_terminal([sys.executable, str(world.folder / "main.py"), "status"], world, columns)
     assert max(gaps) < 1.0, "half a second on a machine that does nothing else"
