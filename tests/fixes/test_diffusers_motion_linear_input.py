@@ -32,7 +32,7 @@ def gguf_linear(device):
     packed = gguf.quants.quantize(
         torch.randn(four_bit.FEATURES, four_bit.FEATURES).numpy(), gguf.GGMLQuantizationType.Q8_0
     )
-    layer = utils.GGUFLinear(four_bit.FEATURES, four_bit.FEATURES, bias=False, compute_dtype=torch.float32)
+    layer = utils.GGUFLinear(four_bit.FEATURES, four_bit.FEATURES, bias=True, compute_dtype=torch.float32)
     weight = torch.from_numpy(packed)
     layer.weight = utils.GGUFParameter(weight, quant_type=gguf.GGMLQuantizationType.Q8_0)
     return layer.to(device)
