@@ -108,6 +108,8 @@ def run(case, folder) -> None:
     try:
         case(str(folder))
     except Exception as error:
-        if type(error).__name__ == "CannotReproduce":
+        # transformers 5 takes no bitsandbytes as old as that of some sets
+        too_old = isinstance(error, ImportError) and "requires bitsandbytes" in str(error)
+        if type(error).__name__ == "CannotReproduce" or too_old:
             pytest.skip(str(error))
         raise
