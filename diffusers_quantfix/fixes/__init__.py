@@ -157,6 +157,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.meta_component_device",
         "transformers.modeling_utils",
     ),
+    "transformers-quantized-resave": ("transformers.quantized_resave", "transformers.core_model_loading"),
     "transformers-quanto-dequantize": (
         "transformers.quanto_dequantize",
         "transformers.quantizers.quantizer_quanto",
