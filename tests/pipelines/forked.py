@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +27,6 @@ def forked(function: Callable[[], Any]) -> Any:
         try:
             answer = True, function()
         except BaseException as error:
-            if os.environ.get("DIFFUSERS_QUANTFIX_TRACEBACKS"):
-                traceback.print_exc(file=open("/dev/stderr", "w"))
             answer = False, line(error)
         writer.send_bytes(pickle.dumps(answer))
         os._exit(0)
