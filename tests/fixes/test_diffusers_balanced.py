@@ -59,6 +59,8 @@ def config_of(method: str, library: str = "diffusers"):
         if sentence := unmet("optimum-quanto>=0.2.6"):  # as diffusers says
             pytest.skip(sentence)
         if library == "diffusers":
+            if sentence := unmet("diffusers>=0.33"):  # which brought quanto
+                pytest.skip(sentence)
             return diffusers.QuantoConfig(weights_dtype="int8")
         return importlib.import_module(library).QuantoConfig(weights="int8")
     torchao = pytest.importorskip("torchao.quantization")
