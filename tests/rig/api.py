@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import build, toolchain, without_cuda
-from .accelerator import KIND
+from .accelerator import KEY, KIND
 
 _HOST = -1
 
@@ -178,5 +178,5 @@ def _index(device) -> int:
 
     device = torch.device(KIND, device) if isinstance(device, int) else torch.device(device)
     if device.type != KIND:
-        raise ValueError(f"the rig counts on its own devices only, not on {device}")
+        raise ValueError(f"the rig counts on {KEY} devices only, not on {device}")
     return _ops().current_device() if device.index is None else device.index
