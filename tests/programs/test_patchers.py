@@ -9,7 +9,7 @@ from tests.programs.harness import need, run
 from tests.rig import models
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.long,
     pytest.mark.skipif(
         bool(unmet("bitsandbytes>=0.46")), reason="older bitsandbytes cannot quantize on the CPU"
     ),

@@ -11,7 +11,7 @@ from tests.programs.harness import Failed, need, run
 from tests.rig import models
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.long,
     pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the programs are about the newest releases"),
 ]
 
