@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import sys
 
-from ..weights.companions import companions
+from ..weights.companions import companions, holders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 __all__ = [
+    "ByMemory",
     "backends",
     "companions_of_parameters",
     "identity",
@@ -32,7 +33,9 @@ __all__ = [
     "unpack",
 ]
 
-_BACKENDS = ("bitsandbytes", "optimum", "torchao")
+_WITH_WRAPPERS = ("optimum", "torchao")
+_NO_WRAPPERS = frozenset(("bitsandbytes",))
+_BACKENDS = ("bitsandbytes", *_WITH_WRAPPERS)
 _NOT_TO_DISK = (
     "Weights of class {} cannot be offloaded to disk: safetensors does not store their inner tensors. "
     "Offload them to memory, without `offload_to_disk_path`."
@@ -41,16 +44,25 @@ _known_types: dict[type, str] = {}
 
 
 def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
-    """Yield where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's."""
+    """Yield where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's.
+
+    Nothing is remembered from one move to the next: a LoRA, an upgrade of a layer or ``load_state_dict`` may have
+    exchanged modules, weights and quant states in between.
+    """
+    modules = _modules(group)
     on_disk = is_on_disk(group)
     if not on_disk:
-        for tensor in _tensors(group):
-            yield from _inside(tensor)
+        for tensor in _tensors(group, modules):
+            if (backend := _backend_of(tensor)) in _WITH_WRAPPERS:
+                yield from _inside(tensor)
+            else:
+                yield tensor, "data", backend != ""
     aliases = {(id(holder), name) for holder, name, _ in vars(group).get("_quantfix_aliases", ())}
-    for layer in _layers(group):
-        for found in companions(layer):
-            if not on_disk or (id(found.holder), found.attribute) not in aliases:
-                yield found.holder, found.attribute, True
+    for layer in (*modules, *_owners(group)):
+        for _, holder, names in holders(layer):
+            for name in names:
+                if not on_disk or (id(holder), name) not in aliases:
+                    yield holder, name, True
 
 
 def _inside(tensor: Any) -> Iterator[tuple[Any, str, bool]]:
@@ -64,20 +76,30 @@ def _inside(tensor: Any) -> Iterator[tuple[Any, str, bool]]:
             yield tensor, name, True
 
 
-def _tensors(group: Any) -> list[Any]:
-    """The parameters and buffers of ``group``, each once."""
+def _tensors(group: Any, modules: Iterable[Any] | None = None) -> list[Any]:
+    """The parameters and buffers of ``group``, each once; ``modules`` are its modules, where they are known."""
     found = [*group.parameters, *group.buffers]
-    for module in group.modules:
-        found.extend(module.parameters())
-        found.extend(module.buffers())
-    return list({id(tensor): tensor for tensor in found}.values())
+    for module in _modules(group) if modules is None else modules:
+        found += module._parameters.values()
+        found += module._buffers.values()
+    return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
-def _layers(group: Any) -> Iterator[Any]:
+def _modules(group: Any) -> list[Any]:
+    """All modules of ``group``, each once: ``Module.modules`` takes several times as long."""
+    found = list(group.modules)
+    seen = set(map(id, found))
+    for module in found:
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+def _layers(group: Any) -> list[Any]:
     """The modules that own the parameters of ``group``."""
-    for module in group.modules:
-        yield from module.modules()
-    yield from _owners(group)
+    return [*_modules(group), *_owners(group)]
 
 
 def _owners(group: Any) -> list[Any]:
@@ -115,9 +137,34 @@ def _backend_of(tensor: Any) -> str:
 
 def identity(tensor: Any) -> tuple[Any, ...]:
     """Equal for tensors that share their memory; CB of an 8-bit layer is its weight, and must stay it."""
-    if tensor.numel() == 0:
+    address = tensor.data_ptr()
+    if not address:  # an empty one
         return (id(tensor),)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+class ByMemory:
+    """Tensors by the tensors that they stand for: another tensor of the same `identity` finds the same one.
+
+    An address is compared first; a tuple for each of thousands of tensors would take longer than to move some of them.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Any, tuple[Any, Any]] = {}
+
+    def get(self, tensor: Any) -> Any:
+        known = self._found.get(tensor.data_ptr())
+        if known is None:
+            return None
+        if known[0] is tensor or identity(known[0]) == identity(tensor):
+            return known[1]
+        known = self._found.get(identity(tensor))
+        return None if known is None else known[1]
+
+    def put(self, tensor: Any, other: Any) -> None:
+        address = tensor.data_ptr()
+        if address:  # not an empty one
+            self._found[identity(tensor) if address in self._found else address] = tensor, other
 
 
 # ---------------------------------------------------------------------- wrappers
@@ -129,7 +176,7 @@ def _is_wrapper(tensor: Any) -> bool:
 
 def _may_be_wrappers(group: Any) -> list[Any]:
     # Those of bitsandbytes are none, and looking for some takes as long as moving them.
-    return _tensors(group) if backends(group) - {"bitsandbytes"} else []
+    return [] if backends(group) == _NO_WRAPPERS else _tensors(group)
 
 
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:

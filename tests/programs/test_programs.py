@@ -11,7 +11,7 @@ from tests.programs.harness import Failed, need, run
 from tests.rig import models
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.long,
     pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the programs are about the newest releases"),
 ]
 
@@ -54,7 +54,7 @@ def test_a_server_that_swaps_pipelines(gpu, flux, tmp_path) -> None:
 
 def test_a_host_that_loads_plugins_later(gpu, flux, tmp_path) -> None:
     without = run("comfy_host", tmp_path, flux, package=False)
-    told = run("comfy_host", tmp_path, flux, "PACKAGE", package=False)
+    told = run("comfy_host", tmp_path, flux)
     assert without["told"] == told["told"] and len(set(told["told"])) == 1
     assert "applied" in told["states"] and not {"failed", "candidate", "overwritten"} & set(told["states"])
 
@@ -86,6 +86,5 @@ def test_own_modules_are_reloaded(gpu, flux, tmp_path) -> None:
 
 def test_a_notebook(gpu, flux, tmp_path) -> None:
     need("nbclient", "ipykernel")
-    told = run("notebook", tmp_path, flux, "PACKAGE", package=False)
-    assert told == run("notebook", tmp_path, flux, package=False)
+    told = both("notebook", tmp_path, flux)
     assert len(set(told["told"])) == 1 and not told["standard output"]

@@ -23,7 +23,7 @@ def case(work: str) -> str | None:
             given = torch.randn(3, 64, dtype=torch.bfloat16)
             expected = model[:2](given)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CannotReproduce(f"bitsandbytes does not quantize here: {error}") from None
+        raise CannotReproduce(f"bitsandbytes does not quantize here: {error!r}") from None
     if model[0].weight.quant_state is None:
         raise CannotReproduce("this bitsandbytes does not quantize on a CPU")
     apply_layerwise_casting(model, torch.float8_e4m3fn, torch.bfloat16)
