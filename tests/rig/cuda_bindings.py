@@ -61,6 +61,10 @@ def _bindings(ops) -> dict:
             ops.set_current_device(index)
         return previous
 
+    # A function of its own: torch.compile registers a handler for each of the two.
+    def maybe_exchange_device(index: int) -> int:
+        return exchange_device(index)
+
     def set_device(index: int) -> None:
         exchange_device(index)
 
@@ -83,7 +87,7 @@ def _bindings(ops) -> dict:
         "_cuda_getDevice": ops.current_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
         "_cuda_canDeviceAccessPeer": lambda device, peer: True,
         "_cuda_getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
         "_cuda_synchronize": nothing,
