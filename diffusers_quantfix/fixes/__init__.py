@@ -60,6 +60,14 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-anyflow-embedder-dtype": (
+        "diffusers.anyflow_embedder_dtype",
+        "diffusers.models.transformers.transformer_anyflow",
+    ),
+    "diffusers-anyflow-far-embedder-dtype": (
+        "diffusers.anyflow_far_embedder_dtype",
+        "diffusers.models.transformers.transformer_anyflow_far",
+    ),
     "diffusers-balanced-lost-component": (
         "diffusers.balanced_lost_component",
         "diffusers.pipelines.pipeline_loading_utils",
@@ -94,6 +102,8 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
+    "diffusers-image-projection-dtype": ("diffusers.image_projection_dtype", "diffusers.models.embeddings"),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",
