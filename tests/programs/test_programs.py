@@ -59,14 +59,18 @@ def test_a_host_that_loads_plugins_later(gpu, flux, tmp_path) -> None:
     assert "applied" in told["states"] and not {"failed", "candidate", "overwritten"} & set(told["states"])
 
 
-def test_a_training_that_is_stopped_and_resumed(llama, tmp_path) -> None:
+def test_a_training_that_is_killed_and_resumed(llama, tmp_path) -> None:
     pytest.importorskip("peft")
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1",
               "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
     at_once = both("qlora", tmp_path, llama, launcher=launch)
+    killed = tmp_path / "killed"
+    for package in (True, False):
+        with pytest.raises(Failed, match="exit status -9"):
+            run("qlora", killed, llama, "die", package=package, launcher=launch)
     # Without the package `Accelerator.load_state` refuses what `save_state` wrote: bnb-linear4bit-reload.
     refusal = r"Unexpected key\(s\) in state_dict: .*weight\.absmax"
-    resumed = both("qlora", tmp_path, llama, "resume", launcher=launch, fails=refusal)
+    resumed = both("qlora", killed, llama, "resume", launcher=launch, fails=refusal)
     assert resumed["losses"] == at_once["losses"][2:]
     assert resumed["adapter"] == at_once["adapter"]
 

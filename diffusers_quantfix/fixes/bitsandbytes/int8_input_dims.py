@@ -88,7 +88,8 @@ def patch(functions: ModuleType, draft: Draft) -> None:
         def matmul(A, *args, **kwargs):
             if len(A.shape) <= 3:
                 return original(A, *args, **kwargs)
-            output = original(A.reshape(-1, A.shape[-1]), *args, **kwargs)
+            # contiguous: the kernels of CUDA read the memory of a matrix row by row, whatever its strides
+            output = original(A.reshape(-1, A.shape[-1]).contiguous(), *args, **kwargs)
             return output.reshape(*A.shape[:-1], output.shape[-1])
 
         return matmul
