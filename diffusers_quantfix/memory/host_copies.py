@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..loading.device import accelerator_types
 from ..placement.modules import modules_of
 from ..weights.companions import companions
 from ..weights.wrappers import follow, inner_places, is_wrapper
@@ -138,7 +139,7 @@ class _Apply:
         if targets.get(_CPU) in (_CPU, None):
             return {}
         leaving = [slot for slot in slots if slot.get().device == _CPU]
-        if self._pin and torch.cuda.is_available():
+        if self._pin and set(accelerator_types()) - {"mps"}:  # which has no memory of its own
             _pin(leaving)
         return {slot.key: slot.get() for slot in leaving}
 
