@@ -34,6 +34,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-int8-saved-tiles": ("bitsandbytes.int8_saved_tiles", "bitsandbytes.nn.modules"),
+    "bnb-linear4bit-bias": ("bitsandbytes.linear4bit_bias", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),

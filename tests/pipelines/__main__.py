@@ -7,11 +7,14 @@ in a process of its own, forked after the libraries were imported, under a time 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import re
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -35,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         "--slice", action="store_true", help="each pipeline with one backend and one placement"
     )
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--limit", type=int, default=300, help="seconds for one pipeline with one backend")
+    parser.add_argument("--limit", type=int, default=300, help="seconds for one step of a pipeline")
+    parser.add_argument("--again", action="store_true", help="what went wrong once more")
     parser.add_argument("--json", type=Path, help="file of results to go on with")
     given = parser.parse_args(argv)
     names = [name for name in pipelines() if re.search(given.family, name) and name not in NOT_BUILT]
@@ -48,24 +52,26 @@ def main(argv: list[str] | None = None) -> int:
     todo = []
     for name, backend, placements in work:
         known = found["outcomes"].setdefault(name, {}).setdefault(backend, {})
-        for step in [step for step, said in known.items() if said.startswith(results.LATE)]:
-            del known[step]  # a busy machine; once more
+        for step, said in list(known.items()):
+            # a busy machine is no verdict
+            if said.startswith(results.LATE) or (given.again and results.is_wrong(said)):
+                del known[step]
         left = [placement for placement in placements if placement not in known]
         if left and not any(known.get(step, check.EXACT) != check.EXACT for step in ("build", "load")):
             todo.append((name, backend, left))
     print(f"{len(work)} pipelines with a backend, {len(work) - len(todo)} of them known", flush=True)
-    ready()
-    bad = 0
-    for done, (name, backend, outcomes) in enumerate(sweep(todo, given.jobs, given.limit), 1):
-        found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
-        if given.json:
-            results.write(found, given.json)
-        wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}
-        bad += bool(wrong)
-        print(f"[{done}/{len(todo)}] {name} {backend}: {results.summary(outcomes)}", flush=True)
-        for key, said in wrong.items():
-            print(f"    {key}: {said}", flush=True)
-    print(f"{len(todo) - bad} of {len(todo)} without a fault")
+    bad = False
+    with ready():
+        for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
+            seconds = outcomes.pop("seconds", "?")
+            found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
+            if given.json:
+                results.write(found, given.json)
+            wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}
+            bad = bad or bool(wrong)
+            print(f"{name} {backend}: {results.summary(outcomes)}, {seconds} s of the processor", flush=True)
+            for key, said in wrong.items():
+                print(f"    {key}: {said}", flush=True)
     return 1 if bad else 0
 
 
@@ -75,11 +81,12 @@ def portion(name: str) -> tuple[str, list[str]]:
     return list(BACKENDS)[index % len(BACKENDS)], [check.ALL[index // len(BACKENDS) % len(check.ALL)]]
 
 
-def ready() -> None:
-    """Import what all the processes need, once, with the rig's library loaded before the first backward pass."""
+@contextlib.contextmanager
+def ready():
+    """Import what all the processes need, once, and have the rig's devices."""
     from tests import rig
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     import diffusers_quantfix  # noqa: F401  # before the libraries
 
     warnings.simplefilter("ignore")
@@ -89,60 +96,92 @@ def ready() -> None:
     torch.set_num_threads(1)
     rig.load()
     pipelines()
+    with rig.devices():
+        yield
 
 
 def sweep(todo, jobs: int, limit: float):
-    """(name, backend, outcomes) as they come, with ``jobs`` processes."""
-    context = multiprocessing.get_context("fork")
+    """(name, backend, outcomes) as they come, with ``jobs`` processes; ``limit`` is for one step, in seconds.
+
+    After a step that ended a process, or that was never done, another process goes on with the steps behind it.
+    """
     waiting, running = list(todo), []
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            task = waiting.pop(0)
-            reader, writer = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(*task, writer), daemon=True)
-            process.start()
-            writer.close()
-            running.append((task, process, reader, time.monotonic() + limit, {}))
-        multiprocessing.connection.wait([reader for _, _, reader, _, _ in running], timeout=1)
-        for entry in list(running):
-            task, process, reader, until, outcomes = entry
-            finished = False
-            try:
-                while reader.poll():
-                    key, said = reader.recv()
-                    outcomes[key] = said
-            except EOFError:
-                finished = True
-            if not finished and time.monotonic() > until:
-                process.kill()
-                finished = True
-                _missing(task, outcomes, f"{results.LATE} after {limit:.0f} s")
-            if finished:
-                process.join()
-                if process.exitcode not in (0, -9):
-                    _missing(task, outcomes, f"Crash: the process ended with {process.exitcode}")
-                running.remove(entry)
-                yield task[0], task[1], outcomes
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_Running(waiting.pop(0), limit))
+            multiprocessing.connection.wait([one.reader for one in running], timeout=1)
+            for one in list(running):
+                if not one.goes_on():
+                    running.remove(one)
+                    if one.left:
+                        waiting.append((*one.task[:2], one.left))
+                    yield one.task[0], one.task[1], one.outcomes
+    finally:
+        for one in running:
+            one.end()
 
 
-def _missing(task, outcomes: dict[str, str], said: str) -> None:
-    """Say it of the first step that has no outcome."""
-    for step in ("build", "load", *task[2]):
-        if step not in outcomes:
-            outcomes[step] = said
-            return
+class _Running:
+    """A process that examines one pipeline with one backend."""
+
+    def __init__(self, task, limit: float):
+        context = multiprocessing.get_context("fork")
+        self.task, self.limit = task, limit
+        self.folder = tempfile.mkdtemp()
+        self.reader, writer = context.Pipe(duplex=False)
+        self.process = context.Process(target=_child, args=(*task, writer, Path(self.folder)))
+        self.process.start()
+        writer.close()
+        self.outcomes: dict[str, str] = {}
+        self.left: list[str] = []  # placements for another process
+        self.until = time.monotonic() + limit
+
+    def goes_on(self) -> bool:
+        try:
+            while self.reader.poll():
+                key, said = self.reader.recv()
+                self.outcomes[key] = said
+                self.until = time.monotonic() + self.limit
+        except EOFError:
+            self.process.join()
+            if self.process.exitcode:
+                self._missing(f"Crash: the process ended with {self.process.exitcode}")
+            self.end()
+            return False
+        if time.monotonic() <= self.until:
+            return True
+        self.end()
+        self._missing(f"{results.LATE} after {self.limit:.0f} s")
+        return False
+
+    def end(self) -> None:
+        """End the process and those that it forked, and remove its files."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _missing(self, said: str) -> None:
+        """Say it of the first step that has no outcome; the placements behind it are left."""
+        placements = self.task[2]
+        step = next((step for step in ("build", "load", *placements) if step not in self.outcomes), None)
+        if step:
+            self.outcomes[step] = said
+        if step in placements:
+            self.left = placements[placements.index(step) + 1 :]
 
 
-def _child(name: str, backend: str, placements: list[str], writer: Any) -> None:
+def _child(name: str, backend: str, placements: list[str], writer: Any, folder: Path) -> None:
     import torch
 
-    from tests import rig
-
-    with open(os.devnull, "w") as nowhere, rig.devices(), tempfile.TemporaryDirectory() as folder:
+    os.setpgid(0, 0)
+    with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
         devices = torch.device("cuda:0"), torch.device("cuda:1")
-        for key, said in check.examine(name, backend, placements, devices, Path(folder)):
+        for key, said in check.examine(name, backend, placements, devices, folder):
             writer.send((key, said))
+        writer.send(("seconds", round(sum(os.times()[:4]), 1)))
     writer.close()
     os._exit(0)
 

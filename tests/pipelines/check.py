@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import rig
 from tests.pipelines import build, inputs
 from tests.pipelines.backends import BACKENDS
+from tests.pipelines.forked import forked, line
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
 
 DENOISER = re.compile(
-    r"(transformer|unconditional_transformer|unet|prior|decoder|prior_prior|image_unet|text_unet|controlnet|model)(_\d)?"
+    r"(transformer|unconditional_transformer|unet|prior|decoder|prior_prior|image_unet|text_unet|controlnet|model"
+    r"|diffusion_decoder|super_res_first|super_res_last)(_\d)?"
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
 EXACT = "exact"
@@ -131,10 +133,10 @@ MORE = ("device map", "interrupted", "saved under offload")
 ALL = (*(name for name in PLACEMENTS if name != "stay"), *MORE)
 
 
-def place(subject: Subject, source: str, placement: str, here, there) -> Iterator[list]:
-    """Load, place and run: the outputs of each run, and the check of what lies on the devices between."""
-    pipe = subject.load(source, {"": str(there)} if placement == "device map" else None)
+def place(subject: Subject, source: str, pipe, placement: str, here, there) -> Iterator[list]:
+    """Place and run: the outputs of each run, and the check of what lies on the devices between."""
     if placement == "device map":
+        pipe = subject.load(source, {"": str(there)})
         pipe.to(there)
     elif placement in GROUPS:
         _group(GROUPS[placement], pipe, here)
@@ -154,9 +156,9 @@ def place(subject: Subject, source: str, placement: str, here, there) -> Iterato
     if placement in OFFLOADS:
         if placement == "model offload":
             pipe.maybe_free_model_hooks()
-        left = sum(_held(model, placement) for model in quantized_parts(pipe).values())
+        left = _left(pipe, placement)
         if left:
-            raise AssertionError(f"{left} bytes of the quantized models stayed on the device")
+            raise AssertionError(f"{left} bytes stayed on the device")
         yield subject.run(pipe)
 
 
@@ -185,16 +187,28 @@ def _interrupt(subject: Subject, pipe) -> None:
     raise AssertionError("the run was to be interrupted, and no layer of the denoiser was reached")
 
 
-def _held(model, placement: str) -> int:
-    """Bytes of a model on a device; buffers do not count under sequential offload, where upstream leaves them."""
-    import itertools
+def _left(pipe, placement: str) -> int:
+    """Bytes on the devices that nothing asked to stay there: neither the models that ``_group`` put there as they are,
+    nor a scheduler's constants, nor buffers under sequential offload, which upstream leaves where they are used."""
+    import torch
 
-    tensors = (
-        model.parameters()
-        if placement == "sequential"
-        else itertools.chain(model.parameters(), model.buffers())
-    )
-    return sum(tensor.nbytes for tensor in tensors if tensor.device.type == "cuda")
+    models = quantized_parts(pipe)
+    allowed: list = []
+    for name, part in pipe.components.items():
+        if not isinstance(part, torch.nn.Module):
+            allowed += (
+                [value for value in vars(part).values() if isinstance(value, torch.Tensor)] if part else []
+            )
+        elif name not in models and placement in GROUPS:
+            allowed += [*part.parameters(), *part.buffers()]
+        elif placement == "sequential":
+            allowed += part.buffers()
+    storages = {
+        (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
+        for tensor in allowed
+        if tensor.device.type == "cuda"
+    }
+    return sum(rig.allocated(device) for device in range(rig.device_count())) - sum(storages.values())
 
 
 # ---- outcomes
@@ -205,7 +219,7 @@ def outcome(function: Callable[[], str]) -> str:
     try:
         return function()
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return line(error)
 
 
 def compare(outputs: list, expected: list) -> str:
@@ -224,11 +238,10 @@ def compare(outputs: list, expected: list) -> str:
     return EXACT if worst == 0 else f"differs by {worst:.3g}"
 
 
-def reference(subject: Subject, source: str, here) -> list:
+def reference(subject: Subject, pipe, here) -> list:
     """The output of the pipeline that came to its device in one step; its quantized models must have run."""
     import torch
 
-    pipe = subject.load(source)
     pipe.to(here)
     reached: set[str] = set()
     for name, model in quantized_parts(pipe).items():
@@ -240,7 +253,8 @@ def reference(subject: Subject, source: str, here) -> list:
         raise AssertionError("the pipeline returned nothing that can be compared")
     if any(bool(torch.isnan(tensor.float()).any()) for tensor in outputs):
         raise AssertionError("the output is not a number")
-    if not any(DENOISER.fullmatch(name) for name in reached):
+    wanted = {name for name in subject.quantized if DENOISER.fullmatch(name)} or subject.quantized
+    if not wanted & reached:
         raise AssertionError("no linear layer of a denoiser ran")
     return outputs
 
@@ -249,9 +263,28 @@ def _note(reached: set[str], name: str, *call) -> None:
     reached.add(name)
 
 
+class Source:
+    """A pipeline that was loaded once, from ``plain`` or a backend; each use of it is a forked process."""
+
+    def __init__(self, subject: Subject, name: str, devices):
+        self.subject, self.name, self.devices = subject, name, devices
+        self.pipe = subject.load(name)
+        self.expected = forked(lambda: reference(subject, self.pipe, devices[0]))
+
+    def outcome(self, placement: str) -> str:
+        return outcome(lambda: forked(lambda: self._outcome(placement)))
+
+    def _outcome(self, placement: str) -> str:
+        said = EXACT
+        for outputs in place(self.subject, self.name, self.pipe, placement, *self.devices):
+            said = compare(outputs, self.expected)
+            if said != EXACT:
+                break
+        return said
+
+
 def examine(name: str, backend: str, placements, devices, folder: Path) -> Iterator[tuple[str, str]]:
     """(placement, outcome) for each: ``exact``, ``upstream: ...`` or what went wrong; ``build`` and ``load`` first."""
-    here, there = devices
     made: dict[str, Any] = {}
 
     def step(key: str, function: Callable[[], Any]) -> str:
@@ -261,44 +294,40 @@ def examine(name: str, backend: str, placements, devices, folder: Path) -> Itera
 
         return outcome(keep)
 
-    def prepared() -> Subject:
-        subject = Subject(name, folder)
-        made["plain"] = reference(subject, "plain", here)
-        return subject
+    def plain() -> str:
+        """Whether the un-quantized pipeline runs on one device."""
+        return EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], "plain", devices))
 
-    said = step("subject", prepared)
-    yield "build", said
-    if said != EXACT:
+    def quantized() -> Source:
+        made["subject"].quantize(backend)
+        return Source(made["subject"], backend, devices)
+
+    built = step("subject", lambda: Subject(name, folder))
+    loaded = step("quantized", quantized) if built == EXACT else ""
+    if loaded not in ("", EXACT):
+        built = plain()
+    yield "build", built
+    if built != EXACT:
         return
-    subject = made["subject"]
-
-    def quantized():
-        subject.quantize(backend)
-        return reference(subject, backend, here)
-
-    said = step("expected", quantized)
-    yield "load", said
-    if said != EXACT:
+    yield "load", loaded
+    if loaded != EXACT:
         return
-
-    def tried(placement: str, source: str, expected: list) -> str:
-        said = EXACT
-        for outputs in place(subject, source, placement, here, there):
-            said = compare(outputs, expected)
-            if said != EXACT:
-                break
-        return said
-
     for placement in placements:
-        said = outcome(functools.partial(tried, placement, backend, made["expected"]))
+        said = made["quantized"].outcome(placement)
         if said != EXACT:
-            gc.collect()
-            plain = outcome(functools.partial(tried, placement, "plain", made["plain"]))
-            if plain != EXACT and _kind(plain) == _kind(said):
-                said = f"upstream: {plain}"
-        gc.collect()
+            without = plain()
+            if without == EXACT:
+                without = made["plain"].outcome(placement)
+            if _same_fault(said, without):
+                said = f"upstream: {without}"
         yield placement, said
 
 
-def _kind(said: str) -> str:
-    return re.split(r"[: ]", said, maxsplit=1)[0]
+def _same_fault(said: str, plain: str) -> bool:
+    """Whether the un-quantized pipeline fails alike: by its type, and by no fewer bytes left behind."""
+    kinds, sizes = [], []
+    for one in (said, plain):
+        kinds.append(re.split(r"[: ]", one, maxsplit=1)[0])
+        left = re.match(r"AssertionError: (\d+) bytes", one)
+        sizes.append(int(left[1]) if left else 0)
+    return kinds[0] == kinds[1] and sizes[0] <= sizes[1]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 SIZE = 32
+FRAMES = 5  # two latent frames where the VAE compresses four into one
 
 
 def image(seed: int = 0, size: int = SIZE):
@@ -27,7 +30,7 @@ def mask(size: int = SIZE):
     return Image.fromarray(pixels)
 
 
-def video(frames: int = 9, size: int = SIZE):
+def video(frames: int = FRAMES, size: int = SIZE):
     return [image(i, size) for i in range(frames)]
 
 
@@ -46,7 +49,7 @@ VALUES: dict[str, Any] = {
     "prior_num_inference_steps": 2,
     "decoder_num_inference_steps": 2,
     "super_res_num_inference_steps": 2,
-    "num_frames": 9,
+    "num_frames": FRAMES,
     "video_length": 2,
     "max_sequence_length": 16,
     "output_type": "np",
@@ -66,11 +69,19 @@ ALWAYS = set(VALUES)
 # pattern over pipeline names -> parameters; all that match apply, the last one wins; `...` leaves one out
 CALLS: dict[str, dict[str, Any]] = {
     ".*": {"strength": 0.9},
+    "AnimateDiff|TextToVideoSD|VideoToVideoSD|StableVideoDiffusion|PIA|I2VGen|Latte": {
+        "num_frames": 2,
+        "video_length": 2,
+        "video": lambda: video(2),
+        "conditioning_frames": lambda: video(2),
+    },
+    "LTX": {"num_frames": 9, "video": lambda: video(9)},
+    "Allegro": {"num_frames": 8, "output_type": "latent"},  # its VAE decodes large videos only
     "WanAnimate": {"pose_video": video, "face_video": video},
     "Marigold": {"processing_resolution": 32, "output_type": "np"},
     "DiT": {"class_labels": [1]},
     "StableDiffusionAttendAndExcite": {"token_indices": [2], "attn_res": (8, 8)},
-    "CycleDiffusion": {"source_prompt": "a dog"},
+    "CycleDiffusion": {"source_prompt": "a dog", "eta": 0.1},
     "BlipDiffusion": {
         "source_subject_category": "dog",
         "target_subject_category": "dog",
@@ -82,7 +93,6 @@ CALLS: dict[str, dict[str, Any]] = {
         "image": lambda: [[image(1), image(2)], [image(3), None]],
     },
     "FluxKontext": {"_auto_resize": False, "max_area": 32 * 32},
-    "AnimateDiffControlNet|AnimateDiffVideoToVideoControlNet": {"conditioning_frames": video},
     "AnimateDiffSparse": {"conditioning_frames": lambda: [image()]},
     "AnimateDiffVideoToVideo": {"strength": 0.9},
     "Kandinsky(?!.*(Prior|Combined|3|5|6))": {
@@ -94,7 +104,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "TextToVideoZero": {"t0": 0, "t1": 1},
     "IFImg2Img|IFInpaint": {"original_image": image},
     "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
-    "AceStep": {"audio_duration": 1.0},
     "LongCatAudio": {"audio_duration_s": 0.5},
     "StableAudio3": {"duration": 0.5},
     "AnyFlowFAR": {"chunk_partition": [1, 2]},
@@ -121,15 +130,15 @@ CALLS: dict[str, dict[str, Any]] = {
     "NucleusMoE": {"return_index": -1},
     "QwenImageControlNetInpaint": {"control_mask": mask},
     "EasyAnimateInpaint": {
-        "video": lambda: noise(1, 3, 9, 32, 32),
-        "mask_video": lambda: noise(1, 1, 9, 32, 32) * 0 + 255,
+        "negative_prompt": "a dog",
+        "video": lambda: noise(1, 3, FRAMES, 32, 32),
+        "mask_video": lambda: noise(1, 1, FRAMES, 32, 32) * 0 + 255,
     },
-    "EasyAnimateControl": {"control_video": lambda: noise(1, 3, 9, 32, 32)},
+    "EasyAnimateControl": {"control_video": lambda: noise(1, 3, FRAMES, 32, 32)},
     "HunyuanVideoFramepack": {"latent_window_size": 3},
-    "SkyReelsV2DiffusionForcing": {"overlap_history": None, "base_num_frames": 9},
-    "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8},
-    "Sana": {"frames": 9},
-    "ShapE": {"frame_size": 8},
+    "SkyReelsV2DiffusionForcing": {"overlap_history": None, "base_num_frames": FRAMES},
+    "Sana": {"frames": FRAMES},
+    "ShapE": {"output_type": "latent"},
     "Helios": {"image": ..., "video": ...},
     "StableAudio3(Audio|Inp)": {"audio": lambda: noise(1, 2, 4096)},
     "StableCascadeDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
@@ -143,6 +152,25 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "StableDiffusionXLControlNetUnion": {"control_mode": [0], "control_image": lambda: [image()]},
     "QwenImage21": {"output_resolution": 32},
+    "AceStep": {"audio_duration": 1.0, "max_text_length": 16, "max_lyric_length": 16},
+    "LEditsPP": {"editing_prompt": ["a dog"]},
+    "Kandinsky6TI2VA": {"image": ...},
+    "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
+    "LTX2DFR": {"num_frames": 17, "height": 128, "width": 128},
+    "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
+    "UnCLIP": {"output_type": "np"},
+}
+
+# pattern over pipeline names -> what is called before the pipeline
+BEFORE: dict[str, Callable] = {
+    "BriaFibo2": lambda pipe: setattr(pipe, "text_encoder_out_layers", ((0, 1, 2),) * 6),
+    "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
+}
+
+# Sizes of images that pipelines keep in their modules: pattern -> name in the pipeline's module -> value
+SIZES: dict[str, dict[str, Any]] = {
+    "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
+    "QwenImage(EditPlus|Layered)": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE)},
 }
 
 
@@ -172,7 +200,14 @@ def run(pipe, name: str):
     if "generator" in inspect.signature(type(pipe).__call__).parameters:
         given["generator"] = torch.Generator("cpu").manual_seed(0)
     torch.manual_seed(0)
-    return flatten(pipe(**given))
+    with contextlib.ExitStack() as stack:
+        for pattern, sizes in SIZES.items():
+            if re.match(pattern, name):
+                stack.enter_context(mock.patch.multiple(type(pipe).__module__, **sizes))
+        for pattern, prepare in BEFORE.items():
+            if re.match(pattern, name):
+                prepare(pipe)
+        return flatten(pipe(**given))
 
 
 def flatten(output) -> list:
