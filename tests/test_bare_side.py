@@ -12,6 +12,7 @@ import sys
 import pytest
 
 
+@pytest.mark.long
 def test_without_the_package_every_defect_shows_where_its_gate_says_so():
     pytest.importorskip("torch", reason="the stack is not installed: there is nothing to show a defect")
     command = [

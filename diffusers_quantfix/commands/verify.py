@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
+import threading
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
@@ -15,6 +19,8 @@ from .terminal import show
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
+    from types import FrameType
 
 
 EXIT_CODES = (
@@ -44,13 +50,48 @@ def run(options: argparse.Namespace) -> int:
         show("\n".join(wrapped(nothing)))
         return 2
     try:
-        report = verify(options.ids, options.rig, None if options.json else _show)
+        with _cleaned_up():
+            report = verify(options.ids, options.rig, None if options.json else _show)
     except (ValueError, RuntimeError) as error:  # an unknown id; libraries that cannot be imported
         print(f"diffusers-quantfix: {error}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(report.to_dict(), indent=2))
     return 2 if nothing else 0 if report.ok else 1
+
+
+class _Ended(BaseException):
+    """A signal that is to end this process."""
+
+
+@contextlib.contextmanager
+def _cleaned_up() -> Iterator[None]:
+    """A signal that ends the process at once, such as SIGTERM, ends the block first, as Ctrl-C does.
+
+    Otherwise the two processes of `verify` and its temporary folder would remain.  A handler of the program that called
+    `main` stays.
+    """
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for one in ours:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+        raise _Ended(number)
+
+    for one in ours:
+        signal.signal(one, end)
+    by = None
+    try:
+        yield
+    except _Ended as ended:
+        by = ended.args[0]
+    finally:
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
+    if by is not None:
+        os.kill(os.getpid(), by)
 
 
 def _show(part: str) -> None:

@@ -29,6 +29,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
+    "bnb-int8-input-dims": ("bitsandbytes.int8_input_dims", "bitsandbytes.autograd._functions"),
     "bnb-int8-prequantized": ("bitsandbytes.int8_prequantized", "bitsandbytes.nn.modules"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
@@ -58,6 +59,14 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-8bit-offload-detection": (
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
+    ),
+    "diffusers-anyflow-embedder-dtype": (
+        "diffusers.anyflow_embedder_dtype",
+        "diffusers.models.transformers.transformer_anyflow",
+    ),
+    "diffusers-anyflow-far-embedder-dtype": (
+        "diffusers.anyflow_far_embedder_dtype",
+        "diffusers.models.transformers.transformer_anyflow_far",
     ),
     "diffusers-balanced-lost-component": (
         "diffusers.balanced_lost_component",
@@ -93,6 +102,8 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
+    "diffusers-image-projection-dtype": ("diffusers.image_projection_dtype", "diffusers.models.embeddings"),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",
@@ -158,6 +169,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.meta_component_device",
         "transformers.modeling_utils",
     ),
+    "transformers-quantized-resave": ("transformers.quantized_resave", "transformers.core_model_loading"),
     "transformers-quanto-dequantize": (
         "transformers.quanto_dequantize",
         "transformers.quantizers.quantizer_quanto",

@@ -20,6 +20,11 @@ __all__ = ["Census", "device_tensors", "library_constants", "weights_of"]
 
 # What `torch.nn.Module.__init__` gives every module.
 _OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
+_GRAPHS = tuple(
+    getattr(module, name)
+    for module, name in ((torch.cuda, "CUDAGraph"), (getattr(torch, "xpu", None), "XPUGraph"))
+    if hasattr(module, name)
+)
 
 
 class Census:
@@ -33,7 +38,7 @@ class Census:
         tensors: live tensors, but for wrappers of other tensors.
         nodes: nodes of autograd graphs that Python has met.
         addresses: ctypes objects: they are, or point to, memory at an address.
-        graphs: captured CUDA graphs.
+        graphs: captured graphs of CUDA and XPU.
     """
 
     def __init__(self) -> None:
@@ -119,7 +124,7 @@ def _kind(value: Any) -> str:
     if issubclass(kind, torch.Tensor):
         # A wrapper's inner tensors are met by themselves.
         return "" if hasattr(kind, "__tensor_flatten__") else "tensor"
-    if issubclass(kind, torch.cuda.CUDAGraph):
+    if issubclass(kind, _GRAPHS):
         return "graph"
     if any(base.__module__ == "_ctypes" for base in kind.__mro__) and not issubclass(kind, type):
         return "address"

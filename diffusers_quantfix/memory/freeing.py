@@ -38,7 +38,7 @@ def release(
     Memory that something outside of torch and Python can still reach is not freed, with ``force`` neither; it is a
     survivor of the report: a NumPy array or memoryview of a weight, a DLPack capsule, an object of CuPy or Numba, a
     ctypes object at its address, a storage that is part of another (`torch.UntypedStorage` slices), a C++ object, a
-    call that computes with a weight right now, and on CUDA devices whatever a captured CUDA graph may read. They are
+    call that computes with a weight right now, and on devices whatever a captured graph (CUDA, XPU) may read. They are
     found by counting references; `diffusers_quantfix.memory.references` says how. An address that is kept as a plain
     number (``data_ptr()``), or in C without a reference, cannot be noticed. Memory shared with other processes
     (``share_memory_``, CUDA IPC) and mapped files go from this process only: torch keeps them for the others. That of

@@ -16,11 +16,11 @@ has a reference, too.
 Some see an address without a reference that could be counted. Noticed as well: a live torch tensor on the same memory
 (``torch.frombuffer`` of an address), a ctypes array, structure or pointer at an address in it, an object with a
 reference and such an address as a number (Numba) or in its own ``__array_interface__``, or of another package's
-extension type (CuPy), and a captured CUDA graph, which does not tell what it reads: all memory of CUDA devices is
+extension type (CuPy), and a captured graph of CUDA or XPU, which does not tell what it reads: all memory of devices is
 left.
 
 Proved on the libraries themselves are NumPy, DLPack, memoryview, ctypes, storages, autograd and other threads. The
-rules for Numba, CuPy and CUDA graphs follow from the interfaces of these only, and were never run with them: the
+rules for Numba, CuPy and captured graphs follow from the interfaces of these only, and were never run with them: the
 tests have an object of Numba's shape and one of a captured graph, and nothing of CuPy's.
 
 Not noticed is an address kept as a plain number by itself (``data_ptr()``, ``ctypes.c_void_p``), or in C or C++
@@ -180,8 +180,8 @@ class References:
             except Exception:  # nothing captured, or reset
                 continue
             for key, storage in self._storages.items():
-                if storage.device.type == "cuda":
-                    self.spared[key] = "a captured CUDA graph may read it (its reset() gives it up)"
+                if storage.device.type != "cpu":
+                    self.spared[key] = "a captured graph may read it (its reset() gives it up)"
 
     def _count_views(self, tensors: Iterable[torch.Tensor], known: Counter[int]) -> None:
         """Each view has a reference to its base."""

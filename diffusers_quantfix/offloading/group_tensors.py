@@ -1,7 +1,7 @@
 """What a group of diffusers' group offloading moves, where a weight is more than one tensor.
 
 Weights of bitsandbytes have companions (quant state, CB, SCB) that are no parameters. Those of optimum-quanto and
-torchao are wrappers around inner tensors; other ``.data`` exchanges the wrapper only. `places` names every attribute
+torchao are wrappers around inner tensors (`diffusers_quantfix.weights.wrappers`). `places` names every attribute
 that holds a tensor of a group, whichever of these it is.
 
 Weights that quanto has packed for a kernel of the CPU can be unpacked, for good (`unpack`): no other device reads them.
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import sys
 
-from ..weights.companions import companions
+from ..weights.companions import companions, holders
+from ..weights.wrappers import WITH_WRAPPERS, backend_of, follow, inner_places, is_wrapper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 __all__ = [
+    "ByMemory",
     "backends",
     "companions_of_parameters",
     "identity",
@@ -32,59 +34,68 @@ __all__ = [
     "unpack",
 ]
 
-_BACKENDS = ("bitsandbytes", "optimum", "torchao")
+_NO_WRAPPERS = frozenset(("bitsandbytes",))
 _NOT_TO_DISK = (
     "Weights of class {} cannot be offloaded to disk: safetensors does not store their inner tensors. "
     "Offload them to memory, without `offload_to_disk_path`."
 )
-_known_types: dict[type, str] = {}
 
 
 def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
-    """Yield where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's."""
+    """Yield where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's.
+
+    Nothing is remembered from one move to the next: a LoRA, an upgrade of a layer or ``load_state_dict`` may have
+    exchanged modules, weights and quant states in between.
+    """
+    modules = _modules(group)
     on_disk = is_on_disk(group)
     if not on_disk:
-        for tensor in _tensors(group):
-            yield from _inside(tensor)
+        for tensor in _tensors(group, modules):
+            backend = backend_of(tensor)
+            if backend in WITH_WRAPPERS and is_wrapper(tensor):
+                for holder, name in inner_places(tensor):
+                    yield holder, name, True
+            else:
+                yield tensor, "data", backend != ""
     aliases = {(id(holder), name) for holder, name, _ in vars(group).get("_quantfix_aliases", ())}
-    for layer in _layers(group):
-        for found in companions(layer):
-            if not on_disk or (id(found.holder), found.attribute) not in aliases:
-                yield found.holder, found.attribute, True
+    for layer in (*modules, *_owners(group)):
+        for _, holder, names in holders(layer):
+            for name in names:
+                if not on_disk or (id(holder), name) not in aliases:
+                    yield holder, name, True
 
 
-def _inside(tensor: Any) -> Iterator[tuple[Any, str, bool]]:
-    if not _is_wrapper(tensor):
-        yield tensor, "data", _backend_of(tensor) != ""
-        return
-    for name, inner in _inner_tensors(tensor):
-        if _is_wrapper(inner):
-            yield from _inside(inner)
-        else:
-            yield tensor, name, True
-
-
-def _tensors(group: Any) -> list[Any]:
-    """The parameters and buffers of ``group``, each once."""
+def _tensors(group: Any, modules: Iterable[Any] | None = None) -> list[Any]:
+    """The parameters and buffers of ``group``, each once; ``modules`` are its modules, where they are known."""
     found = [*group.parameters, *group.buffers]
-    for module in group.modules:
-        found.extend(module.parameters())
-        found.extend(module.buffers())
-    return list({id(tensor): tensor for tensor in found}.values())
+    for module in _modules(group) if modules is None else modules:
+        found += module._parameters.values()
+        found += module._buffers.values()
+    return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
-def _layers(group: Any) -> Iterator[Any]:
+def _modules(group: Any) -> list[Any]:
+    """All modules of ``group``, each once: ``Module.modules`` takes several times as long."""
+    found = list(group.modules)
+    seen = set(map(id, found))
+    for module in found:
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+def _layers(group: Any) -> list[Any]:
     """The modules that own the parameters of ``group``."""
-    for module in group.modules:
-        yield from module.modules()
-    yield from _owners(group)
+    return [*_modules(group), *_owners(group)]
 
 
 def _owners(group: Any) -> list[Any]:
     """The modules whose parameters ``group`` has without having them."""
     known: list[Any] | None = vars(group).get("_quantfix_owners")
     if known is None:
-        loose = {id(parameter) for parameter in group.parameters if _backend_of(parameter)}
+        loose = {id(parameter) for parameter in group.parameters if backend_of(parameter)}
         loose -= {id(parameter) for module in group.modules for parameter in module.parameters()}
         known = group._quantfix_owners = [
             module
@@ -98,43 +109,49 @@ def backends(group: Any) -> frozenset[str]:
     """The packages of which ``group`` holds weights."""
     known: frozenset[str] | None = vars(group).get("_quantfix_backends")
     if known is None:
-        found = {_backend_of(tensor) for tensor in _tensors(group)} - {""}
+        found = {backend_of(tensor) for tensor in _tensors(group)} - {""}
         known = group._quantfix_backends = frozenset(found)
-    return known
-
-
-def _backend_of(tensor: Any) -> str:
-    """The package of the class of a quantized weight; empty for every other tensor."""
-    kind = type(tensor)
-    known = _known_types.get(kind)
-    if known is None:
-        packages = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
-        known = _known_types[kind] = next((name for name in packages if name in _BACKENDS), "")
     return known
 
 
 def identity(tensor: Any) -> tuple[Any, ...]:
     """Equal for tensors that share their memory; CB of an 8-bit layer is its weight, and must stay it."""
-    if tensor.numel() == 0:
+    address = tensor.data_ptr()
+    if not address:  # an empty one
         return (id(tensor),)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+class ByMemory:
+    """Tensors by the tensors that they stand for: another tensor of the same `identity` finds the same one.
+
+    An address is compared first; a tuple for each of thousands of tensors would take longer than to move some of them.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Any, tuple[Any, Any]] = {}
+
+    def get(self, tensor: Any) -> Any:
+        known = self._found.get(tensor.data_ptr())
+        if known is None:
+            return None
+        if known[0] is tensor or identity(known[0]) == identity(tensor):
+            return known[1]
+        known = self._found.get(identity(tensor))
+        return None if known is None else known[1]
+
+    def put(self, tensor: Any, other: Any) -> None:
+        address = tensor.data_ptr()
+        if address:  # not an empty one
+            self._found[identity(tensor) if address in self._found else address] = tensor, other
 
 
 # ---------------------------------------------------------------------- wrappers
 
 
-def _is_wrapper(tensor: Any) -> bool:
-    return _backend_of(tensor) != "" and hasattr(tensor, "__tensor_flatten__")
-
-
 def _may_be_wrappers(group: Any) -> list[Any]:
     # Those of bitsandbytes are none, and looking for some takes as long as moving them.
-    return _tensors(group) if backends(group) - {"bitsandbytes"} else []
-
-
-def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
-    found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
-    return [(name, inner) for name, inner in found if inner is not None]
+    return [] if backends(group) == _NO_WRAPPERS else _tensors(group)
 
 
 def unpack(group: Any) -> None:
@@ -157,7 +174,7 @@ def unpack(group: Any) -> None:
 
 
 def _is_packed_for_the_cpu(tensor: Any) -> bool:
-    if not _is_wrapper(tensor):
+    if not is_wrapper(tensor):
         return False
     # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
     packed: Any = getattr(tensor, "_data", None)
@@ -169,27 +186,8 @@ def _is_packed_for_the_cpu(tensor: Any) -> bool:
 def let_wrappers_follow(group: Any) -> None:
     """Let the wrappers, which tell a device of their own, tell that of their inner tensors."""
     for tensor in _may_be_wrappers(group):
-        if _is_wrapper(tensor):
-            _follow(tensor)
-
-
-def _follow(wrapper: Any) -> None:
-    inner = [tensor for _, tensor in _inner_tensors(wrapper)]
-    for tensor in inner:
-        if _is_wrapper(tensor):
-            _follow(tensor)
-    if inner and wrapper.device != inner[0].device:
-        # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
-        # Not in inference mode: there the class itself is asked whether it takes other data, and reads the shell.
-        with sys.modules["torch"].inference_mode(False):
-            wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
-                type(wrapper),
-                wrapper.size(),
-                strides=wrapper.stride(),
-                storage_offset=wrapper.storage_offset(),
-                dtype=wrapper.dtype,
-                device=inner[0].device,
-            )
+        if is_wrapper(tensor):
+            follow(tensor)
 
 
 # ---------------------------------------------------------------------- disk
@@ -201,7 +199,7 @@ def is_on_disk(group: Any) -> bool:
 
 def refuse_wrappers(group: Any) -> None:
     for tensor in _tensors(group):
-        if _is_wrapper(tensor):
+        if is_wrapper(tensor):
             raise ValueError(_NOT_TO_DISK.format(type(tensor).__name__))
 
 

@@ -17,9 +17,9 @@ import contextlib
 import sys
 
 from .group_tensors import (
+    ByMemory,
     backends,
     companions_of_parameters,
-    identity,
     is_on_disk,
     let_wrappers_follow,
     places,
@@ -27,6 +27,7 @@ from .group_tensors import (
     rejoin,
     unpack,
 )
+from .uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = ["is_left_to_diffusers", "take_over", "version_of"]
 
 # What an 8-bit layer keeps of the outliers of its last input.
 _OF_THE_LAST_INPUT = ("subB", "idx")
+_AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 def take_over(draft: Any, module_group: Any, backend: str) -> None:
@@ -47,7 +49,6 @@ def take_over(draft: Any, module_group: Any, backend: str) -> None:
         module_group: the class of diffusers.
         backend: the top-level package of the weights' class: "bitsandbytes", "optimum" or "torchao".
     """
-    disable = sys.modules["torch"].compiler.disable
 
     def make_copies(original: Any) -> Any:
         def _init_cpu_param_dict(self: Any) -> Any:
@@ -56,22 +57,26 @@ def take_over(draft: Any, module_group: Any, backend: str) -> None:
         return _init_cpu_param_dict
 
     def make_onload(original: Any) -> Any:
+        original = within(original)
+
         def onload_(self: Any) -> None:
             if backend not in backends(self):
                 original(self)
             else:
                 _onload(self, original)
 
-        return disable(onload_)
+        return uncompiled(onload_)
 
     def make_offload(original: Any) -> Any:
+        original = within(original)
+
         def offload_(self: Any) -> None:
             if backend not in backends(self):
                 original(self)
             else:
                 _offload(self, original)
 
-        return disable(offload_)
+        return uncompiled(offload_)
 
     draft.wrap_plain(module_group, "_init_cpu_param_dict", make_copies)
     draft.wrap_plain(module_group, "onload_", make_onload)
@@ -96,10 +101,9 @@ def is_left_to_diffusers(module_group: Any, backend: str) -> bool:
 
 
 def _onload(group: Any, original: Any) -> None:
-    torch = sys.modules["torch"]
     if group.stream is not None:
         group.stream.synchronize()  # the transfer before this one
-    with torch.inference_mode(False), torch.no_grad():
+    with _moving():
         if is_on_disk(group):
             refuse_wrappers(group)
             original(group)
@@ -120,26 +124,26 @@ def _bring(group: Any) -> None:
     device = _with_index(group.onload_device)
     offload_device = _with_index(group.offload_device)
     # Remembered from the start, so that a transfer that ends midway can be continued.
-    brought, versions = vars(group).setdefault("_quantfix_brought", ({}, {}))
-    moved: dict[Any, Any] = {}
-    with _on_its_stream(group) as compute_stream:
-        for holder, attribute, _ in places(group):
+    brought, versions = vars(group).setdefault("_quantfix_brought", (ByMemory(), {}))
+    moved = ByMemory()
+    with _on_its_stream(group) as compute_stream, _without_subclasses():
+        for holder, attribute, quantized in places(group):
             present = getattr(holder, attribute)
             if present.device == device:
                 continue
-            key = identity(present)
-            tensor = moved.get(key)
+            tensor = moved.get(present)
             if tensor is None:
                 with _like(present):
-                    pinned = group.stream is None or present.device.type != "cpu" or present.is_pinned()
+                    pinned = group.stream is None or present.is_pinned() or not present.is_cpu
                     source = present if pinned else present.pin_memory()
-                    tensor = moved[key] = source.to(device, non_blocking=group.non_blocking)
+                    tensor = source.to(device, non_blocking=group.non_blocking)
+                moved.put(present, tensor)
                 if compute_stream is not None:
                     tensor.record_stream(compute_stream)
                 if present.device == offload_device:
-                    brought[identity(tensor)] = tensor, present
+                    brought.put(tensor, present)
             setattr(holder, attribute, tensor)
-            if attribute == "data":
+            if not quantized:
                 versions[id(holder)] = version_of(holder)
 
 
@@ -149,7 +153,7 @@ def _offload(group: Any, original: Any) -> None:
         onload_device = torch.device(group.onload_device)
         getattr(torch, onload_device.type).current_stream(onload_device).synchronize()
     training = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.no_grad():
+    with _moving():
         if is_on_disk(group):
             refuse_wrappers(group)
             group._quantfix_aliases = companions_of_parameters(group)
@@ -171,36 +175,57 @@ def _take_back(group: Any, training: bool) -> None:
             are not quantized are copied then.
     """
     device = _with_index(group.offload_device)
-    brought, versions = vars(group).get("_quantfix_brought", ({}, {}))
+    brought, versions = vars(group).get("_quantfix_brought") or (ByMemory(), {})
     pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu"
-    copies: dict[Any, Any] = {}
-    for holder, attribute, quantized in places(group):
-        tensor = getattr(holder, attribute)
-        if attribute in _OF_THE_LAST_INPUT and not training:
-            setattr(holder, attribute, None)
-            continue
-        key = identity(tensor)
-        host = brought.get(key, (None, None))[1]
-        if not (quantized or (not training and _is_unchanged(holder, versions))):
+    copies = ByMemory()
+    with _without_subclasses():
+        for holder, attribute, quantized in places(group):
+            tensor = getattr(holder, attribute)
+            if attribute in _OF_THE_LAST_INPUT and not training:
+                setattr(holder, attribute, None)
+                continue
             host = None
-        if host is None:
-            host = copies.get(key)
-        if host is None:
-            with _like(tensor):
-                host = tensor if tensor.device == device else tensor.to(device)
-                if pin and not host.is_pinned():
-                    host = host.pin_memory()
-            copies[key] = host
-        if host is not tensor:
-            setattr(holder, attribute, host)
+            if quantized or (not training and _is_unchanged(holder, versions)):
+                host = brought.get(tensor)
+            if host is None:
+                host = copies.get(tensor)
+            if host is None:
+                with _like(tensor):
+                    host = tensor if tensor.device == device else tensor.to(device)
+                    if pin and not host.is_pinned():
+                        host = host.pin_memory()
+                copies.put(tensor, host)
+            if host is not tensor:
+                setattr(holder, attribute, host)
+
+
+def _moving() -> contextlib.AbstractContextManager[Any]:
+    """A block without inference mode and without gradients; where there are neither, it has nothing to do."""
+    torch = sys.modules["torch"]
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return _without_modes()
+    return _AS_IT_IS
 
 
 @contextlib.contextmanager
-def _on_its_stream(group: Any) -> Iterator[Any]:
+def _without_modes() -> Iterator[None]:
+    torch = sys.modules["torch"]
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _without_subclasses() -> Any:
+    """A block in which ``.data`` and ``.device`` are those of every tensor: Params4bit takes five times as long."""
+    return sys.modules["torch"]._C.DisableTorchFunctionSubclass()
+
+
+def _on_its_stream(group: Any) -> contextlib.AbstractContextManager[Any]:
     """Run the block on the stream of ``group``; gives the computing stream, if its use has to be recorded."""
-    if group.stream is None:
-        yield None
-        return
+    return _AS_IT_IS if group.stream is None else _on_stream(group)
+
+
+@contextlib.contextmanager
+def _on_stream(group: Any) -> Iterator[Any]:
     device = sys.modules["torch"].device(group.onload_device)
     accelerator = getattr(sys.modules["torch"], device.type)
     computing = accelerator.current_stream(device)
@@ -223,7 +248,7 @@ def _like(tensor: Any) -> Any:
     A parameter that is given data of the other kind cannot be viewed, or not be differentiated, for good.
     """
     # Not in inference mode until here; to say so once more takes longer than a small copy.
-    return sys.modules["torch"].inference_mode() if tensor.is_inference() else contextlib.nullcontext()
+    return sys.modules["torch"].inference_mode() if tensor.is_inference() else _AS_IT_IS
 
 
 def _is_unchanged(holder: Any, versions: dict[int, int | None]) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Companion",
     "companions",
+    "holders",
     "host_copy",
     "is_host_copy",
     "is_quant_state",
@@ -43,6 +44,11 @@ _QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
 # Cached, since `track` checks every attribute of every layer at every sample; there are few types.
 _answers: dict[tuple[type, tuple[str, ...]], bool] = {}
 _no_carriers: set[type] = set()
+# The names of the attributes of an object and their types -> those that are tensors, and those that carry some. A group
+# is searched twice per step. Names and types decide, so that nothing found here is ever out of date.
+_Layout = tuple[tuple[str, ...], tuple[str, ...]]
+_layouts: dict[tuple[Any, ...], _Layout] = {}
+_MOST_LAYOUTS = 10_000
 _HOST_COPY = "_host_copy"
 _IS_HOST_COPY = "_is_host_copy"
 
@@ -83,25 +89,38 @@ def companions(module: Any) -> Iterator[Companion]:
     of the parameter. Host copies are walked where they are the quant state of a weight on ``meta``, and left out where
     they are only what a quant state on a device was made of.
     """
+    for name, holder, attributes in holders(module):
+        for attribute in attributes:
+            yield Companion(f"{name}.{attribute}", holder, attribute, vars(holder)[attribute])
+
+
+def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
+    """What has the companions of ``module``: its path on the layer, the object, and the names of its tensors.
+
+    For callers that look at many layers often; the same companions as `companions`.
+    """
+    found: list[tuple[str, Any, tuple[str, ...]]] = []
     seen: set[int] = set()
     for name, parameter in module._parameters.items():
         if _is_a(parameter, _QUANTIZED_PARAMETERS):
-            yield from _walk(name, parameter, seen)
+            _walk(name, parameter, seen, found)
     held = vars(module)
     # Nearly all attributes are none, and a model may have a million of them.
     if _no_carriers.issuperset(map(type, held.values())):
-        return
-    for name in [name for name, value in held.items() if type(value) not in _no_carriers]:
-        if _is_a(held[name], _CARRIERS):
-            yield from _walk(name, held[name], seen)
+        return found
+    for name, value in [item for item in held.items() if type(item[1]) not in _no_carriers]:
+        if _is_a(value, _CARRIERS):
+            _walk(name, value, seen, found)
         else:
-            _no_carriers.add(type(held[name]))
+            _no_carriers.add(type(value))
+    return found
 
 
 def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> None:
     """Move every tensor of a ``QuantState`` to ``device``, in place, as ``nn.Module.to`` of the layer needs it."""
-    for found in _walk("", state, set()):
-        setattr(found.holder, found.attribute, found.tensor.to(device, non_blocking=non_blocking))
+    for _, holder, attributes in _walk("", state, set(), []):
+        for attribute in attributes:
+            setattr(holder, attribute, vars(holder)[attribute].to(device, non_blocking=non_blocking))
 
 
 def on_device(state: Any, device: Any, non_blocking: bool = False) -> Any:
@@ -125,7 +144,7 @@ def host_copy(state: Any) -> Any:
     known = vars(state).get(_HOST_COPY)
     if known is not None:
         return known
-    tensors = [found.tensor for found in _walk("", state, set())]
+    tensors = [vars(holder)[name] for _, holder, names in _walk("", state, set(), []) for name in names]
     if is_host_copy(state) or not tensors or any(tensor.is_meta for tensor in tensors):
         return state
     copy = _duplicate(state, "cpu", False)
@@ -150,20 +169,35 @@ def _duplicate(state: Any, device: Any, non_blocking: bool) -> Any:
     return duplicate
 
 
-def _walk(name: str, holder: Any, seen: set[int]) -> Iterator[Companion]:
-    if id(holder) in seen:
-        return
-    seen.add(id(holder))
-    tensor = sys.modules["torch"].Tensor
-    # A list, since callers may replace the attributes while they iterate.
-    for attribute, value in list(vars(holder).items()):
-        if isinstance(value, tensor):
-            yield Companion(f"{name}.{attribute}" if name else attribute, holder, attribute, value)
-        elif type(value) not in _no_carriers and attribute != _HOST_COPY:
-            if _is_a(value, _CARRIERS):
-                yield from _walk(f"{name}.{attribute}" if name else attribute, value, seen)
-            else:
-                _no_carriers.add(type(value))
+def _walk(
+    name: str, holder: Any, seen: set[int], found: list[tuple[str, Any, tuple[str, ...]]]
+) -> list[tuple[str, Any, tuple[str, ...]]]:
+    """Add ``holder``, and what it carries, to ``found``."""
+    if id(holder) not in seen:
+        seen.add(id(holder))
+        held = vars(holder)
+        tensors, carriers = _layout(held)
+        if tensors:
+            found.append((name, holder, tensors))
+        for attribute in carriers:
+            if attribute != _HOST_COPY:
+                _walk(f"{name}.{attribute}" if name else attribute, held[attribute], seen, found)
+    return found
+
+
+def _layout(held: dict[str, Any]) -> _Layout:
+    """The names of the attributes that are tensors, and of those that carry some."""
+    key = (*held, *map(type, held.values()))
+    known = _layouts.get(key)
+    if known is None:
+        tensor = sys.modules["torch"].Tensor
+        items = list(held.items())
+        tensors = tuple(name for name, value in items if isinstance(value, tensor))
+        carriers = tuple(name for name, value in items if _is_a(value, _CARRIERS))
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        known = _layouts[key] = tensors, carriers
+    return known
 
 
 def _is_a(value: Any, names: tuple[str, ...]) -> bool:

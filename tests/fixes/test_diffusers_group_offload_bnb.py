@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
+from diffusers_quantfix.weights.companions import companions
 from tests.fixes import eight_bit, eight_bit_models, four_bit
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
@@ -202,6 +205,60 @@ def test_what_is_changed_in_place_on_the_device_is_kept(gpu, weights, mode, infe
         run(model, device)
         run(model, device)
     assert model.blocks[0].count.tolist() == [2, 2, 2]
+
+
+@weights
+@modes("leaf", "block", "block-stream", "block-low")
+def test_what_is_exchanged_between_two_passes_is_moved(gpu, weights, mode):
+    """A LoRA that is fused gives a layer another weight, ``load_state_dict`` another quant state."""
+    device = gpu.devices[0]
+    model, other = build(weights, device), build(weights, device, blocks=1)
+
+    def exchange(one):
+        layer, source = one.blocks[0][0], copy.deepcopy(other.blocks[0][2]).to(layer_device(one))
+        layer.weight = source.weight
+        if weights == "8-bit":
+            layer.state = source.state
+        else:
+            layer.quant_state = source.weight.quant_state
+            state = one.blocks[1][0].weight.quant_state
+            one.blocks[1][0].quant_state = one.blocks[1][0].weight.quant_state = copy.deepcopy(state)
+
+    def layer_device(one):
+        return one.blocks[0][0].weight.device
+
+    expected = copy.deepcopy(model)
+    before = run(expected, device)
+    exchange(expected)
+    after = run(expected, device)
+    assert not torch.equal(before, after)
+    offload(model, device, mode)
+    assert torch.equal(run(model, device), before)
+    exchange(model)
+    for _ in range(2):
+        assert torch.equal(run(model, device), after)
+    assert layer_device(model).type == "cpu"
+    assert all(found.tensor.device.type == "cpu" for found in companions(model.blocks[0][0]))
+
+
+@pytest.mark.parametrize("mode", [BLOCK, BLOCK | STREAM], ids=["block", "block-stream"])
+def test_a_companion_that_got_other_memory_on_the_device_keeps_it(gpu, mode):
+    device = gpu.devices[0]
+    model = build("4-bit", device)
+    expected = copy.deepcopy(model)
+
+    def double(state):
+        state.absmax.data = state.absmax.data * 2
+
+    double(expected.blocks[0][0].weight.quant_state)
+    after = run(expected, device)
+    offload(model, device, mode)
+    hook = model.blocks[0].register_forward_hook(
+        lambda module, args, output: double(module[0].weight.quant_state)
+    )
+    run(model, device)
+    hook.remove()
+    assert torch.equal(run(model, device), after)
 
 
 def test_groups_without_quantized_weights_are_left_to_diffusers(gpu):

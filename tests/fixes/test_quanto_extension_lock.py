@@ -193,6 +193,7 @@ def compiling(folder, quiet: float) -> subprocess.Popen[str]:
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.skipif(
     not (shutil.which("c++") and shutil.which("ninja")), reason="nothing can be compiled here"
 )

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+
+import psutil
 
 from tests.upstream.cells import Cell, digest, read
 from tests.upstream.environments import CannotInstall, cache_folder, locked, prepare
@@ -27,6 +33,7 @@ _BESIDE = {"attrs": "", "datasets": "", "parameterized": "", "psutil": "", "scip
 _PROCESS_SECONDS = 3600
 _PROCESS_BYTES = 8 << 30
 _DEATHS = 5
+_stopping = threading.Event()
 
 
 class Job:
@@ -116,6 +123,8 @@ class Job:
         kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(self._home),
                  "RUN_SLOW": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"}  # fmt: skip
         kept.pop("PYTHONDONTWRITEBYTECODE", None)
+        if _stopping.is_set():
+            return
         with (self._logs / f"{side}.log").open("a", encoding="utf-8") as log:
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=scratch, env=kept, check=False,
@@ -126,6 +135,23 @@ class Job:
 def _limit_memory() -> None:
     """A test that takes all memory is to fail, and not to end somebody else's process."""
     resource.setrlimit(resource.RLIMIT_DATA, (_PROCESS_BYTES, _PROCESS_BYTES))
+
+
+def end_with_children() -> None:
+    """From now on Ctrl-C and SIGTERM end all processes that descend from this one, and then this one."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _stopping.set()
+        while children := psutil.Process().children(recursive=True):
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children, timeout=1)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def _hub_of(cell: Cell, python: Path, folder: Path) -> Path:
@@ -190,4 +216,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_children()
     raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Whole programs as their users write them, without this package and with it, and beside tools that patch too.
 
-    python -m pytest tests/programs
+    python -m pytest -m long tests/programs
 
 Each program is a file here that prints ``RESULT`` and JSON at its end.  The harness writes two copies of it: one whose
 first line imports the package, and one without that line.  Where there is no GPU both get the fake CUDA devices of
@@ -11,5 +11,5 @@ Their tests are skipped with the reason, unless an interpreter that has them is 
 
     uv venv other
     uv pip install -p other/bin/python ".[stack,backends]" nbclient ipykernel ddtrace opentelemetry-distro gevent
-    DIFFUSERS_QUANTFIX_PROGRAMS_PYTHON=other/bin/python python -m pytest tests/programs
+    DIFFUSERS_QUANTFIX_PROGRAMS_PYTHON=other/bin/python python -m pytest -m long tests/programs
 """

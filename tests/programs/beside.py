@@ -1,7 +1,8 @@
 """A program that uses this package beside another tool that patches, before it or after it.
 
-Arguments: the tool, "before" or "after", and the folder of a Flux transformer.
+Arguments: the tool, "before" or "after", the folder of a Flux transformer, and "PACKAGE" to import this package.
 """
+# imports the package itself
 
 import copy
 import hashlib
@@ -84,7 +85,8 @@ def use(tool):
 
 
 theirs = use(globals()[TOOL]) if ORDER == "before" else None
-import diffusers_quantfix  # noqa: E402
+if "PACKAGE" in sys.argv:
+    import diffusers_quantfix  # noqa: F401
 
 if ORDER == "after":
     if TOOL.startswith("pasted"):
@@ -119,11 +121,12 @@ thread = threading.Thread(target=lambda: told.update({"in a thread": picture(mod
 thread.start()
 thread.join()
 
-board = {said.id: said for said in diffusers_quantfix.status()}
+package = sys.modules.get("diffusers_quantfix")
+board = {said.id: said for said in package.status()} if package else {}
 odd = {
     key: said.reason for key, said in board.items() if said.state in ("failed", "overwritten", "candidate")
 }
-reverted = {said.id: said.state for said in diffusers_quantfix.revert()}
+reverted = {said.id: said.state for said in package.revert()} if package else {}
 print()  # some tools leave a line unfinished
 print("RESULT", json.dumps({
     "told": told,

@@ -1,8 +1,9 @@
 """A host that imports the libraries first and loads its plugins later, from files, as ComfyUI does.
 
-Argument: the folder of a Flux transformer.  The last plugin to be loaded imports this package where it is used.
+Arguments: the folder of a Flux transformer, and "PACKAGE" where the last plugin to be loaded imports this package.
 """
 # needs: devices
+# imports the package itself
 
 import hashlib
 import importlib.util

@@ -3,11 +3,11 @@
 Argument: the folder of the language model.
 """
 
+import gc
 import hashlib
 import json
-import os
-import socket
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 
-def train(rank, folder, port):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def train(rank, folder):
     torch.manual_seed(0)
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map={"": "cpu"})
@@ -41,11 +39,19 @@ def train(rank, folder, port):
             json.dumps({"equal in both processes": len(set(digests)) == 1, "adapter": digest}),
             flush=True,
         )
+
+
+def main(rank, folder, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    train(rank, folder)
+    # DistributedDataParallel must be gone before the group is.  Otherwise its reducer is the last that holds the group:
+    # it waits for a thread of gloo while it holds the interpreter's lock, which that thread wants.  One run in twenty
+    # hung so, without this package; a barrier alone did not help.
+    gc.collect()
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(train, args=(sys.argv[1], port), nprocs=2)
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(main, args=(sys.argv[1], f"{folder}/store"), nprocs=2)

@@ -2,11 +2,13 @@
 
 Arguments: the folder of a Flux transformer, and "PACKAGE" where its first cell imports this package.
 """
+# imports the package itself
 
 import json
 import sys
 
 import nbformat
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 DEVICES = "import tests.programs.devices"
@@ -27,7 +29,9 @@ cells = [DEVICES, *(cell.replace("{folder!r}", repr(sys.argv[1])) for cell in CE
 if "PACKAGE" in sys.argv:
     cells.insert(0, "import diffusers_quantfix")
 notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+# Files for its channels: a port that was found free may be taken when the kernel binds it.
+kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")
+NotebookClient(notebook, timeout=200, km=kernel).execute()
 told = [
     output["data"]["text/plain"]
     for cell in notebook.cells

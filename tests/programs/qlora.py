@@ -1,10 +1,13 @@
 """QLoRA training of four steps under `accelerate launch`, which saves its state after the second.
 
-Arguments: the folder of a language model, and "resume" for a training that was stopped after the second step.
+Arguments: the folder of a language model, and "die" for a training that is killed in its third step, or "resume" for
+one that goes on where such a training has saved its state.
 """
 
 import hashlib
 import json
+import os
+import signal
 import sys
 
 import torch
@@ -12,6 +15,10 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+
+def die(gradient):
+    os.killpg(0, signal.SIGKILL)  # the launcher too
 
 
 def main(folder, first):
@@ -22,14 +29,18 @@ def main(folder, first):
     )
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map={"": "cpu"})
     model = prepare_model_for_kbit_training(model)
-    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
     model, optimizer = accelerator.prepare(model, optimizer)
     if first:
         accelerator.load_state("state")
     losses = []
     for step in range(first, 4):
         batch = torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(step))
+        if step == 2 and "die" in sys.argv:
+            trained[0].register_hook(die)  # in the middle of the backward pass
         loss = model(input_ids=batch, labels=batch).loss
         accelerator.backward(loss)
         optimizer.step()

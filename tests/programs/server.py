@@ -62,6 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server.daemon_threads = False  # server_close waits for the threads of the answers
 threading.Thread(target=server.serve_forever, daemon=True).start()
 answers = {"nf4": set(), "int8": set()}
 
@@ -82,6 +83,7 @@ for thread in clients:
 for thread in clients:
     thread.join()
 server.shutdown()
+server.server_close()
 evict()
 print("RESULT", json.dumps({
     "answers": {name: sorted(found) for name, found in answers.items()},

@@ -9,7 +9,7 @@ from tests.programs.harness import need, run
 from tests.rig import models
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.long,
     pytest.mark.skipif(
         bool(unmet("bitsandbytes>=0.46")), reason="older bitsandbytes cannot quantize on the CPU"
     ),
@@ -24,7 +24,7 @@ def flux(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(flux, tmp_path_factory):
     """What the program tells where no other tool patches."""
-    told = run("beside", tmp_path_factory.mktemp("alone"), "nothing", "before", flux, package=False)
+    told = run("beside", tmp_path_factory.mktemp("alone"), "nothing", "before", flux)
     assert not told["odd"] and len(told["was applied"]) > 20
     assert told["told"]["4 bits"] == told["told"]["4 bits, reloaded"] == told["told"]["4 bits, copied"]
     return told
@@ -55,7 +55,7 @@ ORDERS = [
 @pytest.mark.parametrize(("tool", "order"), ORDERS)
 def test_nothing_breaks_and_undo_leaves_theirs(flux, alone, tmp_path, tool, order) -> None:
     need(*TOOLS[tool])
-    told = run("beside", tmp_path, tool, order, flux, package=False, UNSLOTH_ALLOW_CPU="1")
+    told = run("beside", tmp_path, tool, order, flux, UNSLOTH_ALLOW_CPU="1")
     assert told["told"] == alone["told"]
     assert told["theirs"] and not told["odd"] and not told["still applied"]
     assert told["was applied"] == alone["was applied"]
@@ -78,18 +78,18 @@ def test_nothing_breaks_and_undo_leaves_theirs(flux, alone, tmp_path, tool, orde
 )  # fmt: skip
 def test_a_launcher_that_instruments_the_process(flux, alone, tmp_path, launcher, module) -> None:
     need(module)
-    told = run("beside", tmp_path, "nothing", "before", flux, package=False, launcher=launcher)
+    told = run("beside", tmp_path, "nothing", "before", flux, launcher=launcher)
     assert told == alone
 
 
 def test_a_pasted_method_before_us_is_kept(flux, alone, tmp_path) -> None:
-    told = run("beside", tmp_path, "pasted_whole", "before", flux, package=False)
+    told = run("beside", tmp_path, "pasted_whole", "before", flux)
     assert told["theirs"] and not told["still applied"]
     assert told["told"] == alone["told"]
 
 
 def test_a_pasted_method_after_us_is_named_on_the_board(flux, alone, tmp_path) -> None:
-    told = run("beside", tmp_path, "pasted_whole", "after", flux, package=False)
+    told = run("beside", tmp_path, "pasted_whole", "after", flux)
     assert set(told["odd"]) == TO & set(alone["was applied"])
     assert all("Params4bit.to now holds code of __main__" in reason for reason in told["odd"].values())
     assert told["theirs"] and not told["still applied"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import build, toolchain, without_cuda
+from .accelerator import KEY, KIND
 
 _HOST = -1
 
@@ -54,7 +55,7 @@ def devices() -> Iterator[None]:
     """Have two CUDA devices inside the block and none after it."""
     if reason := unavailable_reason():
         raise RuntimeError(f"the rig is not available: {reason}")
-    from . import bitsandbytes_native, bitsandbytes_ops, caches, convolutions, cuda_bindings
+    from . import attention, bindings, bitsandbytes_native, bitsandbytes_ops, caches, operators
     from .undo import Undo
 
     _import_what_looks_for_gpus()
@@ -64,11 +65,12 @@ def devices() -> Iterator[None]:
         undo = stack.enter_context(Undo())
         undo.set(sys.modules[__name__], "_on", True)
         undo.set(gc, "unfreeze", _bring_the_libraries_back)
-        cuda_bindings.install(undo)
+        bindings.install(undo)
         bitsandbytes_native.install(undo)
         bitsandbytes_ops.install(undo)
         caches.install(undo)
-        convolutions.install(undo)
+        operators.install(undo)
+        attention.install(undo)
         reset()
         yield
 
@@ -174,7 +176,7 @@ def _ops():
 def _index(device) -> int:
     import torch
 
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if device.type != "cuda":
-        raise ValueError(f"the rig counts on CUDA devices only, not on {device}")
+    device = torch.device(KIND, device) if isinstance(device, int) else torch.device(device)
+    if device.type != KIND:
+        raise ValueError(f"the rig counts on {KEY} devices only, not on {device}")
     return _ops().current_device() if device.index is None else device.index

@@ -15,6 +15,7 @@ import sys
 import torch
 
 from . import blockwise
+from .accelerator import KEY
 from .undo import Undo
 
 _NAMESPACE = "bitsandbytes"
@@ -57,7 +58,7 @@ def _stand_in(ours, theirs, name: str) -> None:
     schema = re.sub(r"\(\$(\d+)! -> ?\)", r"(a\1!)", schema)  # "Tensor!" prints as "Tensor($0! -> )"
     ours.define(schema.removeprefix(f"{_NAMESPACE}::"))
     ours.impl(name, _STAND_INS[name], "CPU")
-    theirs.impl(name, getattr(getattr(torch.ops.diffusers_quantfix_rig, packet), overload), "CUDA")
+    theirs.impl(name, getattr(getattr(torch.ops.diffusers_quantfix_rig, packet), overload), KEY)
 
 
 def _gemv_4bit(A, B, shapeB, absmax, code, blocksize):

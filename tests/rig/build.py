@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 from . import without_cuda
+from .accelerator import KEY
 from .toolchain import Torch, built_once, cache_folder, find_compiler, find_torch, run
 
 SOURCES = Path(__file__).parent / "backend"
 # -O0: compile time counts, not speed. A CUDA build of torch names libraries that are not loaded with the rig.
-FLAGS = ["-O0", "-std=c++20", "-fPIC", "-shared", "-w", "-Wl,--allow-shlib-undefined"]
+FLAGS = ["-O0", "-std=c++20", "-fPIC", "-shared", "-w", "-Wl,--allow-shlib-undefined", f"-DRIG_AS={KEY}"]
 
 
 def library() -> Path:

@@ -6,6 +6,7 @@ import functools
 import sys
 from types import ModuleType
 
+from .accelerator import KIND
 from .undo import Undo
 
 _LIBRARIES = {"accelerate", "bitsandbytes", "diffusers", "peft", "transformers"}
@@ -17,9 +18,9 @@ def install(undo: Undo) -> None:
     clear()
     # The one answer that is no function but a constant, computed at import.
     pipelines = sys.modules.get("diffusers.pipelines.pipeline_utils")
-    supported = getattr(pipelines, "SUPPORTED_DEVICE_MAP", ["cuda"])
-    if "cpu" in supported and "cuda" not in supported:
-        undo.set(pipelines, "SUPPORTED_DEVICE_MAP", [*supported, "cuda"])
+    supported = getattr(pipelines, "SUPPORTED_DEVICE_MAP", [KIND])
+    if "cpu" in supported and KIND not in supported:
+        undo.set(pipelines, "SUPPORTED_DEVICE_MAP", [*supported, KIND])
 
 
 def clear() -> None:

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests import rig
-from tests.rig import toolchain, without_cuda
+from tests.rig import accelerator, toolchain, without_cuda
 
 # Before anything imports torch. Where it cannot be done, `rig.unavailable_reason` tells those who ask for devices.
 with contextlib.suppress(toolchain.Unavailable):
     without_cuda.keep_out()
+accelerator.rename_in_tests()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +36,9 @@ class RigDevices:
     def __init__(self):
         import torch
 
-        self.devices: list[torch.device] = [torch.device("cuda", i) for i in range(rig.device_count())]
+        self.devices: list[torch.device] = [
+            torch.device(accelerator.KIND, i) for i in range(rig.device_count())
+        ]
 
     @property
     def pair(self) -> tuple:
@@ -106,7 +109,7 @@ class RealDevices:
 def gpu() -> Iterator[RigDevices | RealDevices]:
     """CUDA devices, fresh for each test: ``devices``, ``kind``, ``allocated``, ``peak``, ``traffic``, ``reset``."""
     torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and accelerator.KIND == "cuda":
         devices = RealDevices()
         devices.reset()
         yield devices

@@ -9,7 +9,7 @@ from tests.soak.cycles import plans, run
 from tests.sweep.backends import BACKENDS, installed
 
 pytestmark = [
-    pytest.mark.thorough,
+    pytest.mark.long,
     pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the soak is about the newest releases"),
 ]
 

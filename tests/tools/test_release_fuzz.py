@@ -177,7 +177,7 @@ def test_random_worlds_with_threads():
     _in_threads(3)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_many_random_worlds():
     """In a process of its own: `release` looks at every live object, and this one has those of all tests."""
     root = Path(__file__).parents[2]

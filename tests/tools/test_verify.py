@@ -7,9 +7,11 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 
 import pytest
 
@@ -287,6 +289,29 @@ def test_nothing_installed_is_one_sentence():
     said = " ".join(done.stdout.split())
     assert said.startswith("none of the libraries that are patched (diffusers,")
     assert sys.executable in said
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["while it imports", "in a case"])
+def test_a_signal_ends_the_processes_and_removes_the_folder(tmp_path, begun):
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    psutil = pytest.importorskip("psutil")
+    verifying = subprocess.Popen(
+        [sys.executable, "-m", "diffusers_quantfix", "verify"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    children: list = []
+    while verifying.poll() is None and (len(children) < 2 or (begun and not _begun(tmp_path))):
+        children = psutil.Process(verifying.pid).children()
+        time.sleep(0.05)
+    verifying.send_signal(signal.SIGTERM)
+    _, errors = verifying.communicate()
+    assert verifying.returncode == -signal.SIGTERM and "Traceback" not in errors, errors
+    assert not psutil.wait_procs(children, timeout=0)[1]
+    assert not list(tmp_path.glob("quantfix-verify-*"))
+
+
+def _begun(folder) -> bool:
+    return any('"begin"' in file.read_text() for file in folder.glob("*/*/results.jsonl"))
 
 
 def test_an_unknown_id_is_one_sentence():

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         for fix_id, said in declarations().items():
             if fixes and fix_id not in fixes:
                 continue
-            too_wide += [f"{fix_id}: {line}" for line in loose(said["claims"], fix_id, table.releases, pairs)]
+            too_wide += [f"{fix_id}: {line}" for line in loose(said["claims"], fix_id, table.known, pairs)]
     if options.write:
         results.save(results.merged(results.load(), ran, declarations(), table))
         tables.write()

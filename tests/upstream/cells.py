@@ -75,6 +75,11 @@ class Table:
         return [*self.cells, *self.ranges]
 
     @property
+    def known(self) -> dict[str, list[str]]:
+        """What a claim may bound: the releases of each library, and every torch that a set has, ascending."""
+        return {**self.releases, "torch": self.torches}
+
+    @property
     def pythons(self) -> list[str]:
         """Every Python that a set has, ascending."""
         return sorted({cell.python for cell in self.every}, key=Version)

@@ -177,7 +177,7 @@ def _write(cell: Cell, result: dict[str, Any], table: Table, folder: Path) -> in
     results.save(results.merged(results.load(), [proof], said, table))
     tables.write()
     for fix_id, fix in said.items():
-        if lacks := uncovered(fix["claims"], fix["fixed_in"], table.releases, table.every):
+        if lacks := uncovered(fix["claims"], fix["fixed_in"], table.known, table.every):
             by_hand.setdefault(fix_id, "; ".join(lacks))
     print(written(kept, by_hand, cell, bool(proof["failures"])))
     return int(bool(by_hand or proof["failures"]))

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 _SOURCES = ("diffusers_quantfix", "tests/fixes", "tests/rig", "tests/conftest.py", "tests/gate.py", "tests/sides.py",
             "tests/upstream/plugin.py", "tests/upstream/inspect_fixes.py", "tests/upstream/verdict.py")  # fmt: skip
 _APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md", "diffusers_quantfix/FIXES.md")
-PHASE_TIMEOUT = 900.0
+PHASE_TIMEOUT = 1800.0  # of the largest set it takes 400 s on two idle cores
 _running: set[subprocess.Popen[bytes]] = set()
 _stopping = threading.Event()
 

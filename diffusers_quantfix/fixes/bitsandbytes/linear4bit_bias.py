@@ -52,7 +52,7 @@ def broken(modules: ModuleType) -> bool:
     layer.support_avx512bf16_for_cpu = False
     with contextlib.suppress(AttributeError, AssertionError, TypeError, RuntimeError):
         layer(torch.zeros(1, 1))
-    return layer.bias.dtype != torch.float32
+    return bool(layer.bias.dtype != torch.float32)
 
 
 def patch(modules: ModuleType, draft: Draft) -> None:

@@ -71,7 +71,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             if state is None or not held.get("bnb_quantized"):
                 return original(self, *args, **kwargs)
             device = parse(*args, **kwargs)[0]
-            if self.is_cuda and self.device == device and state.absmax.device == device:
+            elsewhere = not self.is_cpu and not self.is_meta
+            if elsewhere and self.device == device and state.absmax.device == device:
                 return params_4bit.moved(
                     self, state, args, kwargs
                 )  # nothing moves: less work than upstream does

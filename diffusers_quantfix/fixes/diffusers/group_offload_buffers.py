@@ -16,6 +16,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.groups import version_of
+from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,24 +66,27 @@ def broken(group_offloading: ModuleType) -> bool:
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
     group = resolve(group_offloading, "ModuleGroup")
-    disable = sys.modules["torch"].compiler.disable
 
     # Groups that go to disk, have no stream, or are moved by another fix have no host copies.
     def make_onload(original):
+        original = within(original)
+
         def onload_(self):
             original(self)
             if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
                 setattr(self, _VERSIONS, {buffer: version_of(buffer) for buffer in buffers})
 
-        return disable(onload_)
+        return uncompiled(onload_)
 
     def make_offload(original):
+        original = within(original)
+
         def offload_(self):
             original(self)
             if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
                 take_buffers_back(self, buffers)
 
-        wrapped = disable(offload_)
+        wrapped = uncompiled(offload_)
         setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
         return wrapped
 

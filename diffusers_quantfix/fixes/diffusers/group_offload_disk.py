@@ -16,11 +16,11 @@ Patch: a module whose tensors a group has on disk gets a state-dict hook, which 
 from __future__ import annotations
 
 import os
-import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.group_tensors import rejoin
+from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,9 +85,10 @@ def broken(group_offloading: ModuleType) -> bool:
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
     group = resolve(group_offloading, "ModuleGroup")
     hook = resolve(group_offloading, "GroupOffloadingHook")
-    disable = sys.modules["torch"].compiler.disable
 
     def make_offload(original):
+        original = within(original)
+
         def offload_(self):
             if self.offload_to_disk_path is None:
                 return original(self)
@@ -102,16 +103,18 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             setattr(self, _IS_EMPTY, True)
             return result
 
-        return disable(offload_)
+        return uncompiled(offload_)
 
     def make_onload(original):
+        original = within(original)
+
         def onload_(self):
             result = original(self)
             if self.offload_to_disk_path is not None:
                 setattr(self, _IS_EMPTY, False)
             return result
 
-        return disable(onload_)
+        return uncompiled(onload_)
 
     def make_deinitialize(original):
         def deinitalize_hook(self, module):

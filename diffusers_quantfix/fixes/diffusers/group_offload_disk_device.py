@@ -16,6 +16,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def broken(group_offloading: ModuleType) -> bool:
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
-    disable = sys.modules["torch"].compiler.disable
 
     def make(original):
+        original = within(original)
+
         def read(self):
             device = self.onload_device
             if self.offload_to_disk_path is None or self.stream is not None:
@@ -65,7 +67,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             finally:
                 self.onload_device = device
 
-        wrapped = disable(read)
+        wrapped = uncompiled(read)
         setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
         return wrapped
 

@@ -16,7 +16,7 @@ def case(work: str) -> str | None:
         if layer.weight.dtype != torch.int8:
             raise CannotReproduce("this bitsandbytes does not quantize on a CPU")
     except (ImportError, RuntimeError, AssertionError) as error:
-        raise CannotReproduce(f"bitsandbytes does not quantize here: {error}") from None
+        raise CannotReproduce(f"bitsandbytes does not quantize here: {error!r}") from None
     model = torch.nn.Sequential(layer)
     config = LoraConfig(r=4, target_modules=["0"], use_dora=True)
     try:

@@ -12,14 +12,14 @@ void set_requires_device_init(at::DeviceType, bool);  // libtorch_python; its he
 
 namespace rig {
 
-C10_REGISTER_GUARD_IMPL(CUDA, DeviceGuard);
+C10_REGISTER_GUARD_IMPL(RIG_AS, DeviceGuard);
 
 at::Tensor empty(
     at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   CurrentDevice guard(device);
-  return at::detail::empty_generic(size, &device_memory(), kCudaKeys, c10::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, &device_memory(), kDeviceKeys, c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(
@@ -27,7 +27,7 @@ at::Tensor empty_strided(
     std::optional<at::Device> device, std::optional<bool> pin_memory) {
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   CurrentDevice guard(device);
-  return at::detail::empty_strided_generic(size, stride, &device_memory(), kCudaKeys, c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &device_memory(), kDeviceKeys, c10::dtype_or_default(dtype));
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -35,7 +35,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   auto target = on_host(self);
   target.copy_(on_host(source));
   count_copy(source.device(), self.device(), static_cast<int64_t>(source.nbytes()));
-  if (source.is_cpu() && self.is_cuda() && non_blocking && current_stream[self.device().index()] != 0 &&
+  if (source.is_cpu() && is_ours(self) && non_blocking && current_stream[self.device().index()] != 0 &&
       PinnedMemory::contains(source.const_data_ptr())) {
     overlapping[self.device().index()] += static_cast<int64_t>(source.nbytes());
   }
@@ -96,8 +96,8 @@ void enable(bool on) {
   if (on == enabled.exchange(on)) {
     return;
   }
-  on ? become<Hooks>() : become<at::CUDAHooksInterface>();
-  torch::utils::set_requires_device_init(at::kCUDA, true);
+  on ? become<Hooks>() : become<NoHooks>();
+  torch::utils::set_requires_device_init(kDevice, true);
 }
 
 // Storages have no operator for this; torch's own UntypedStorage.resize_ knows real CUDA only.
@@ -118,13 +118,13 @@ std::vector<c10::RegistrationHandleRAII>& host_kernels() {
 }
 void use_host_kernel(std::string name, std::string overload) {
   host_kernels().push_back(c10::Dispatcher::singleton().registerImpl(
-      c10::OperatorName(std::move(name), std::move(overload)), c10::DispatchKey::CUDA,
+      c10::OperatorName(std::move(name), std::move(overload)), c10::DispatchKey::RIG_AS,
       c10::KernelFunction::makeFromBoxedFunction<&fallback>(), std::nullopt, nullptr, "tests/rig"));
 }
 void forget_host_kernels() { host_kernels().clear(); }
 
 int64_t get_current_device() { return current_device; }
-void set_current_device(int64_t device) { DeviceGuard().setDevice({at::kCUDA, static_cast<c10::DeviceIndex>(device)}); }
+void set_current_device(int64_t device) { DeviceGuard().setDevice({kDevice, static_cast<c10::DeviceIndex>(device)}); }
 int64_t get_allocated(int64_t device) { check_ordinal(device); return allocated[device]; }
 int64_t get_peak(int64_t device) { check_ordinal(device); return peak[device]; }
 void reset_peak(int64_t device) { device_memory().reset_peak(static_cast<c10::DeviceIndex>(device)); }
@@ -148,9 +148,9 @@ extern "C" void rig_set_stream(int64_t device, int64_t id) {
   rig::current_stream[device] = id;
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&rig::fallback>()); }
+TORCH_LIBRARY_IMPL(_, RIG_AS, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&rig::fallback>()); }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+TORCH_LIBRARY_IMPL(aten, RIG_AS, m) {
   m.impl("empty.memory_format", &rig::empty);
   m.impl("empty_strided", &rig::empty_strided);
   m.impl("copy_", &rig::copy_);
@@ -186,6 +186,6 @@ TORCH_LIBRARY(diffusers_quantfix_rig, m) {
 }
 
 static const bool memory_registered = [] {
-  c10::SetAllocator(c10::DeviceType::CUDA, &rig::device_memory());
+  c10::SetAllocator(rig::kDevice, &rig::device_memory());
   return true;
 }();

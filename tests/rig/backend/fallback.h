@@ -13,7 +13,7 @@
 namespace rig {
 
 inline const c10::DispatchKeySet kCpuKeys(c10::DispatchKey::CPU);
-inline const c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
+inline const c10::DispatchKeySet kDeviceKeys(c10::DispatchKey::RIG_AS);
 
 inline at::Tensor same_shape_over(c10::Storage storage, c10::DispatchKeySet keys, const at::Tensor& tensor) {
   auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, tensor.dtype());
@@ -40,7 +40,7 @@ inline c10::Storage host_storage_over(const c10::Storage& storage) {
 }
 
 inline at::Tensor on_host(const at::Tensor& tensor) {
-  return tensor.is_cuda() ? same_shape_over(host_storage_over(tensor.storage()), kCpuKeys, tensor) : tensor;
+  return is_ours(tensor) ? same_shape_over(host_storage_over(tensor.storage()), kCpuKeys, tensor) : tensor;
 }
 
 // Index tensors may stay on the CPU in CUDA's own kernels of these operators.
@@ -89,14 +89,14 @@ class HostCall {
           for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
             if (tensor) visit(*tensor);
           }
-        } else if (value.isDevice() && value.toDevice().is_cuda()) {
+        } else if (value.isDevice() && is_ours(value.toDevice())) {
           device_ = value.toDevice();
         }
       }
     }
   }
   void note_device(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.is_cuda() && !device_) {
+    if (tensor.defined() && is_ours(tensor) && !device_) {
       device_ = tensor.device();
     }
   }
@@ -131,7 +131,7 @@ class HostCall {
       }
       return result;
     }
-    if (value.isDevice() && value.toDevice().is_cuda()) {
+    if (value.isDevice() && is_ours(value.toDevice())) {
       return c10::Device(c10::DeviceType::CPU);
     }
     if (value.isGenerator() || (value.isNone() && argument.name() == "generator")) {
@@ -141,7 +141,7 @@ class HostCall {
   }
 
   at::Tensor to_host(const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) {
+    if (!tensor.defined() || !is_ours(tensor)) {
       return tensor;
     }
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "the rig has strided tensors only");
@@ -162,7 +162,7 @@ class HostCall {
   // Without a generator CUDA draws from the device's own, which keeps the CPU's random state untouched.
   static c10::IValue replace_generator(const c10::IValue& value) {
     const auto generator = value.isNone() ? default_generator(-1) : value.toGenerator();
-    TORCH_CHECK(generator.device().is_cuda(), "Expected a 'cuda' device type for generator but found '",
+    TORCH_CHECK(is_ours(generator.device()), "Expected a 'cuda' device type for generator but found '",
                 generator.device().type(), "'");
     return static_cast<DeviceGenerator*>(generator.unsafeGetGeneratorImpl())->host;
   }
@@ -222,7 +222,7 @@ class HostCall {
         if (!device.is_inference() && device.storage().is_alias_of(known->second)) return view_of(device, tensor);
       }
     }
-    return same_shape_over(known->second, kCudaKeys, tensor);
+    return same_shape_over(known->second, kDeviceKeys, tensor);
   }
 
   const c10::OperatorHandle& op_;

@@ -11,6 +11,11 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #endif
 
+// The accelerator under whose name the devices go, see tests/rig/accelerator.py.
+#ifndef RIG_AS
+#define RIG_AS CUDA
+#endif
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -19,6 +24,7 @@
 
 namespace rig {
 
+constexpr auto kDevice = c10::DeviceType::RIG_AS;
 constexpr int kDevices = 2;
 constexpr size_t kTotalMemory = size_t(16) << 30;
 
@@ -32,6 +38,9 @@ inline std::array<std::array<std::atomic<int64_t>, kDevices + 1>, kDevices + 1> 
 // Bytes copied from the host to cuda:i in a way that lets a GPU compute meanwhile.
 inline std::array<std::atomic<int64_t>, kDevices> overlapping{};
 
+inline bool is_ours(c10::Device device) { return device.type() == kDevice; }
+inline bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kDevice; }
+
 inline void check_ordinal(int64_t index) {
   TORCH_CHECK(index < kDevices, "CUDA error: invalid device ordinal");
 }
@@ -44,7 +53,7 @@ inline void count_allocation(int device, int64_t bytes) {
 }
 
 inline void count_copy(c10::Device from, c10::Device to, int64_t bytes) {
-  traffic[from.is_cuda() ? from.index() + 1 : 0][to.is_cuda() ? to.index() + 1 : 0] += bytes;
+  traffic[is_ours(from) ? from.index() + 1 : 0][is_ours(to) ? to.index() + 1 : 0] += bytes;
 }
 
 // Makes `device` the current one for a scope; refuses a device that does not exist before anything is allocated.
@@ -84,7 +93,7 @@ inline void free_block(void* context) {
 inline c10::DataPtr make_block(void* data, size_t bytes, int device, c10::Storage host) {
   auto* block = new Block{data, bytes, device, std::move(host)};
   count_allocation(device, static_cast<int64_t>(bytes));
-  return {data, block, &free_block, c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))};
+  return {data, block, &free_block, c10::Device(kDevice, static_cast<c10::DeviceIndex>(device))};
 }
 
 #ifdef RIG_HAS_DEVICE_ALLOCATOR

@@ -6,6 +6,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/XPUHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
@@ -17,16 +18,16 @@ inline thread_local std::array<c10::StreamId, kDevices> current_stream{};
 inline std::atomic<c10::StreamId> last_stream{0};
 
 inline c10::Stream make_stream(c10::DeviceIndex index, c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, index), id);
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDevice, index), id);
 }
 
 class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   using Clock = std::chrono::steady_clock;
 
-  c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
+  c10::DeviceType type() const override { return kDevice; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  c10::Device getDevice() const override { return {c10::DeviceType::CUDA, current_device}; }
+  c10::Device getDevice() const override { return {kDevice, current_device}; }
   void setDevice(c10::Device device) const override {
     check_ordinal(device.index());
     uncheckedSetDevice(device);
@@ -85,7 +86,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
 // A generator that says it is on cuda:N. The CPU kernels draw from `host`, see replace_generator() in fallback.h.
 struct DeviceGenerator final : c10::GeneratorImpl {
   DeviceGenerator(c10::DeviceIndex index, at::Generator drawn_from)
-      : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, index), c10::DispatchKeySet(c10::DispatchKey::CUDA)),
+      : GeneratorImpl(c10::Device(kDevice, index), c10::DispatchKeySet(c10::DispatchKey::RIG_AS)),
         host(std::move(drawn_from)) {}
 
   void set_current_seed(uint64_t seed) override { host.set_current_seed(seed); }
@@ -115,15 +116,20 @@ inline const at::Generator& default_generator(c10::DeviceIndex index) {
   return (*generators)[device];
 }
 
-struct Hooks final : at::CUDAHooksInterface {  // no `override`: which of these there are depends on the release
+#define RIG_JOIN(a, b, c) a##b##c
+#define RIG_NAME(a, b, c) RIG_JOIN(a, b, c)
+using NoHooks = at::RIG_NAME(, RIG_AS, HooksInterface);
+
+struct Hooks final : NoHooks {  // no `override`: which of these there are depends on the release
   void init() const {}
   void initCUDA() const {}
   const at::Generator& getDefaultCUDAGenerator(c10::DeviceIndex index) const { return default_generator(index); }
   bool isBuilt() const { return true; }
   bool isAvailable() const { return true; }
   bool hasCUDA() const { return true; }
+  bool hasXPU() const { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const { return true; }
-  int getNumGPUs() const { return kDevices; }
+  decltype(std::declval<const NoHooks&>().getNumGPUs()) getNumGPUs() const { return kDevices; }
   c10::DeviceIndex deviceCount() const { return kDevices; }
   c10::DeviceIndex current_device() const { return rig::current_device; }
   c10::DeviceIndex getCurrentDevice() const { return rig::current_device; }
@@ -143,7 +149,7 @@ struct Hooks final : at::CUDAHooksInterface {  // no `override`: which of these 
   c10::Allocator* getCUDADeviceAllocator() const { return &device_memory(); }
   c10::Allocator* getPinnedMemoryAllocator() const { return &pinned_memory(); }
   bool isPinnedPtr(const void* address) const { return PinnedMemory::contains(address); }
-  c10::Device getDeviceFromPtr(void*) const { return {c10::DeviceType::CUDA, rig::current_device}; }
+  c10::Device getDeviceFromPtr(void*) const { return {kDevice, rig::current_device}; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const { return default_generator(index); }
   at::Generator getNewGenerator(c10::DeviceIndex index) const { return new_generator(index); }
 };
@@ -152,9 +158,9 @@ struct Hooks final : at::CUDAHooksInterface {  // no `override`: which of these 
 // only before that. Changing the class of the object in place works at any time and can be taken back.
 template <class NewHooks>
 void become() {
-  static_assert(sizeof(NewHooks) == sizeof(at::CUDAHooksInterface));
-  auto* hooks = const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks());
-  hooks->~CUDAHooksInterface();
+  static_assert(sizeof(NewHooks) == sizeof(NoHooks));
+  auto* hooks = const_cast<NoHooks*>(&at::detail::RIG_NAME(get, RIG_AS, Hooks)());
+  hooks->~NoHooks();
   new (hooks) NewHooks();
 }
 

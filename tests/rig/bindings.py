@@ -1,4 +1,5 @@
-"""Supplies what a CUDA build of torch binds in ``torch._C``, so that torch's own Python code finds the fake devices.
+"""Supplies what a CUDA or XPU build of torch binds in ``torch._C``, so that torch's own Python code finds the fake
+devices.
 
 Only these bindings are supplied; ``torch.cuda`` and ``torch.accelerator`` above them are torch's own. The exceptions
 are the classes whose C++ base a CPU build replaces by a dummy (streams, events, device properties), memory figures
@@ -15,11 +16,16 @@ import types
 import torch
 
 from . import build
+from .accelerator import KIND, KINDS
 from .undo import Undo
 
 TOTAL_MEMORY = 16 << 30  # as in backend/memory.h
 CAPABILITY = (8, 0)
-CUDA = 1  # c10::DeviceType::CUDA
+_MODULE = getattr(torch, KIND)
+_IS_BUILT = {
+    "cuda": (torch.backends.cuda, "is_built", lambda: True),
+    "xpu": (torch._C, "_has_xpu", True),
+}
 
 
 def install(undo: Undo) -> None:
@@ -28,16 +34,16 @@ def install(undo: Undo) -> None:
     ops.enable(True)
     undo.call(ops.enable, False)
     for name, function in _bindings(ops).items():
-        undo.set(torch._C, name, function)
-    for name, value in _torch_cuda(ops).items():
-        undo.set(torch.cuda, name, value)
-    undo.set(torch.cuda.memory, "mem_get_info", torch.cuda.mem_get_info)
+        undo.set(torch._C, f"_{KIND}_{name}", function)
+    for name, value in _torch_module(ops).items():
+        undo.set(_MODULE, name, value)
+    undo.set(_MODULE.memory, "mem_get_info", _MODULE.mem_get_info)
     _adopt(Stream, Event)
-    undo.set(torch.cuda.streams, "Stream", Stream)
-    undo.set(torch.cuda.streams, "Event", Event)
-    undo.set(torch.backends.cuda, "is_built", lambda: True)
+    undo.set(_MODULE.streams, "Stream", Stream)
+    undo.set(_MODULE.streams, "Event", Event)
+    undo.set(*_IS_BUILT[KIND])
     try:
-        torch.Generator("cuda")
+        torch.Generator(KIND)
     except RuntimeError:  # before torch 2.6 torch.Generator("cuda") calls CUDA's code by name
         undo.set(torch, "Generator", _generator_class(ops))
     undo.set(torch.UntypedStorage, "__new__", staticmethod(_new_storage))
@@ -76,54 +82,55 @@ def _bindings(ops) -> dict:
         _library().rig_set_stream(device_index, stream_id)
 
     def current_stream(index: int) -> tuple:
-        return _library().rig_current_stream(index), index, CUDA
+        return _library().rig_current_stream(index), index, KINDS[KIND]
 
     def default_stream(index: int) -> tuple:
-        return 0, index, CUDA
+        return 0, index, KINDS[KIND]
 
     nothing = _do_nothing
     return {
-        "_cuda_getDeviceCount": lambda: 2,
-        "_cuda_getDevice": ops.current_device,
-        "_cuda_setDevice": set_device,
-        "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": maybe_exchange_device,
-        "_cuda_canDeviceAccessPeer": lambda device, peer: True,
-        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
-        "_cuda_synchronize": nothing,
-        "_cuda_ipc_collect": nothing,
-        "_cuda_emptyCache": nothing,
-        "_cuda_memoryStats": memory_stats,
-        "_cuda_resetPeakMemoryStats": ops.reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": nothing,
-        "_cuda_getCurrentStream": current_stream,
-        "_cuda_getDefaultStream": default_stream,
-        "_cuda_setStream": set_stream,
-        "_cuda_getCurrentRawStream": lambda index: current_stream(index)[0],
+        "getDeviceCount": lambda: 2,
+        "getDevice": ops.current_device,
+        "setDevice": set_device,
+        "exchangeDevice": exchange_device,
+        "maybeExchangeDevice": maybe_exchange_device,
+        "canDeviceAccessPeer": lambda device, peer: True,
+        "getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
+        "synchronize": nothing,
+        "ipc_collect": nothing,
+        "emptyCache": nothing,
+        "memoryStats": memory_stats,
+        "resetPeakMemoryStats": ops.reset_peak,
+        "resetAccumulatedMemoryStats": nothing,
+        "getCurrentStream": current_stream,
+        "getDefaultStream": default_stream,
+        "setStream": set_stream,
+        "getCurrentRawStream": lambda index: current_stream(index)[0],
     }
 
 
-def _torch_cuda(ops) -> dict:
+def _torch_module(ops) -> dict:
     def properties(index: int) -> types.SimpleNamespace:
         return types.SimpleNamespace(
-            name=f"fake CUDA device {index}",
+            name=f"fake {KIND.upper()} device {index}",
             major=CAPABILITY[0],
             minor=CAPABILITY[1],
             total_memory=TOTAL_MEMORY,
             multi_processor_count=8,
             warp_size=32,
+            has_fp64=True,
         )
 
     def mem_get_info(device=None) -> tuple[int, int]:
-        index = torch.cuda._utils._get_device_index(device, optional=True)
+        index = _MODULE._utils._get_device_index(device, optional=True)
         return TOTAL_MEMORY - ops.allocated(index), TOTAL_MEMORY
 
     return {
         "_initialized": True,
         "_cached_device_count": 2,
         "default_generators": tuple(ops.default_generator(i) for i in range(2)),
-        "_exchange_device": torch._C._cuda_exchangeDevice,
-        "_maybe_exchange_device": torch._C._cuda_maybeExchangeDevice,
+        "_exchange_device": getattr(torch._C, f"_{KIND}_exchangeDevice"),
+        "_maybe_exchange_device": getattr(torch._C, f"_{KIND}_maybeExchangeDevice"),
         "_get_device_properties": properties,
         "mem_get_info": mem_get_info,
         "Stream": Stream,
@@ -136,24 +143,26 @@ def _do_nothing(*args) -> None:
 
 
 class Stream(torch.Stream):
-    """``torch.cuda.Stream`` over the stream type that torch has for every backend."""
+    """``torch.cuda.Stream``, or that of XPU, over the stream type that torch has for every backend."""
 
     def __new__(cls, device=None, priority=0, **kwargs):
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        return super().__new__(cls, torch.device("cuda", index), priority=priority)
+        index = _MODULE._utils._get_device_index(device, optional=True)
+        return super().__new__(cls, torch.device(KIND, index), priority=priority)
 
     @property
     def cuda_stream(self) -> int:
         return self.stream_id
 
+    sycl_queue = cuda_stream
+
 
 class Event(torch.Event):
-    """``torch.cuda.Event`` over the event type that torch has for every backend."""
+    """``torch.cuda.Event``, or that of XPU, over the event type that torch has for every backend."""
 
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False, external=False):
-        return super().__new__(cls, "cuda", enable_timing=enable_timing)
+        return super().__new__(cls, KIND, enable_timing=enable_timing)
 
     def record(self, stream=None) -> None:
         super().record(*() if stream is None else (stream,))
@@ -181,7 +190,7 @@ def _generator_class(ops):
     class Generator(torch._C.Generator, metaclass=OfAnyDevice):
         def __new__(cls, device="cpu"):
             device = torch.device(device)
-            if device.type != "cuda":
+            if device.type != KIND:
                 return torch._C.Generator(device)
             return ops.new_generator(-1 if device.index is None else device.index)
 
@@ -191,7 +200,7 @@ def _generator_class(ops):
 def _new_storage(cls, *args, device=None, **kwargs):
     """``torch.UntypedStorage(...)``, which deep copies, ``torch.load`` and ``storage.cuda()`` go through."""
     device = None if device is None else torch.device(device)
-    if device is None or device.type != "cuda":
+    if device is None or device.type != KIND:
         return torch._C.StorageBase.__new__(cls, *args, device=device, **kwargs)
     content = args[0] if args else 0
     if isinstance(content, int):
@@ -203,7 +212,7 @@ def _new_storage(cls, *args, device=None, **kwargs):
 
 def _resize_storage(ops, original):
     def resize_(self, size: int):
-        if self.device.type != "cuda":
+        if self.device.type != KIND:
             return original(self, size)
         ops.resize_storage(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size)
         return self

@@ -1,0 +1,97 @@
+"""8-bit layers fail for inputs of four or more dimensions.
+
+Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b (64) at non-singleton dimension 2" from
+    the kernels of the CPU, or UnboundLocalError "cannot access local variable 'rows'" before 0.45, for Allegro and
+    whatever else gives a ``Linear8bitLt`` an input of four dimensions. The kernels of CUDA look for outliers in the
+    wrong dimension.
+Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix.
+Upstream: bitsandbytes issue 980, PR 2062.
+Patch: ``matmul`` flattens inputs with more dimensions than three, and gives the output their shape.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="bnb-int8-input-dims",
+    title="8-bit layers fail for inputs of four or more dimensions",
+    module="bitsandbytes.autograd._functions",
+    claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
+    upstream=(
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/980",
+        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2062",
+    ),
+    symptom="RuntimeError: The size of tensor a must match the size of tensor b at non-singleton dimension 2, in "
+    "Linear8bitLt",
+    since="0.1.0",
+    patterns=(
+        r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension",
+        "cannot access local variable 'rows' where it is not associated with a value",
+    ),
+    frames=("bitsandbytes/autograd/_functions.py:forward", "Linear8bitLt", "MatMul8bitLt"),
+    hot=True,
+)
+
+
+class _Flattened(Exception):
+    """The input was given another shape."""
+
+
+class _Used(Exception):
+    """The input was used in the shape that it has."""
+
+
+class _Input:
+    """The probe's stand-in for an input of four dimensions."""
+
+    shape = (1, 1, 1, 1)
+    requires_grad = False
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def reshape(self, *_: Any) -> Any:
+        raise _Flattened
+
+    view = flatten = reshape
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Used(name)
+
+
+def broken(functions: ModuleType) -> bool:
+    """Does `matmul` use an input of four dimensions before it flattens it?"""
+    import torch
+
+    matmul, state = resolve(functions, "matmul"), resolve(functions, "MatmulLtState")()
+    state.is_training = False
+    try:
+        matmul(_Input(torch.float16), torch.empty(1, 1), state=state)
+    except _Used:
+        return True
+    except _Flattened:
+        return False
+    return False
+
+
+def patch(functions: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def matmul(A, *args, **kwargs):
+            if len(A.shape) <= 3:
+                return original(A, *args, **kwargs)
+            # contiguous: the kernels of CUDA read the memory of a matrix row by row, whatever its strides
+            output = original(A.reshape(-1, A.shape[-1]).contiguous(), *args, **kwargs)
+            return output.reshape(*A.shape[:-1], output.shape[-1])
+
+        return matmul
+
+    draft.wrap_plain(functions, "matmul", make)
