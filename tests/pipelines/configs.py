@@ -623,6 +623,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vae": {"in_channels": 1, "out_channels": 1},
         "vocoder": {"model_in_dim": 8},
     },
+    "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
     "AudioLDM2": {
         "unet": {
             "cross_attention_dim": (None, WIDTH, WIDTH),

@@ -174,7 +174,7 @@ BEFORE: dict[str, Callable] = {
     "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
 }
 
-# Sizes of images and numbers of layers that pipelines keep in their modules: pattern -> name in the pipeline's module -> value
+# What pipelines keep in their modules, sizes of images for instance: pattern -> name in the module -> value
 SIZES: dict[str, dict[str, Any]] = {
     "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
     "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
