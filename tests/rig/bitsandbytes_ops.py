@@ -89,6 +89,12 @@ def _dequantize_blockwise(A, absmax, code, blocksize, dtype):
     return torch.ops.bitsandbytes.dequantize_blockwise(A, absmax, code, blocksize, dtype)
 
 
+def _int8_vectorwise_quant(A, threshold=0.0):
+    # CUDA's kernel gets an address and a number of rows, no strides.
+    as_read = A.as_strided(A.shape, torch.empty(A.shape, device="meta").stride())
+    return torch.ops.bitsandbytes.int8_vectorwise_quant(as_read, threshold=threshold)
+
+
 def _int8_double_quant(A, threshold=0.0):
     rows, row_stats, outliers = torch.ops.bitsandbytes.int8_vectorwise_quant(A, threshold=threshold)
     small = A.float()
@@ -115,4 +121,5 @@ _STAND_INS = {
     "dequantize_4bit.out": _writing_to_out(_dequantize_4bit),
     "dequantize_blockwise.out": _writing_to_out(_dequantize_blockwise),
     "int8_double_quant": _int8_double_quant,
+    "int8_vectorwise_quant": _int8_vectorwise_quant,
 }

@@ -1,4 +1,4 @@
-"""bnb-int8-input-dims: 8-bit layers and inputs of four and more dimensions."""
+"""bnb-int8-input-layout: 8-bit layers and inputs of four and more dimensions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.fixes import eight_bit, four_bit
 from tests.rig import models
 
-FIX_ID = "bnb-int8-input-dims"
+FIX_ID = "bnb-int8-input-layout"
 SHOWS = (
     r"size of tensor a \(\d+\) must match the size of tensor b|shape|AssertionError|self must be a matrix|out of bounds"
     r"|UnboundLocalError: cannot access local variable 'rows'"
@@ -48,6 +48,20 @@ def test_a_part_of_wider_tokens(gpu):
     given = wide[..., : eight_bit.FEATURES]
     with torch.no_grad():
         assert torch.equal(layer(given), layer(given.contiguous()))
+
+
+@pytest.mark.parametrize("part", ["first token", "one token each", "transposed"])
+@pytest.mark.defect(FIX_ID, shows="other rows")
+def test_a_part_of_a_batch(gpu, part):
+    device = gpu.devices[0]
+    layer, whole = eight_bit.linear(device), inputs(device, (2, 3), outliers=False)
+    if part == "transposed":
+        given = whole.flatten(0, 1).t().contiguous().t()
+    else:
+        given = whole[:, 0] if part == "first token" else whole[:, :1]
+    assert not given.is_contiguous()
+    with torch.no_grad():
+        assert torch.equal(layer(given), layer(given.contiguous())), "other rows were read"
 
 
 @pytest.mark.parametrize("threshold", [0.0, 6.0])

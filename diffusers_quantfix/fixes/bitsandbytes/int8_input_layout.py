@@ -1,13 +1,16 @@
-"""8-bit layers fail for inputs of four or more dimensions.
+"""8-bit layers fail for inputs of four or more dimensions, and read a part of a batch wrongly on a GPU.
 
 Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b (64) at non-singleton dimension 2" from
     the kernels of the CPU, or UnboundLocalError "cannot access local variable 'rows'" before 0.45, for Allegro and
     whatever else gives a ``Linear8bitLt`` an input of four dimensions. The kernels of CUDA look for outliers in the
     wrong dimension.
-Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix.
+    A float16 input on CUDA whose rows do not follow each other in memory, ``hidden_states[:, 0]`` of a batch of two, is
+    read as if they did: the second row of the output is wrong, without an error.
+Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix;
+    the kernel ``cint8_vector_quant`` gets its address, and no strides.
 Upstream: bitsandbytes issue 980, PR 2062.
-Patch: ``matmul`` flattens inputs with more dimensions than three, and gives the output their shape; in its own code,
-    since a wrapper would add a call to every run.
+Patch: ``matmul`` makes its input contiguous, which costs nothing where it is, and flattens one with more than three
+    dimensions, and gives the output its shape; in its own code, since a wrapper would add a call to every run.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
-    id="bnb-int8-input-dims",
-    title="8-bit layers fail for inputs of four or more dimensions",
+    id="bnb-int8-input-layout",
+    title="8-bit layers fail for inputs of four or more dimensions, and read a part of a batch wrongly",
     module="bitsandbytes.autograd._functions",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(
@@ -34,7 +37,8 @@ FIX = Fix(
         "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2062",
     ),
     symptom="RuntimeError: The size of tensor a must match the size of tensor b at non-singleton dimension 2, in "
-    "Linear8bitLt",
+    "Linear8bitLt; on a GPU, wrong output for a part of a batch",
+    harm="wrong result",
     since="0.1.0",
     patterns=(
         r"size of tensor a .{0,200}Linear8bitLt",
@@ -68,6 +72,9 @@ class _Input:
 
     view = flatten = reshape
 
+    def contiguous(self) -> Any:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         raise _Used(name)
 
@@ -96,10 +103,10 @@ def patch(functions: ModuleType, draft: Draft) -> None:
             given = [one.arg for one in node.args.args]
             if given[:2] != ["A", "B"] or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
                 raise TargetMissing("matmul takes other arguments")
-            # contiguous: the kernels of CUDA read the memory of a matrix row by row, whatever its strides
             before = f"""
+A = A.contiguous()
 if len(A.shape) > 3:
-    return matmul(A.flatten(0, -2).contiguous(), {", ".join(given[1:])}).unflatten(0, A.shape[:-1])
+    return matmul(A.flatten(0, -2), {", ".join(given[1:])}).unflatten(0, A.shape[:-1])
 """
             node.body[:0] = statements(before, node.body[0])
             return node
