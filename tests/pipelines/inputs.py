@@ -100,7 +100,8 @@ CALLS: dict[str, dict[str, Any]] = {
         "negative_image_embeds": lambda: noise(1, 64).bfloat16(),
         "hint": lambda: noise(1, 3, 32, 32).bfloat16(),
     },
-    "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 4, 4, 4).bfloat16()},
+    "KandinskyV22Controlnet": {"hint": lambda: noise(1, 3, 128, 128).bfloat16()},
+    "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
     "TextToVideoZero": {"t0": 0, "t1": 1},
     "IFImg2Img|IFInpaint": {"original_image": image},
     "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
@@ -117,7 +118,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "CogVideoXFunControl": {"control_video": video},
     "Cosmos.*VideoToWorld|Cosmos3|Helios|LTXCondition": {"video": ...},
     "CosmosVideoTo": {"image": image},
-    "Ideogram4": {"guidance_schedule": (7.0, 7.0)},
+    "Ideogram4": {"guidance_schedule": (7.0, 7.0), "max_sequence_length": 64},
     "LTX2": {
         "stg_scale": 0.0,
         "modality_scale": 1.0,
@@ -140,6 +141,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "Sana": {"frames": FRAMES},
     "ShapE": {"output_type": "latent"},
     "Helios": {"image": ..., "video": ...},
+    "HeliosPyramid": {"height": 64, "width": 64},
+    "StableAudio3Inp": {"mask_start_seconds": 0.1, "mask_end_seconds": 0.3},
+    "StableCascade(Prior|Combined)": {"height": 64, "width": 64},
+    "SkyReelsV2DiffusionForcingVideo": {"overlap_history": 1},
+    "PaintByExample": {"example_image": image},
     "StableAudio3(Audio|Inp)": {"audio": lambda: noise(1, 2, 4096)},
     "StableCascadeDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
     "StableDiffusion3ControlNetInpainting": {"control_mask": mask},
@@ -152,11 +158,12 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "StableDiffusionXLControlNetUnion": {"control_mode": [0], "control_image": lambda: [image()]},
     "QwenImage21": {"output_resolution": 32},
+    "AudioLDM2": {"transcription": "a cat", "max_new_tokens": 4},
     "AceStep": {"audio_duration": 1.0, "max_text_length": 16, "max_lyric_length": 16},
     "LEditsPP": {"editing_prompt": ["a dog"]},
     "Kandinsky6TI2VA": {"image": ...},
     "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
-    "LTX2DFR": {"num_frames": 17, "height": 128, "width": 128},
+    "LTX2DFR": {"num_frames": 17},
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
     "UnCLIP": {"output_type": "np"},
 }
@@ -167,9 +174,10 @@ BEFORE: dict[str, Callable] = {
     "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
 }
 
-# Sizes of images that pipelines keep in their modules: pattern -> name in the pipeline's module -> value
+# What pipelines keep in their modules, sizes of images for instance: pattern -> name in the module -> value
 SIZES: dict[str, dict[str, Any]] = {
     "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
+    "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
     "QwenImage(EditPlus|Layered)": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE)},
 }
 

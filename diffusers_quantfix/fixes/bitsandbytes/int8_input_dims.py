@@ -6,13 +6,16 @@ Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b 
     wrong dimension.
 Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix.
 Upstream: bitsandbytes issue 980, PR 2062.
-Patch: ``matmul`` flattens inputs with more dimensions than three, and gives the output their shape.
+Patch: ``matmul`` flattens inputs with more dimensions than three, and gives the output their shape; in its own code,
+    since a wrapper would add a call to every run.
 """
 
 from __future__ import annotations
 
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import function_of, resolve
+from ...engine.source import recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,14 +87,21 @@ def broken(functions: ModuleType) -> bool:
 
 
 def patch(functions: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def matmul(A, *args, **kwargs):
-            if len(A.shape) <= 3:
-                return original(A, *args, **kwargs)
+    """Put a case before the code of ``matmul``."""
+    import ast
+
+    class Exchange(ast.NodeTransformer):
+        def visit_FunctionDef(self, node):
+            given = [one.arg for one in node.args.args]
+            if given[:2] != ["A", "B"] or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
+                raise TargetMissing("matmul takes other arguments")
             # contiguous: the kernels of CUDA read the memory of a matrix row by row, whatever its strides
-            output = original(A.reshape(-1, A.shape[-1]).contiguous(), *args, **kwargs)
-            return output.reshape(*A.shape[:-1], output.shape[-1])
+            before = f"""
+if len(A.shape) > 3:
+    return matmul(A.flatten(0, -2).contiguous(), {", ".join(given[1:])}).unflatten(0, A.shape[:-1])
+"""
+            node.body[:0] = statements(before, node.body[0])
+            return node
 
-        return matmul
-
-    draft.wrap_plain(functions, "matmul", make)
+    function = function_of(resolve(functions, "matmul"))
+    draft.replace(function, "__code__", recompiled(function, Exchange()))

@@ -7,16 +7,18 @@ Cause: ``Linear4bit.forward`` converts the input to the compute dtype first, and
     the input, ``bias.data = bias.data.to(x.dtype)``. The dtype of a model is that of its parameters, and pipelines give
     the denoiser its inputs in that dtype.
 Upstream: none.
-Patch: ``Linear4bit.forward`` finds a converted copy in the place of the bias for the time of the call, and so stores
-    nothing. A bias that has the dtype already, the common case, is left to upstream.
+Patch: that statement of ``Linear4bit.forward`` converts a copy: ``bias = bias.to(x.dtype)``. A wrapper would add a call
+    to every run, and two threads in one layer would meet.
 """
 
 from __future__ import annotations
 
 import contextlib
 
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import function_of, resolve
+from ...engine.source import recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,21 +58,20 @@ def broken(modules: ModuleType) -> bool:
 
 
 def patch(modules: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def forward(self, x):
-            bias = self._parameters.get("bias")
-            if bias is None:
-                return original(self, x)
-            # Where no compute dtype was asked for, upstream takes that of the first input.
-            dtype = self.compute_dtype if self.compute_type_is_set else x.dtype
-            if dtype is None or bias.dtype == dtype:
-                return original(self, x)
-            self._parameters["bias"] = bias.to(dtype)
-            try:
-                return original(self, x)
-            finally:
-                self._parameters["bias"] = bias
+    """Replace the code of ``Linear4bit.forward``."""
+    import ast
 
-        return forward
+    class Exchange(ast.NodeTransformer):
+        found = 0
 
-    draft.wrap_plain(resolve(modules, "Linear4bit"), "forward", make)
+        def visit_Assign(self, node):
+            if ast.unparse(node) != "bias.data = bias.data.to(x.dtype)":
+                return node
+            self.found += 1
+            return statements("bias = bias.to(x.dtype)", node)
+
+    function, exchange = function_of(resolve(modules, "Linear4bit.forward")), Exchange()
+    code = recompiled(function, exchange)
+    if exchange.found != 1:
+        raise TargetMissing("Linear4bit.forward converts its bias in another way")
+    draft.replace(function, "__code__", code)
