@@ -37,7 +37,8 @@ FIX = Fix(
     "Linear8bitLt",
     since="0.1.0",
     patterns=(
-        r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension",
+        r"size of tensor a .{0,200}Linear8bitLt",
+        r"bitsandbytes/autograd/_functions.{0,2000}size of tensor a \(\d+\) must match the size of tensor b",
         "cannot access local variable 'rows' where it is not associated with a value",
     ),
     frames=("bitsandbytes/autograd/_functions.py:forward", "Linear8bitLt", "MatMul8bitLt"),

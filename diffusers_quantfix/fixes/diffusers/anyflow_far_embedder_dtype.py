@@ -27,12 +27,12 @@ FIX = Fix(
     module="diffusers.models.transformers.transformer_anyflow_far",
     claims={"diffusers": ">=0.39.0,<=0.42.1"},
     upstream=(),
-    symptom="NotImplementedError: \"silu_cpu\" not implemented for 'Byte'; in 8 bits the output does not depend on "
-    "r_timestep",
+    symptom="NotImplementedError: \"silu_cpu\" not implemented for 'Byte' in AnyFlow FAR; in 8 bits its output does "
+    "not depend on r_timestep",
     harm="wrong result",
     since="0.1.0",
     patterns=(r"silu_\w+'? not implemented for '(Byte|Char)'",),
-    frames=("transformer_anyflow_far.py:forward_timestep", "transformer_anyflow_far"),
+    frames=("AnyFlow ?FAR", r"transformer_anyflow_far\.py"),
     hot=True,
 )
 

@@ -33,9 +33,8 @@ FIX = Fix(
     "multi_head_attention_forward in HunyuanDiTAttentionPool",
     since="0.1.0",
     patterns=(
-        "mat1 and mat2 shapes cannot be multiplied",
-        "(self|mat1) and mat2 must have the same dtype",
-        "expected m1 and m2 to have the same dtype",
+        r"(self|mat1|m1) and (mat2|m2).{0,200}multi_head_attention_forward",
+        r"multi_head_attention_forward.{0,2000}(self|mat1|m1) and (mat2|m2)",
     ),
     frames=(
         "functional.py:multi_head_attention_forward",
