@@ -16,7 +16,7 @@ RELEASES = {
     "peft": ("0.13.2", "0.21.2"),
 }
 TORCH = ("2.5.1", "2.13.0")
-PYTHON = ("3.10", "3.12")
+PYTHON = ("3.10", "3.13")
 
 
 def outside(name: str, version: str, tested: tuple[str, str]) -> str:
