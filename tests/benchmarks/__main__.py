@@ -64,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.figures:
             measured = {row.what for row in rows}
             old = [row for row in old if row.what in measured]
+        print(f"\n{'':<76} {'before':>12} {'now':>12}")
         for line, failed in compared(old, rows):
             print(line)
             fails = fails or failed
