@@ -15,8 +15,8 @@ RELEASES = {
     "optimum-quanto": ("0.2.5", "0.2.7"),
     "peft": ("0.13.2", "0.21.2"),
 }
-TORCH = ("2.8.0", "2.13.0")
-PYTHON = ("3.11", "3.12")
+TORCH = ("2.5.1", "2.13.0")
+PYTHON = ("3.10", "3.12")
 
 
 def outside(name: str, version: str, tested: tuple[str, str]) -> str:

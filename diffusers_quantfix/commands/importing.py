@@ -63,7 +63,11 @@ def guarded(work: Callable[[], int]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:  # no further process is allowed
+        _shared = None
+        return work()
     if child == 0:
         _finish(work)
     status = _watch(child, _shared)

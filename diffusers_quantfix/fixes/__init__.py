@@ -34,6 +34,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
     "bnb-int8-requantize": ("bitsandbytes.int8_requantize", "bitsandbytes.nn.modules"),
     "bnb-int8-saved-tiles": ("bitsandbytes.int8_saved_tiles", "bitsandbytes.nn.modules"),
+    "bnb-linear4bit-bias": ("bitsandbytes.linear4bit_bias", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
@@ -58,6 +59,14 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-8bit-offload-detection": (
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
+    ),
+    "diffusers-anyflow-embedder-dtype": (
+        "diffusers.anyflow_embedder_dtype",
+        "diffusers.models.transformers.transformer_anyflow",
+    ),
+    "diffusers-anyflow-far-embedder-dtype": (
+        "diffusers.anyflow_far_embedder_dtype",
+        "diffusers.models.transformers.transformer_anyflow_far",
     ),
     "diffusers-balanced-lost-component": (
         "diffusers.balanced_lost_component",
@@ -93,6 +102,8 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
+    "diffusers-image-projection-dtype": ("diffusers.image_projection_dtype", "diffusers.models.embeddings"),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",

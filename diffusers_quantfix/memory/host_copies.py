@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..loading.device import accelerator_types
 from ..placement.modules import modules_of
 from ..weights.companions import companions
+from ..weights.wrappers import follow, inner_places, is_wrapper
 
 __all__ = ["fingerprint", "keep", "random_numbers", "stop"]
 
@@ -59,10 +60,16 @@ def stop(models: list[Any]) -> None:
 
 
 class _Slot:
-    """A place where a module has a tensor: a parameter's data, a buffer, or a companion of a quantized weight."""
+    """A place where a module has a tensor: a parameter's data, a buffer, a companion or inner tensor of a weight.
 
-    def __init__(self, key: _Key, parameter: Any, holder: Any, attribute: str) -> None:
+    Attributes:
+        key: the same for the place before and after a move.
+        wrapper: the parameter whose inner tensor it is, or None.
+    """
+
+    def __init__(self, key: _Key, parameter: Any, holder: Any, attribute: str, wrapper: Any = None) -> None:
         self.key = key
+        self.wrapper = wrapper
         self._parameter, self._holder, self._attribute = parameter, holder, attribute
 
     def get(self) -> torch.Tensor:
@@ -120,9 +127,15 @@ class _Apply:
         slots = list(_slots(module))
         targets = {device: _target(fn, device) for device in {slot.get().device for slot in slots}}
         back = [slot for slot in slots if slot.key in self.copies and targets[slot.get().device] == _CPU]
-        for slot, checksum in _checksums(back, {key: copy.tensor for key, copy in self.copies.items()}):
-            if checksum == self.copies[slot.key].checksum:
-                slot.put(self.copies[slot.key].tensor)
+        checksums = _checksums(back, {key: copy.tensor for key, copy in self.copies.items()})
+        unchanged = [slot for slot, checksum in checksums if checksum == self.copies[slot.key].checksum]
+        whole = _without_parts(unchanged, slots)
+        for slot in whole:
+            slot.put(self.copies[slot.key].tensor)
+        for wrapper in {
+            id(slot.wrapper): slot.wrapper for slot in whole if slot.wrapper is not None
+        }.values():
+            follow(wrapper)
         if targets.get(_CPU) in (_CPU, None):
             return {}
         leaving = [slot for slot in slots if slot.get().device == _CPU]
@@ -154,10 +167,13 @@ class _Apply:
 
 
 def _slots(module: Any) -> Iterator[_Slot]:
-    """The places of ``module`` and all modules below it whose tensors are plain, each once."""
+    """The places of ``module`` and all modules below it, each once, but for tensor subclasses that are not known."""
     for part in modules_of(module):
         for name, parameter in part._parameters.items():
-            if parameter is not None and _is_plain(parameter):
+            if parameter is not None and is_wrapper(parameter):
+                for index, (holder, attribute) in enumerate(inner_places(parameter)):
+                    yield _Slot((id(part), f"{name}.{index}.{attribute}"), None, holder, attribute, parameter)
+            elif parameter is not None and _is_plain(parameter):
                 yield _Slot((id(part), name), parameter, None, name)
         for name, buffer in part._buffers.items():
             if buffer is not None and _is_plain(buffer):
@@ -168,6 +184,24 @@ def _slots(module: Any) -> Iterator[_Slot]:
                 found.name.replace("state.", "weight.", 1) if found.name.startswith("state.") else found.name
             )
             yield _Slot((id(part), name), None, found.holder, found.attribute)
+
+
+def _without_parts(slots: list[_Slot], every: list[_Slot]) -> list[_Slot]:
+    """``slots`` without those of wrappers that are copied: another inner tensor of them is not in ``slots``.
+
+    Or a graph of autograd has the wrapper: torch cannot exchange it once it was given the data of another device.
+    """
+    chosen = {slot.key for slot in slots}
+    copied = {
+        id(slot.wrapper)
+        for slot in every
+        if slot.wrapper is not None and (slot.key not in chosen or _is_in_a_graph(slot.wrapper))
+    }
+    return [slot for slot in slots if id(slot.wrapper) not in copied]
+
+
+def _is_in_a_graph(wrapper: Any) -> bool:
+    return bool(wrapper.requires_grad) and (not hasattr(wrapper, "_use_count") or wrapper._use_count() > 1)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -21,8 +21,9 @@ def keep_host_copies(pipe_or_model: Any, keep: bool = True, pin: bool = False) -
     copied: after ``fuse_lora()``, training, or any other write into them. The content decides: it is compared through
     a checksum that the device computes, in which two different weights agree by chance once in billions of times.
 
-    It costs the memory of the weights on the CPU also while they are on the device. Weights of tensor subclasses that
-    wrap others (optimum-quanto, torchao) are copied back as before. Sequential and group offload keep copies anyway.
+    It costs the memory of the weights on the CPU also while they are on the device. Weights of optimum-quanto and
+    torchao are kept inner tensor by inner tensor; those that the library packs anew for the device's kernel, and other
+    tensor subclasses, are copied back as before. Sequential and group offload keep copies anyway.
     Memory of the CPU that the weights share with something else (an array, a mapped file) must not be written to
     while they are on the device.
 

@@ -1,7 +1,7 @@
 """What a group of diffusers' group offloading moves, where a weight is more than one tensor.
 
 Weights of bitsandbytes have companions (quant state, CB, SCB) that are no parameters. Those of optimum-quanto and
-torchao are wrappers around inner tensors; other ``.data`` exchanges the wrapper only. `places` names every attribute
+torchao are wrappers around inner tensors (`diffusers_quantfix.weights.wrappers`). `places` names every attribute
 that holds a tensor of a group, whichever of these it is.
 
 Weights that quanto has packed for a kernel of the CPU can be unpacked, for good (`unpack`): no other device reads them.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 
 from ..weights.companions import companions, holders
+from ..weights.wrappers import WITH_WRAPPERS, backend_of, follow, inner_places, is_wrapper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,14 +34,11 @@ __all__ = [
     "unpack",
 ]
 
-_WITH_WRAPPERS = ("optimum", "torchao")
 _NO_WRAPPERS = frozenset(("bitsandbytes",))
-_BACKENDS = ("bitsandbytes", *_WITH_WRAPPERS)
 _NOT_TO_DISK = (
     "Weights of class {} cannot be offloaded to disk: safetensors does not store their inner tensors. "
     "Offload them to memory, without `offload_to_disk_path`."
 )
-_known_types: dict[type, str] = {}
 
 
 def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
@@ -53,8 +51,10 @@ def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
     on_disk = is_on_disk(group)
     if not on_disk:
         for tensor in _tensors(group, modules):
-            if (backend := _backend_of(tensor)) in _WITH_WRAPPERS:
-                yield from _inside(tensor)
+            backend = backend_of(tensor)
+            if backend in WITH_WRAPPERS and is_wrapper(tensor):
+                for holder, name in inner_places(tensor):
+                    yield holder, name, True
             else:
                 yield tensor, "data", backend != ""
     aliases = {(id(holder), name) for holder, name, _ in vars(group).get("_quantfix_aliases", ())}
@@ -63,17 +63,6 @@ def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
             for name in names:
                 if not on_disk or (id(holder), name) not in aliases:
                     yield holder, name, True
-
-
-def _inside(tensor: Any) -> Iterator[tuple[Any, str, bool]]:
-    if not _is_wrapper(tensor):
-        yield tensor, "data", _backend_of(tensor) != ""
-        return
-    for name, inner in _inner_tensors(tensor):
-        if _is_wrapper(inner):
-            yield from _inside(inner)
-        else:
-            yield tensor, name, True
 
 
 def _tensors(group: Any, modules: Iterable[Any] | None = None) -> list[Any]:
@@ -106,7 +95,7 @@ def _owners(group: Any) -> list[Any]:
     """The modules whose parameters ``group`` has without having them."""
     known: list[Any] | None = vars(group).get("_quantfix_owners")
     if known is None:
-        loose = {id(parameter) for parameter in group.parameters if _backend_of(parameter)}
+        loose = {id(parameter) for parameter in group.parameters if backend_of(parameter)}
         loose -= {id(parameter) for module in group.modules for parameter in module.parameters()}
         known = group._quantfix_owners = [
             module
@@ -120,18 +109,8 @@ def backends(group: Any) -> frozenset[str]:
     """The packages of which ``group`` holds weights."""
     known: frozenset[str] | None = vars(group).get("_quantfix_backends")
     if known is None:
-        found = {_backend_of(tensor) for tensor in _tensors(group)} - {""}
+        found = {backend_of(tensor) for tensor in _tensors(group)} - {""}
         known = group._quantfix_backends = frozenset(found)
-    return known
-
-
-def _backend_of(tensor: Any) -> str:
-    """The package of the class of a quantized weight; empty for every other tensor."""
-    kind = type(tensor)
-    known = _known_types.get(kind)
-    if known is None:
-        packages = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
-        known = _known_types[kind] = next((name for name in packages if name in _BACKENDS), "")
     return known
 
 
@@ -170,18 +149,9 @@ class ByMemory:
 # ---------------------------------------------------------------------- wrappers
 
 
-def _is_wrapper(tensor: Any) -> bool:
-    return _backend_of(tensor) != "" and hasattr(tensor, "__tensor_flatten__")
-
-
 def _may_be_wrappers(group: Any) -> list[Any]:
     # Those of bitsandbytes are none, and looking for some takes as long as moving them.
     return [] if backends(group) == _NO_WRAPPERS else _tensors(group)
-
-
-def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
-    found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
-    return [(name, inner) for name, inner in found if inner is not None]
 
 
 def unpack(group: Any) -> None:
@@ -204,7 +174,7 @@ def unpack(group: Any) -> None:
 
 
 def _is_packed_for_the_cpu(tensor: Any) -> bool:
-    if not _is_wrapper(tensor):
+    if not is_wrapper(tensor):
         return False
     # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
     packed: Any = getattr(tensor, "_data", None)
@@ -216,27 +186,8 @@ def _is_packed_for_the_cpu(tensor: Any) -> bool:
 def let_wrappers_follow(group: Any) -> None:
     """Let the wrappers, which tell a device of their own, tell that of their inner tensors."""
     for tensor in _may_be_wrappers(group):
-        if _is_wrapper(tensor):
-            _follow(tensor)
-
-
-def _follow(wrapper: Any) -> None:
-    inner = [tensor for _, tensor in _inner_tensors(wrapper)]
-    for tensor in inner:
-        if _is_wrapper(tensor):
-            _follow(tensor)
-    if inner and wrapper.device != inner[0].device:
-        # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
-        # Not in inference mode: there the class itself is asked whether it takes other data, and reads the shell.
-        with sys.modules["torch"].inference_mode(False):
-            wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
-                type(wrapper),
-                wrapper.size(),
-                strides=wrapper.stride(),
-                storage_offset=wrapper.storage_offset(),
-                dtype=wrapper.dtype,
-                device=inner[0].device,
-            )
+        if is_wrapper(tensor):
+            follow(tensor)
 
 
 # ---------------------------------------------------------------------- disk
@@ -248,7 +199,7 @@ def is_on_disk(group: Any) -> bool:
 
 def refuse_wrappers(group: Any) -> None:
     for tensor in _tensors(group):
-        if _is_wrapper(tensor):
+        if is_wrapper(tensor):
             raise ValueError(_NOT_TO_DISK.format(type(tensor).__name__))
 
 

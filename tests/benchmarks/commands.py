@@ -46,6 +46,12 @@ def commands() -> Iterator[Row]:
                 )  # fmt: skip
                 taken.append(time.perf_counter() - began)
             yield Row(f"`{words[0]}`, wall time", statistics.median(taken), "s", goal, detail=f"{runs} runs")
+        many = Path(folder) / "many.txt"
+        many.write_text(
+            "".join(f"package-{number}==1.{number % 50}  # why\n" for number in range(99_990)) + PINS
+        )
+        taken = [_processor_time("-m", "diffusers_quantfix", "check", str(many)) for _ in range(5)]
+        yield Row("`check`, 100,000 lines, processor time", min(taken), "s", 1.0, detail="best of 5 runs")
     for words in (
         ["bnb-quant-state-meta"],
         ["NotImplementedError: Cannot copy out of meta tensor; no data!"],

@@ -7,6 +7,7 @@ import inspect
 import pytest
 
 from tests.fixes.callers import interrupt, spelled
+from tests.gate import unmet
 
 FEATURES = 128
 
@@ -69,7 +70,10 @@ def offload(model, device, mode):
     missing = mode.keys() - inspect.signature(apply_group_offloading).parameters.keys()
     if missing:
         pytest.skip(f"apply_group_offloading has no {', '.join(sorted(missing))} here")
-    apply_group_offloading(model, onload_device=spelled(device), offload_device=torch.device("cpu"), **mode)
+    onload_device = spelled(device)
+    if isinstance(onload_device, str) and (sentence := unmet("diffusers>=0.35")):
+        pytest.skip(f"group offloading took no text for a device before; {sentence}")
+    apply_group_offloading(model, onload_device=onload_device, offload_device=torch.device("cpu"), **mode)
 
 
 def stop(model) -> None:

@@ -40,6 +40,16 @@ def test_a_layer(gpu, shape, outliers):
         assert torch.equal(layer(given), out)
 
 
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_part_of_wider_tokens(gpu):
+    """Its rows are not one after another in memory."""
+    device = gpu.devices[0]
+    layer, wide = eight_bit.linear(device), inputs(device, (2, 3, 4), outliers=False).repeat(1, 1, 1, 2)
+    given = wide[..., : eight_bit.FEATURES]
+    with torch.no_grad():
+        assert torch.equal(layer(given), layer(given.contiguous()))
+
+
 @pytest.mark.parametrize("threshold", [0.0, 6.0])
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_gradients(gpu, threshold):

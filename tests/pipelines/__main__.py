@@ -48,10 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     else:
         chosen = [one for one in check.ALL if re.search(given.placement, one)]
         work = [(name, backend, chosen) for backend in given.backend or BACKENDS for name in names]
+    if given.json and not results.reserve(given.json):
+        parser.error(f"another run writes {given.json}")
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
-        known = found["outcomes"].setdefault(name, {}).setdefault(backend, {})
+        known = found["outcomes"].get(name, {}).get(backend, {})
         for step, said in list(known.items()):
             # a busy machine is no verdict
             if said.startswith(results.LATE) or (given.again and results.is_wrong(said)):

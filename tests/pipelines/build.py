@@ -61,10 +61,11 @@ def _is_needed(part: str) -> bool:
 
 
 def settings(pipe) -> dict[str, Any]:
-    """The arguments of the constructor that are no components, as the pipeline keeps them."""
+    """The arguments of the constructor that are no components: as the pipeline keeps them, or as they were given."""
     parameters = inspect.signature(type(pipe).__init__).parameters
+    known = {**overrides(type(pipe).__name__), **pipe.config}
     return {
         name: copy.deepcopy(value)
-        for name, value in pipe.config.items()
+        for name, value in known.items()
         if name in parameters and name not in pipe.components
     }

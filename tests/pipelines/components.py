@@ -126,7 +126,7 @@ def _shrunk(config_class: type, given: dict[str, Any]) -> dict[str, Any]:
     config = {
         name: value
         for name, value in SHRUNK_CONFIG.items()
-        if hasattr(full, name) and not isinstance(getattr(full, name), (list, tuple, dict))
+        if not isinstance(_default(full, name), (type(...), list, tuple, dict))
     }
     for name in getattr(config_class, "sub_configs", {}):
         part = getattr(full, name, None)
@@ -138,6 +138,16 @@ def _shrunk(config_class: type, given: dict[str, Any]) -> dict[str, Any]:
         **config,
         **{name: value for name, value in given.items() if not isinstance(config.get(name), dict)},
     }
+
+
+def _default(config, name: str):
+    """The value of a config, or ``...`` where it has none or one for each layer."""
+    try:
+        return getattr(config, name, ...)
+    except Exception as error:  # a type that only the newest transformers has
+        if "per-layer" not in str(error):
+            raise
+        return ...
 
 
 def _is_tokenizer(kind: type) -> bool:

@@ -232,7 +232,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "AutoencoderKLLTX2Video": {
         "block_out_channels": (32, 32, 32, 32),
-        "decoder_block_out_channels": (32, 32, 32),
+        "decoder_block_out_channels": (16, 32, 64),  # each level halves
+        "spatial_compression_ratio": 32,
+        "temporal_compression_ratio": 8,
         "layers_per_block": (1,) * 5,
         "decoder_layers_per_block": (1,) * 4,
     },
@@ -313,7 +315,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "up_num_layers_per_block": (1, 1),
         "clip_text_pooled_in_channels": WIDTH,
     },
-    "WuerstchenPrior": {"c_in": 4, "c": WIDTH, "c_cond": WIDTH, "c_r": WIDTH, "depth": 1, "nhead": 2},
+    "WuerstchenPrior": {"c_in": 16, "c": WIDTH, "c_cond": WIDTH, "c_r": WIDTH, "depth": 1, "nhead": 2},
     "WuerstchenDiffNeXt": {
         "c_cond": WIDTH,
         "c_hidden": [32, 64],
@@ -343,7 +345,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_mid_blocks": 1,
     },
     "LongCatAudioDiTVae": {
-        "channels": 16,
+        "channels": 32,
         "c_mults": [1, 2],
         "strides": [2, 4],
         "downsampling_ratio": 8,
@@ -472,6 +474,14 @@ _VAE_8 = {  # four levels: a factor of 8, which some pipelines take for granted
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
 }
+_SUPER_RESOLUTION = {
+    "in_channels": 6,
+    "out_channels": 3,
+    "sample_size": 32,
+    "down_block_types": ("ResnetDownsampleBlock2D",) * 2,
+    "up_block_types": ("ResnetUpsampleBlock2D",) * 2,
+    "add_attention": False,
+}
 _LATENTS_16 = {"latent_channels": 16, "shift_factor": 0.0, "scaling_factor": 1.0}
 
 # pattern over pipeline names -> component -> parameters; all that match apply, the last one wins
@@ -481,7 +491,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ".*(XL|Kolors)(?!.*I2VGen)": {
         "unet": _XL_UNET,
         "controlnet": _XL_CONTROL,
-        "adapter": {"adapter_type": "full_adapter_xl", "channels": [32, 64]},
+        "adapter": {"adapter_type": "full_adapter_xl", "channels": [32, 64], "downscale_factor": 4},
     },
     ".*XLControlNetXS": {"controlnet": {"cross_attention_dim": 2 * WIDTH}},
     "StableDiffusion3": {
@@ -498,7 +508,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "AltDiffusion": {"text_encoder": {"project_dim": WIDTH}},
     "Amused": {
         "scheduler": {"mask_token_id": 31},
-        "vqvae": {"latent_channels": WIDTH, "num_vq_embeddings": 32},
+        "vqvae": {"latent_channels": WIDTH, "num_vq_embeddings": 32, "lookup_from_codebook": True},
     },
     "BriaFiboPipeline|BriaFiboEdit": {
         "vae": {"latent_channels": 16, "scale_factor_spatial": 16},
@@ -510,10 +520,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "CogVideoXImageToVideo|CogVideoXFunControl": {"transformer": {"in_channels": 32}},
     "CogView4Control": {"transformer": {"in_channels": 32}},
     "Cosmos(TextTo|VideoTo)": {"transformer": {"in_channels": 16, "extra_pos_embed_type": "learnable"}},
+    "CosmosVideoTo": {"dtype": "float32"},  # avg_pool3d on a CPU
     "CosmosVideoTo|Cosmos2VideoTo": {"transformer": {"in_channels": 17}},
-    "CycleDiffusion": {"scheduler": {}, "dtype": "float32"},
+    "CycleDiffusion": {
+        "scheduler": {"set_alpha_to_one": False, "clip_sample": False},
+        "dtype": "float32",
+    },
     "DanceDiffusion": {
-        "unet": {"sample_size": 512, "sample_rate": 16000},
+        "unet": {"sample_size": 512, "sample_rate": 16000, "extra_in_channels": 64},
         "scheduler": {"class": "IPNDMScheduler"},
     },
     "DiT": {"transformer": {"in_channels": 4, "out_channels": 8}},
@@ -521,15 +535,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_encoder": {"class": "Qwen2VLForConditionalGeneration"},
         "transformer": {"in_channels": 16},
     },
+    "Cosmos3Omni": {"transformer": {"latent_channel": 16, "patch_latent_dim": WIDTH}},
     "EasyAnimate(Control|Inpaint)": {"transformer": {"in_channels": 33}},
     "FluxControl(Pipeline|Img2Img|Inpaint)": {"transformer": {"in_channels": 128, "out_channels": 64}},
     "FluxFill|VisualCloze": {"transformer": {"in_channels": 384, "out_channels": 64}},
     "Flux2": {"vae": {"latent_channels": 32, "shift_factor": None}},
+    "HeliosPipeline": {"scheduler": {"stages": 1}},
+    "HunyuanImagePipeline": {"vae": {"scaling_factor": 0.5}},
+    "HunyuanImageRefiner": {
+        "transformer": {
+            "in_channels": 128,
+            "out_channels": 64,
+            "patch_size": (1, 1, 1),
+            "rope_axes_dim": (8, 12, 12),
+        }
+    },
+    "Ideogram4": {
+        "text_encoder": {"class": "Qwen3VLModel"},
+        "transformer": {"llm_features_dim": 13 * WIDTH, "mrope_section": (6, 5, 5)},
+        "unconditional_transformer": {"llm_features_dim": 13 * WIDTH, "mrope_section": (6, 5, 5)},
+    },
     "HunyuanSkyreels": {"transformer": {"in_channels": 32}},
     "HunyuanVideoFramepack": {
         "transformer": {"has_clean_x_embedder": True, "has_image_proj": True, "image_proj_dim": WIDTH}
     },
-    "HunyuanVideoImageToVideo": {"transformer": {"image_condition_type": "token_replace"}},
+    "HunyuanVideoImageToVideo": {  # its prompt has 576 tokens for an image
+        "transformer": {"image_condition_type": "token_replace"},
+        "text_encoder": {"vision_config": {"image_size": 336, "patch_size": 14}},
+        "image_processor": {
+            "size": {"height": 336, "width": 336},
+            "crop_size": {"height": 336, "width": 336},
+        },
+    },
     "IF(Pipeline|Img2ImgPipeline|InpaintingPipeline)": {
         "unet": {"in_channels": 3, "out_channels": 6, "resnet_time_scale_shift": "scale_shift"},
         "scheduler": {"variance_type": "learned_range"},
@@ -564,13 +601,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Kandinsky3": {"movq": {}},
     "Kandinsky5": {"dtype": "float32"},
     "Kandinsky5(I2V|I2I)": {"transformer": {"visual_cond": True}},
-    "Kandinsky6TI2VA": {"audio_vae": {}, "vocoder": {"upsample_initial_channel": 64}},
+    "AceStep": {  # it listens to 30 seconds of silence
+        "vae": {"downsampling_ratios": [2, 4, 4, 8, 8], "channel_multiples": [1, 1, 1, 1, 1]}
+    },
+    "LDMSuperResolution": {"unet": {"in_channels": 6, "out_channels": 3}, "vqvae": {"latent_channels": 3}},
+    "BriaFibo2": {"vae": {"latent_channels": 32}, "transformer": {"cap_feat_dim": 3 * WIDTH}},
+    "Motif": {"guider": {"class": "ClassifierFreeGuidance"}},
+    "Krea2": {"text_encoder_select_layers": (1,) * 12, "transformer": {"num_text_layers": 12}},
+    "LucyEdit": {"dtype": "float32", "transformer": {"in_channels": 32}},
+    "Marigold": {"unet": {"in_channels": 8}},
+    "Kandinsky6TI2VA": {
+        "transformer": {"in_audio_dim": 40, "out_audio_dim": 40},
+        "audio_vae": {"hidden_channels": 32, "layers_per_block": 1},
+        "vocoder": {"upsample_initial_channel": 64},
+    },
     "Kolors": {
         "tokenizer": {"positions": True},
         "unet": {"cross_attention_dim": WIDTH},
+    },
+    "(Audio|Music)LDM": {
         "vae": {"in_channels": 1, "out_channels": 1},
         "vocoder": {"model_in_dim": 8},
     },
+    "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
     "AudioLDM2": {
         "unet": {
             "cross_attention_dim": (None, WIDTH, WIDTH),
@@ -580,11 +633,114 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "PRX": {"text_encoder": {"class": "T5GemmaEncoderModel"}},
     "PNDM": {"scheduler": {"skip_prk_steps": True}},
+    "UnCLIP": {
+        "dtype": "float32",  # bicubic interpolation on a CPU
+        "prior": {"num_embeddings": 77},
+        "decoder": {
+            "in_channels": 3,
+            "out_channels": 6,
+            "down_block_types": ("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+            "mid_block_type": "UNetMidBlock2DSimpleCrossAttn",
+            "up_block_types": ("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+            "attention_head_dim": 32,
+            "resnet_time_scale_shift": "scale_shift",
+            "class_embed_type": "identity",
+        },
+        "text_proj": {"time_embed_dim": 2 * WIDTH},
+        "super_res_first": _SUPER_RESOLUTION,
+        "super_res_last": _SUPER_RESOLUTION,
+        "prior_scheduler": {"variance_type": "fixed_small_log", "prediction_type": "sample"},
+        "decoder_scheduler": {"variance_type": "learned_range"},
+        "super_res_scheduler": {"variance_type": "fixed_small_log"},
+    },
+    "UniDiffuser": {
+        "text_decoder": {
+            "prefix_length": 77,
+            "prefix_inner_dim": WIDTH,
+            "prefix_hidden_dim": WIDTH,
+            "vocab_size": 512,
+            "n_layer": 1,
+            "n_inner": 2 * WIDTH,
+        },
+        "unet": {
+            "text_dim": WIDTH,
+            "clip_img_dim": WIDTH,
+            "num_text_tokens": 77,
+            "in_channels": 4,
+            "out_channels": 4,
+            "sample_size": 16,
+            "patch_size": 2,
+            "activation_fn": "gelu",
+            "norm_type": "layer_norm",
+            "block_type": "unidiffuser",
+            "pre_layer_norm": False,
+            "use_patch_pos_embed": False,
+            "ff_final_dropout": True,
+        },
+    },
+    "VQDiffusion": {
+        "dtype": "float32",
+        "transformer": {
+            "num_vector_embeds": 33,
+            "sample_size": 16,
+            "num_embeds_ada_norm": 100,
+            "attention_bias": True,
+        },
+        "vqvae": {"num_vq_embeddings": 32, "latent_channels": 4, "vq_embed_dim": 4},
+        "scheduler": {"num_vec_classes": 33},
+    },
+    "ShapE": {
+        "prior": {
+            "embedding_dim": WIDTH,
+            "num_embeddings": 32,
+            "embedding_proj_dim": WIDTH,
+            "time_embed_dim": 2 * WIDTH,
+            "clip_embed_dim": 2 * WIDTH,
+            "additional_embeddings": 0,
+            "time_embed_act_fn": "gelu",
+            "norm_in_type": "layer",
+            "encoder_hid_proj_type": None,
+            "added_emb_type": None,
+        },
+        "shap_e_renderer": {
+            "param_shapes": ((8, 93), (8, 8), (8, 8), (8, 8)),
+            "d_latent": WIDTH,
+            "d_hidden": 8,
+            "n_output": 12,
+        },
+        "scheduler": {
+            "beta_schedule": "exp",
+            "prediction_type": "sample",
+            "use_karras_sigmas": True,
+            "clip_sample": True,
+        },
+    },
+    "ShapEImg2Img": {"prior": {"embedding_proj_norm_type": "layer", "num_embeddings": 32}},
+    "LLaDA2": {"model": {"class": "LlamaForCausalLM"}, "tokenizer": {"class": "PreTrainedTokenizerFast"}},
+    "DiffusionGemma": {
+        "model": {
+            "class": "DiffusionGemmaForBlockDiffusion",
+            "text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
+        },
+        "processor": {"class": "PreTrainedTokenizerFast"},
+    },
+    "LTX2DFR": {"transformer": {"use_keyframes_abs_pos_embedding": True}},
+    "LTX2VideoDiffusionDecode": {"scheduler": {"class": "FlowMatchEulerDiscreteScheduler"}},
+    "LDMPipeline": {"unet": {"in_channels": 4, "out_channels": 4}},
+    "LDMTextToImage": {"unet": {"class": "UNet2DConditionModel"}},
+    "LatentConsistency": {"unet": {"time_cond_proj_dim": WIDTH}},
     "LEditsPP": {
         "scheduler": {
             "class": "DPMSolverMultistepScheduler",
             "algorithm_type": "sde-dpmsolver++",
             "solver_order": 2,
+        }
+    },
+    "LEditsPPPipelineStableDiffusion$": {  # attention maps of a fourth of the latents' size
+        "unet": {
+            "block_out_channels": (32, 64, 64),
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         }
     },
     "I2VGenXL": {"unet": {"num_attention_heads": 2}},
@@ -600,8 +756,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SkyReelsV2ImageToVideo": {"transformer": {"image_dim": WIDTH, "added_kv_proj_dim": WIDTH}},
     "StableAudioPipeline": {"transformer": {"global_states_input_dim": 2 * WIDTH}},
     "StableCascade": {
-        "prior": {"clip_image_in_channels": WIDTH},
-        "prior_prior": {"clip_image_in_channels": WIDTH},
+        "prior": {"clip_image_in_channels": WIDTH, "clip_text_in_channels": WIDTH},
+        "prior_prior": {"clip_image_in_channels": WIDTH, "clip_text_in_channels": WIDTH},
         "decoder": {
             "in_channels": 4,
             "out_channels": 4,
@@ -610,6 +766,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "patch_size": 2,
         },
     },
+    "StableDiffusion3ControlNetInpainting": {"controlnet": {"extra_conditioning_channels": 1}},
     "StableDiffusionAdapter": {
         "unet": {
             "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -622,7 +779,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "unet": {"attention_type": "gated-text-image"},
         "image_project": {"hidden_size": WIDTH},
     },
-    "StableDiffusionLatentUpscale": {"unet": {"in_channels": 8, "time_cond_proj_dim": 160}},
+    "StableDiffusionLatentUpscale": {"unet": {"in_channels": 8, "time_cond_proj_dim": 192}},
     "StableDiffusionModelEditing": {"scheduler": {"class": "DDIMScheduler"}},
     "StableDiffusionParadigms": {"scheduler": {"class": "DDIMParallelScheduler"}},
     "StableVideoDiffusion": {"image_encoder": {"image_size": 224, "patch_size": 32}},

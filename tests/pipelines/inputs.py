@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 SIZE = 32
+FRAMES = 5  # two latent frames where the VAE compresses four into one
 
 
 def image(seed: int = 0, size: int = SIZE):
@@ -27,7 +30,7 @@ def mask(size: int = SIZE):
     return Image.fromarray(pixels)
 
 
-def video(frames: int = 9, size: int = SIZE):
+def video(frames: int = FRAMES, size: int = SIZE):
     return [image(i, size) for i in range(frames)]
 
 
@@ -46,7 +49,7 @@ VALUES: dict[str, Any] = {
     "prior_num_inference_steps": 2,
     "decoder_num_inference_steps": 2,
     "super_res_num_inference_steps": 2,
-    "num_frames": 9,
+    "num_frames": FRAMES,
     "video_length": 2,
     "max_sequence_length": 16,
     "output_type": "np",
@@ -66,11 +69,19 @@ ALWAYS = set(VALUES)
 # pattern over pipeline names -> parameters; all that match apply, the last one wins; `...` leaves one out
 CALLS: dict[str, dict[str, Any]] = {
     ".*": {"strength": 0.9},
+    "AnimateDiff|TextToVideoSD|VideoToVideoSD|StableVideoDiffusion|PIA|I2VGen|Latte": {
+        "num_frames": 2,
+        "video_length": 2,
+        "video": lambda: video(2),
+        "conditioning_frames": lambda: video(2),
+    },
+    "LTX": {"num_frames": 9, "video": lambda: video(9)},
+    "Allegro": {"num_frames": 8, "output_type": "latent"},  # its VAE decodes large videos only
     "WanAnimate": {"pose_video": video, "face_video": video},
     "Marigold": {"processing_resolution": 32, "output_type": "np"},
     "DiT": {"class_labels": [1]},
     "StableDiffusionAttendAndExcite": {"token_indices": [2], "attn_res": (8, 8)},
-    "CycleDiffusion": {"source_prompt": "a dog"},
+    "CycleDiffusion": {"source_prompt": "a dog", "eta": 0.1},
     "BlipDiffusion": {
         "source_subject_category": "dog",
         "target_subject_category": "dog",
@@ -82,7 +93,6 @@ CALLS: dict[str, dict[str, Any]] = {
         "image": lambda: [[image(1), image(2)], [image(3), None]],
     },
     "FluxKontext": {"_auto_resize": False, "max_area": 32 * 32},
-    "AnimateDiffControlNet|AnimateDiffVideoToVideoControlNet": {"conditioning_frames": video},
     "AnimateDiffSparse": {"conditioning_frames": lambda: [image()]},
     "AnimateDiffVideoToVideo": {"strength": 0.9},
     "Kandinsky(?!.*(Prior|Combined|3|5|6))": {
@@ -90,11 +100,11 @@ CALLS: dict[str, dict[str, Any]] = {
         "negative_image_embeds": lambda: noise(1, 64).bfloat16(),
         "hint": lambda: noise(1, 3, 32, 32).bfloat16(),
     },
-    "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 4, 4, 4).bfloat16()},
+    "KandinskyV22Controlnet": {"hint": lambda: noise(1, 3, 128, 128).bfloat16()},
+    "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
     "TextToVideoZero": {"t0": 0, "t1": 1},
     "IFImg2Img|IFInpaint": {"original_image": image},
     "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
-    "AceStep": {"audio_duration": 1.0},
     "LongCatAudio": {"audio_duration_s": 0.5},
     "StableAudio3": {"duration": 0.5},
     "AnyFlowFAR": {"chunk_partition": [1, 2]},
@@ -108,7 +118,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "CogVideoXFunControl": {"control_video": video},
     "Cosmos.*VideoToWorld|Cosmos3|Helios|LTXCondition": {"video": ...},
     "CosmosVideoTo": {"image": image},
-    "Ideogram4": {"guidance_schedule": (7.0, 7.0)},
+    "Ideogram4": {"guidance_schedule": (7.0, 7.0), "max_sequence_length": 64},
     "LTX2": {
         "stg_scale": 0.0,
         "modality_scale": 1.0,
@@ -121,16 +131,21 @@ CALLS: dict[str, dict[str, Any]] = {
     "NucleusMoE": {"return_index": -1},
     "QwenImageControlNetInpaint": {"control_mask": mask},
     "EasyAnimateInpaint": {
-        "video": lambda: noise(1, 3, 9, 32, 32),
-        "mask_video": lambda: noise(1, 1, 9, 32, 32) * 0 + 255,
+        "negative_prompt": "a dog",
+        "video": lambda: noise(1, 3, FRAMES, 32, 32),
+        "mask_video": lambda: noise(1, 1, FRAMES, 32, 32) * 0 + 255,
     },
-    "EasyAnimateControl": {"control_video": lambda: noise(1, 3, 9, 32, 32)},
+    "EasyAnimateControl": {"control_video": lambda: noise(1, 3, FRAMES, 32, 32)},
     "HunyuanVideoFramepack": {"latent_window_size": 3},
-    "SkyReelsV2DiffusionForcing": {"overlap_history": None, "base_num_frames": 9},
-    "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8},
-    "Sana": {"frames": 9},
-    "ShapE": {"frame_size": 8},
+    "SkyReelsV2DiffusionForcing": {"overlap_history": None, "base_num_frames": FRAMES},
+    "Sana": {"frames": FRAMES},
+    "ShapE": {"output_type": "latent"},
     "Helios": {"image": ..., "video": ...},
+    "HeliosPyramid": {"height": 64, "width": 64},
+    "StableAudio3Inp": {"mask_start_seconds": 0.1, "mask_end_seconds": 0.3},
+    "StableCascade(Prior|Combined)": {"height": 64, "width": 64},
+    "SkyReelsV2DiffusionForcingVideo": {"overlap_history": 1},
+    "PaintByExample": {"example_image": image},
     "StableAudio3(Audio|Inp)": {"audio": lambda: noise(1, 2, 4096)},
     "StableCascadeDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
     "StableDiffusion3ControlNetInpainting": {"control_mask": mask},
@@ -143,6 +158,27 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "StableDiffusionXLControlNetUnion": {"control_mode": [0], "control_image": lambda: [image()]},
     "QwenImage21": {"output_resolution": 32},
+    "AudioLDM2": {"transcription": "a cat", "max_new_tokens": 4},
+    "AceStep": {"audio_duration": 1.0, "max_text_length": 16, "max_lyric_length": 16},
+    "LEditsPP": {"editing_prompt": ["a dog"]},
+    "Kandinsky6TI2VA": {"image": ...},
+    "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
+    "LTX2DFR": {"num_frames": 17},
+    "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
+    "UnCLIP": {"output_type": "np"},
+}
+
+# pattern over pipeline names -> what is called before the pipeline
+BEFORE: dict[str, Callable] = {
+    "BriaFibo2": lambda pipe: setattr(pipe, "text_encoder_out_layers", ((0, 1, 2),) * 6),
+    "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
+}
+
+# What pipelines keep in their modules, sizes of images for instance: pattern -> name in the module -> value
+SIZES: dict[str, dict[str, Any]] = {
+    "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
+    "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
+    "QwenImage(EditPlus|Layered)": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE)},
 }
 
 
@@ -172,7 +208,14 @@ def run(pipe, name: str):
     if "generator" in inspect.signature(type(pipe).__call__).parameters:
         given["generator"] = torch.Generator("cpu").manual_seed(0)
     torch.manual_seed(0)
-    return flatten(pipe(**given))
+    with contextlib.ExitStack() as stack:
+        for pattern, sizes in SIZES.items():
+            if re.match(pattern, name):
+                stack.enter_context(mock.patch.multiple(type(pipe).__module__, **sizes))
+        for pattern, prepare in BEFORE.items():
+            if re.match(pattern, name):
+                prepare(pipe)
+        return flatten(pipe(**given))
 
 
 def flatten(output) -> list:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,8 +18,23 @@ LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes",
 
 def read(path: Path | None) -> dict:
     if path is not None and path.exists():
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
+        outcomes = {
+            name: {backend: said for backend, said in backends.items() if said}
+            for name, backends in found["outcomes"].items()
+        }
+        return {**found, "outcomes": {name: said for name, said in outcomes.items() if said}}
     return {"versions": versions(), "outcomes": {}}
+
+
+def reserve(path: Path) -> bool:
+    """Keep other runs off the file until this process ends; False where another has done so."""
+    handle = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write(found: dict, path: Path) -> None:

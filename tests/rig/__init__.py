@@ -13,7 +13,8 @@ It was seen to work with torch 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0 and 2.1
         rig.allocated("cuda:1")   # 4000
         rig.traffic().h2d         # 4000
 
-Tests should ask for the ``gpu`` fixture (``tests/rig/fixtures.py``), which prefers real devices.
+Tests should ask for the ``gpu`` fixture (``tests/rig/fixtures.py``), which prefers real devices. The devices can go
+under XPU's name, too: see `accelerator`.
 
 Importing this package imports neither torch nor anything else of weight.
 """

@@ -1,7 +1,7 @@
 """Under which name the rig presents its devices: CUDA, or what ``$DIFFUSERS_QUANTFIX_RIG_AS`` says, which is XPU.
 
-Under another name the tests of ``tests/fixes`` say it, too: wherever their code says "cuda", it reads "xpu". So what
-asks for CUDA where an accelerator is meant, in the package or in upstream, is seen:
+Under another name the tests of ``tests/fixes`` and ``tests/tools`` say it, too: wherever their code says "cuda", it
+reads "xpu". So what asks for CUDA where an accelerator is meant, in the package or in upstream, is seen:
 
     DIFFUSERS_QUANTFIX_RIG_AS=xpu python -m pytest tests/fixes/test_diffusers_group_offload_quanto.py
 """
@@ -26,22 +26,22 @@ if KIND not in KINDS:
     raise ValueError(f"{VARIABLE}={KIND} is none of {', '.join(KINDS)}")
 KEY = KIND.upper()  # torch's dispatch key
 
-_RENAMED = Path(__file__).parents[1] / "fixes"
+_RENAMED = {Path(__file__).parents[1] / name for name in ("fixes", "tools")}
 _CUDA = re.compile(r"(?<![\w-])cuda(?![\w-])")  # not in the id of a fix
 
 
 def rename_in_tests() -> None:
-    """From now on the modules of ``tests/fixes`` are imported with the other name; call it before the first is."""
+    """From now on the modules of these folders are imported with the other name; call it before the first is."""
     if KIND != "cuda":
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if not name.startswith(("tests.fixes.", "test_")):
+        if not name.startswith(("tests.fixes.", "tests.tools.", "test_")):
             return None
         spec = PathFinder.find_spec(name, path)
-        if spec is None or spec.origin is None or Path(spec.origin).parent != _RENAMED:
+        if spec is None or spec.origin is None or Path(spec.origin).parent not in _RENAMED:
             return None
         return importlib.util.spec_from_file_location(name, spec.origin, loader=_Loader(name, spec.origin))
 

@@ -67,6 +67,10 @@ def _bindings(ops) -> dict:
             ops.set_current_device(index)
         return previous
 
+    # A function of its own: torch.compile registers a handler for each of the two.
+    def maybe_exchange_device(index: int) -> int:
+        return exchange_device(index)
+
     def set_device(index: int) -> None:
         exchange_device(index)
 
@@ -89,7 +93,7 @@ def _bindings(ops) -> dict:
         "getDevice": ops.current_device,
         "setDevice": set_device,
         "exchangeDevice": exchange_device,
-        "maybeExchangeDevice": exchange_device,
+        "maybeExchangeDevice": maybe_exchange_device,
         "canDeviceAccessPeer": lambda device, peer: True,
         "getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
         "synchronize": nothing,

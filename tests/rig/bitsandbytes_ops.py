@@ -77,6 +77,7 @@ def _quantize_4bit(A, blocksize, quant_type, quant_storage):
 
 
 def _dequantize_4bit(A, absmax, blocksize, quant_type, shape, dtype):
+    A = A.view(torch.uint8)  # CUDA takes every storage type, the CPU of 0.46 this one only
     if quant_type != "fp4":
         return torch.ops.bitsandbytes.dequantize_4bit(A, absmax, blocksize, quant_type, shape, dtype)
     indices = blockwise.unpack(A, math.prod(shape))

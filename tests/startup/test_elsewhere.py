@@ -36,7 +36,14 @@ WINDOWS = (
     "NO_SIGNALS = ('SIGKILL', 'SIGHUP', 'SIGALRM', 'SIGCHLD', 'SIGUSR1', 'setitimer', 'alarm')\n"
 )
 MACOS = "PLATFORM = 'darwin'; ABSENT = set(); NO_OS = ('sched_getaffinity',); NO_SIGNALS = ()\n"
-ELSEWHERE = pytest.mark.parametrize("lacks", [WINDOWS, MACOS], ids=["windows", "macos"])
+# A container or sandbox that allows no further process, and has no semaphores for multiprocessing.
+SANDBOX = (
+    "import os, sys\n"
+    "def refuse(*args): raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+    "os.fork = refuse\n"
+    "PLATFORM = sys.platform; ABSENT = {'_multiprocessing', '_posixshmem'}; NO_OS = NO_SIGNALS = ()\n"
+)
+ELSEWHERE = pytest.mark.parametrize("lacks", [WINDOWS, MACOS, SANDBOX], ids=["windows", "macos", "sandbox"])
 
 
 # The libraries, which look for the real platform when they are imported, are not in this environment.
@@ -79,6 +86,8 @@ print(imported)
         (("doctor",), ""),
         (("enable",), ""),
         (("disable",), ""),
+        (("verify",), ""),
+        (("run", "-m", "this"), ""),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )

@@ -151,6 +151,128 @@ def test_a_lora_that_is_fused_and_unfused_on_the_device(gpu, tmp_path):
     assert not _same(states[3], states[4])
 
 
+def _quanto(weights: str):
+    import torch
+
+    from tests.fixes import quanto_models
+
+    quanto = quanto_models.quanto()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(2)))
+    quanto.quantize(model, weights=getattr(quanto, weights))
+    quanto.freeze(model)
+    return model
+
+
+def _torchao(weights: str):
+    import torch
+
+    quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(2))).bfloat16()
+    try:
+        config = getattr(quantization, weights)(version=2)
+    except TypeError:  # before 0.15
+        config = getattr(quantization, weights)()
+    quantization.quantize_(model, config)
+    return model
+
+
+WRAPPERS = {
+    "quanto int8": lambda: _quanto("qint8"),
+    "quanto int4": lambda: _quanto("qint4"),
+    "quanto float8": lambda: _quanto("qfloat8"),
+    "torchao int8": lambda: _torchao("Int8WeightOnlyConfig"),
+    "torchao float8": lambda: _torchao("Float8WeightOnlyConfig"),
+}
+wrappers = pytest.mark.parametrize("make", WRAPPERS.values(), ids=WRAPPERS)
+
+
+def _dequantized(model) -> list:
+    import torch
+
+    with torch.no_grad():
+        return [layer.weight.dequantize().cpu() for layer in model]
+
+
+def _inner(model) -> list:
+    from diffusers_quantfix.weights.wrappers import inner_places
+
+    return [getattr(holder, name) for layer in model for holder, name in inner_places(layer.weight)]
+
+
+@wrappers
+def test_weights_with_inner_tensors_are_not_copied_back(rig_devices, make):
+    import torch
+
+    here = rig_devices.devices[0]
+    model = make()
+    expected = _dequantized(model)
+    qf.keep_host_copies(model)
+    for _ in range(2):
+        hosts = [tensor.data_ptr() for tensor in _inner(model)]
+        model.to(here)
+        assert all(tensor.device == here for tensor in [*model.parameters(), *_inner(model)])
+        rig_devices.reset()
+        model.to("cpu")
+        # A checksum of 8 bytes for each inner tensor, bias and buffer.
+        tensors = [*_inner(model), *model.parameters(), *model.buffers()]
+        assert rig_devices.traffic().d2h <= 8 * len(tensors)
+        assert [tensor.data_ptr() for tensor in _inner(model)] == hosts
+        assert all(tensor.device.type == "cpu" for tensor in [*model.parameters(), *_inner(model)])
+    assert rig_devices.allocated(here) == 0
+    assert all(map(torch.equal, _dequantized(model), expected))
+
+
+@wrappers
+def test_a_weight_of_which_one_inner_tensor_changed_is_copied_whole(gpu, make):
+    import torch
+
+    model = make()
+    qf.keep_host_copies(model)
+    model.to(gpu.devices[0])
+    scale = min(_inner(model[:1]), key=torch.numel)
+    with torch.no_grad():
+        scale.mul_(2)
+    expected = _dequantized(model)
+    model.to("cpu")
+    assert all(tensor.device.type == "cpu" for tensor in [*model.parameters(), *_inner(model)])
+    assert all(map(torch.equal, _dequantized(model), expected))
+
+
+@wrappers
+def test_weights_with_inner_tensors_that_a_graph_has_are_moved_as_upstream_does(gpu, make):
+    import torch
+
+    model = make().requires_grad_(True)
+    with torch.no_grad():
+        expected = _dequantized(model)
+    qf.keep_host_copies(model)
+    model.to(gpu.devices[0])
+    graph = [layer.weight.dequantize().sum() for layer in model]
+    model.to("cpu")
+    assert all(tensor.device.type == "cpu" for tensor in [*model.parameters(), *_inner(model)])
+    assert all(map(torch.equal, _dequantized(model), expected))
+    del graph
+
+
+@pytest.mark.parametrize("name", ["plain", "quanto int8", "torchao int8"])
+def test_pinned_copies_are_taken_back_pinned(gpu, name):
+    import torch
+
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    model = plain if name == "plain" else WRAPPERS[name]()
+    of = (lambda model: [parameter.data for parameter in model.parameters()]) if name == "plain" else _inner
+    expected = [tensor.clone() for tensor in of(model)]
+    assert not any(tensor.is_pinned() for tensor in of(model))
+    qf.keep_host_copies(model, pin=True)
+    for _ in range(2):
+        model.to(gpu.devices[0])
+        model.to("cpu")
+        assert all(tensor.is_pinned() for tensor in of(model))
+    assert all(map(torch.equal, of(model), expected))
+
+
 def test_another_type_and_a_second_device(gpu):
     import torch
 

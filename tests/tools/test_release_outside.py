@@ -207,11 +207,16 @@ def test_mapped_and_shared_memory_goes_from_this_process(tmp_path):
     assert model[0].weight.numel() == model[1].weight.numel() == 0
 
 
-def test_a_captured_cuda_graph_keeps_the_memory_of_cuda_devices(gpu):
+@pytest.mark.parametrize("kind", ["cuda.CUDAGraph", "xpu.XPUGraph"])
+def test_a_captured_graph_keeps_the_memory_of_devices(gpu, kind):
     """The rig captures nothing: an object of the type, that says what a captured one says."""
     import torch
 
-    class Captured(torch.cuda.CUDAGraph):
+    module, _, name = kind.partition(".")
+    if not hasattr(getattr(torch, module), name):
+        pytest.skip(f"this torch has no torch.{kind}")
+
+    class Captured(getattr(getattr(torch, module), name)):
         def __new__(cls):
             return object.__new__(cls)
 

@@ -49,7 +49,8 @@ def test_the_supported_releases_are_those_of_the_sets():
 def test_the_line_of_the_readme():
     said = tables.readme("# x\n\ndiffusers 0.1 to 0.2, and more\n\nend\n")
     assert said.startswith("# x\n\ndiffusers 0.31.0 to ") and said.endswith(".\n\nend\n")
-    assert f"torch {supported.TORCH[0]} to {supported.TORCH[1]} and Python 3.11 to 3.12." in said
+    torch, python = " to ".join(supported.TORCH), " to ".join(supported.PYTHON)
+    assert f"torch {torch} and Python {python}." in said
 
 
 def test_a_stale_page_is_reported(tmp_path):

@@ -6,13 +6,16 @@ Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b 
     wrong dimension.
 Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix.
 Upstream: bitsandbytes issue 980, PR 2062.
-Patch: ``matmul`` flattens inputs with more dimensions than three, and gives the output their shape.
+Patch: ``matmul`` flattens inputs with more dimensions than three, and gives the output their shape; in its own code,
+    since a wrapper would add a call to every run.
 """
 
 from __future__ import annotations
 
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import function_of, resolve
+from ...engine.source import recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +37,8 @@ FIX = Fix(
     "Linear8bitLt",
     since="0.1.0",
     patterns=(
-        r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension",
+        r"size of tensor a .{0,200}Linear8bitLt",
+        r"bitsandbytes/autograd/_functions.{0,2000}size of tensor a \(\d+\) must match the size of tensor b",
         "cannot access local variable 'rows' where it is not associated with a value",
     ),
     frames=("bitsandbytes/autograd/_functions.py:forward", "Linear8bitLt", "MatMul8bitLt"),
@@ -84,13 +88,21 @@ def broken(functions: ModuleType) -> bool:
 
 
 def patch(functions: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def matmul(A, *args, **kwargs):
-            if len(A.shape) <= 3:
-                return original(A, *args, **kwargs)
-            output = original(A.reshape(-1, A.shape[-1]), *args, **kwargs)
-            return output.reshape(*A.shape[:-1], output.shape[-1])
+    """Put a case before the code of ``matmul``."""
+    import ast
 
-        return matmul
+    class Exchange(ast.NodeTransformer):
+        def visit_FunctionDef(self, node):
+            given = [one.arg for one in node.args.args]
+            if given[:2] != ["A", "B"] or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
+                raise TargetMissing("matmul takes other arguments")
+            # contiguous: the kernels of CUDA read the memory of a matrix row by row, whatever its strides
+            before = f"""
+if len(A.shape) > 3:
+    return matmul(A.flatten(0, -2).contiguous(), {", ".join(given[1:])}).unflatten(0, A.shape[:-1])
+"""
+            node.body[:0] = statements(before, node.body[0])
+            return node
 
-    draft.wrap_plain(functions, "matmul", make)
+    function = function_of(resolve(functions, "matmul"))
+    draft.replace(function, "__code__", recompiled(function, Exchange()))

@@ -13,17 +13,15 @@ Patch: the model is loaded onto the requested device; without a request it is lo
 
 The function is 500 lines long, and both places are in its middle. A wrapper around it does not know whether the
 checkpoint is quantized (that is in the config which the function fetches), and cannot prevent the call of
-``torch.cuda`` on a machine without CUDA. So only those two places are replaced in the function's own source, and it is
-compiled again with its file name and line numbers: tracebacks and debuggers show upstream's lines.
+``torch.cuda`` on a machine without CUDA. So only those two places are replaced in the function's own source.
 """
 
 from __future__ import annotations
 
-import sys
-
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, names_used, nested_code, resolve
+from ...engine.probe import function_of, names_used, resolve
+from ...engine.source import recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,11 +63,7 @@ def _with_chosen_device(function: FunctionType) -> CodeType:
         TargetMissing: one of the two places does not occur exactly once.
         OSError: the source of diffusers is missing (installed as bytecode only).
     """
-    import __future__
-
     import ast
-    import inspect
-    import textwrap
 
     class Exchange(ast.NodeTransformer):
         def __init__(self):
@@ -83,7 +77,7 @@ def _with_chosen_device(function: FunctionType) -> CodeType:
             if "quantized" not in texts(refusal):
                 return node
             self.refusals += 1
-            return [ast.copy_location(statement, node) for statement in ast.parse(_REQUEST).body]
+            return statements(_REQUEST, node)
 
         def visit_Call(self, node):
             self.generic_visit(node)
@@ -98,24 +92,13 @@ def _with_chosen_device(function: FunctionType) -> CodeType:
     def texts(node):
         return " ".join(str(child.value) for child in ast.walk(node) if isinstance(child, ast.Constant))
 
-    old = function.__code__
-    # None of this is executed: the decorators only keep the first line number unchanged.
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    ast.increment_lineno(tree, old.co_firstlineno - 1)
     exchange = Exchange()
-    tree = ast.fix_missing_locations(exchange.visit(tree))
+    code = recompiled(function, exchange)
     if (exchange.refusals, exchange.questions) != (1, 1):
         raise TargetMissing(
             "ModelMixin.from_pretrained chooses the device of a quantized model in another way"
         )
-    future = old.co_flags & __future__.annotations.compiler_flag
-    compiled = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
-    new = nested_code(compiled, old.co_name)
-    if new.co_freevars != old.co_freevars:
-        raise TargetMissing("ModelMixin.from_pretrained is a closure here")
-    if sys.version_info >= (3, 11):
-        new = new.replace(co_qualname=old.co_qualname)
-    return new
+    return code
 
 
 # By then upstream's own checks have converted device_map to a dictionary or a plan, or have rejected it.

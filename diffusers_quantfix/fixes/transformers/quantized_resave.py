@@ -37,7 +37,11 @@ FIX = Fix(
     symptom="NotImplementedError from revert_weight_conversion in save_pretrained(); We could not revert "
     "some weight conversions",
     since="0.1.0",
-    patterns=("NotImplementedError", "We could not revert some weight conversions because of offlading"),
+    patterns=(
+        "NotImplementedError from revert_weight_conversion",
+        r"revert_weight_conversion.{0,2000}reverse_op.{0,200}NotImplementedError",
+        "We could not revert some weight conversions because of offlading",
+    ),
     frames=(
         "core_model_loading.py:reverse_op",
         "transformers/core_model_loading.py",

@@ -1,0 +1,67 @@
+"""A function of a library compiled again from its own source with one place exchanged.
+
+For a defect in the middle of a function that a wrapper cannot reach, and in a forward pass, where a wrapper would add a
+call to every run: the function stays upstream's, with its file name and line numbers, so that tracebacks and debuggers
+show upstream's lines.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .errors import TargetMissing
+from .probe import nested_code
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ast
+    from types import CodeType, FunctionType
+
+__all__ = ["recompiled", "statements"]
+
+
+def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeType:
+    """The code of ``function`` with what ``exchange`` puts in its place, for `Draft.replace` of its ``__code__``.
+
+    Args:
+        function: not a closure.
+        exchange: a visitor of the syntax tree of its own text. Whether it found its place, the caller asks it.
+
+    Raises:
+        TargetMissing: the function has free variables.
+        OSError: its source is missing: installed as bytecode only.
+    """
+    import __future__
+
+    import ast
+    import inspect
+    import linecache
+    import textwrap
+
+    old = function.__code__
+    # Not inspect.getsource, which searches all modules for the one that the function is from.
+    lines = linecache.getlines(old.co_filename, function.__globals__)[old.co_firstlineno - 1 :]
+    if not lines:
+        raise OSError(f"the source of {function.__qualname__} is missing")
+    # None of this is executed: the decorators only keep the first line number unchanged.
+    tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))))
+    ast.increment_lineno(tree, old.co_firstlineno - 1)
+    tree = ast.fix_missing_locations(exchange.visit(tree))
+    future = old.co_flags & __future__.annotations.compiler_flag
+    compiled = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
+    new = nested_code(compiled, old.co_name)
+    if new.co_freevars != old.co_freevars:
+        raise TargetMissing(f"{function.__qualname__} is a closure here")
+    if sys.version_info >= (3, 11):
+        new = new.replace(co_qualname=old.co_qualname)
+    return new
+
+
+def statements(text: str, at: ast.stmt) -> list[ast.stmt]:
+    """The statements of ``text``, with the line numbers of ``at``."""
+    import ast
+
+    parsed = ast.parse(text)
+    for node in ast.walk(parsed):
+        ast.copy_location(node, at)
+    return parsed.body

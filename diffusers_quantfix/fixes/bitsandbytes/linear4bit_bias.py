@@ -1,0 +1,77 @@
+"""The first run of a 4-bit layer converts its bias to the compute dtype, for good.
+
+Symptom: the same seed gives another image in the second call of a 4-bit pipeline; ``model.dtype`` is another one after
+    the first call; a model that has run is saved with rounded biases. Where ``bnb_4bit_compute_dtype`` is not the dtype
+    of the model: with float16 or bfloat16 models and the default, float32, too.
+Cause: ``Linear4bit.forward`` converts the input to the compute dtype first, and then stores the bias in the dtype of
+    the input, ``bias.data = bias.data.to(x.dtype)``. The dtype of a model is that of its parameters, and pipelines give
+    the denoiser its inputs in that dtype.
+Upstream: none.
+Patch: that statement of ``Linear4bit.forward`` converts a copy: ``bias = bias.to(x.dtype)``. A wrapper would add a call
+    to every run, and two threads in one layer would meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve
+from ...engine.source import recompiled, statements
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="bnb-linear4bit-bias",
+    title="the first run of a 4-bit model changes its dtype, and the next output",
+    module="bitsandbytes.nn.modules",
+    claims={"bitsandbytes": ">=0.50.0,<=0.50.2"},
+    upstream=(),
+    symptom="the same seed gives another output in the second call of a 4-bit pipeline; model.dtype is another one "
+    "after the first call",
+    harm="wrong result",
+    hot=True,
+)
+
+
+def broken(modules: ModuleType) -> bool:
+    """Run a layer that is no more than a bias; without a quant state the multiplication behind it fails."""
+    import torch
+
+    layer_class = resolve(modules, "Linear4bit")
+    # Without __init__, which needs a completely imported bitsandbytes.
+    layer = layer_class.__new__(layer_class)
+    torch.nn.Module.__init__(layer)
+    layer.weight = torch.nn.Parameter(torch.zeros(1, 1), requires_grad=False)
+    layer.weight.quant_state = object()
+    layer.bias = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    layer.compute_dtype, layer.compute_type_is_set = torch.bfloat16, True
+    layer.support_avx512bf16_for_cpu = False
+    with contextlib.suppress(AttributeError, AssertionError, TypeError, RuntimeError):
+        layer(torch.zeros(1, 1))
+    return bool(layer.bias.dtype != torch.float32)
+
+
+def patch(modules: ModuleType, draft: Draft) -> None:
+    """Replace the code of ``Linear4bit.forward``."""
+    import ast
+
+    class Exchange(ast.NodeTransformer):
+        found = 0
+
+        def visit_Assign(self, node):
+            if ast.unparse(node) != "bias.data = bias.data.to(x.dtype)":
+                return node
+            self.found += 1
+            return statements("bias = bias.to(x.dtype)", node)
+
+    function, exchange = function_of(resolve(modules, "Linear4bit.forward")), Exchange()
+    code = recompiled(function, exchange)
+    if exchange.found != 1:
+        raise TargetMissing("Linear4bit.forward converts its bias in another way")
+    draft.replace(function, "__code__", code)

@@ -1,0 +1,103 @@
+"""HunyuanDiT cannot run with quantized layers.
+
+Symptom: RuntimeError or AssertionError from torch's ``multi_head_attention_forward``, such as "mat1 and mat2 shapes
+    cannot be multiplied" or "self and mat2 must have the same dtype", from every HunyuanDiT in 4 or 8 bits.
+Cause: ``HunyuanDiTAttentionPool.forward`` calls none of its four layers. It gives their weights, packed ones too, to
+    torch's function.
+Upstream: not reported.
+Patch: where a weight is packed, the same attention is computed by calling the layers.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...models.plain_weights import is_packed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-hunyuan-pooler-weights",
+    title="HunyuanDiT cannot run with quantized layers",
+    module="diffusers.models.embeddings",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=(),
+    symptom="RuntimeError: mat1 and mat2 shapes cannot be multiplied, or must have the same dtype, from "
+    "multi_head_attention_forward in HunyuanDiTAttentionPool",
+    since="0.1.0",
+    patterns=(
+        r"(self|mat1|m1) and (mat2|m2).{0,200}multi_head_attention_forward",
+        r"multi_head_attention_forward.{0,2000}(self|mat1|m1) and (mat2|m2)",
+    ),
+    frames=(
+        "functional.py:multi_head_attention_forward",
+        "HunyuanDiT",
+        "diffusers/models/embeddings.py:forward",
+    ),
+    hot=True,
+)
+
+_LAYERS = ("q_proj", "k_proj", "v_proj", "c_proj")
+
+
+class _Reached(Exception):
+    """A layer was called."""
+
+
+def broken(embeddings: ModuleType) -> bool:
+    """Is a layer with a packed weight called?"""
+    import torch
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
+            self.bias = torch.nn.Parameter(torch.empty(4))
+
+        def forward(self, inputs: Any) -> Any:
+            raise _Reached
+
+    with torch.device("meta"):
+        pool = resolve(embeddings, "HunyuanDiTAttentionPool")(1, 4, 1)
+        for name in _LAYERS:
+            setattr(pool, name, Layer())
+        try:
+            pool(torch.empty(1, 1, 4))
+        except _Reached:
+            return False
+        except (AssertionError, RuntimeError):
+            return True
+    return False
+
+
+def patch(embeddings: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def forward(self, x):
+            if not any(is_packed(getattr(self, name)) for name in _LAYERS):
+                return original(self, x)
+            return _pooled(self, x)
+
+        return forward
+
+    draft.wrap_plain(resolve(embeddings, "HunyuanDiTAttentionPool"), "forward", make)
+
+
+def _pooled(pool: Any, x: Any) -> Any:
+    """The mean of the tokens [batch, tokens, features] attends to itself and to all of them."""
+    torch = sys.modules["torch"]
+
+    def heads(projected: Any) -> Any:
+        return projected.unflatten(-1, (pool.num_heads, -1)).transpose(1, 2)
+
+    tokens = torch.cat([x.mean(1, keepdim=True), x], 1) + pool.positional_embedding.to(x.dtype)
+    # contiguous: the 8-bit kernels read the memory of their input row by row, whatever its strides
+    query, key, value = pool.q_proj(tokens[:, :1].contiguous()), pool.k_proj(tokens), pool.v_proj(tokens)
+    attended = torch.nn.functional.scaled_dot_product_attention(heads(query), heads(key), heads(value))
+    return pool.c_proj(attended.transpose(1, 2).flatten(2)).squeeze(1)

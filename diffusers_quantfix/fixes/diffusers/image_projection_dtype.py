@@ -1,0 +1,77 @@
+"""Kandinsky 2.2 cannot run with a quantized UNet.
+
+Symptom: RuntimeError "mixed dtype (CPU): all inputs must share same datatype", or NotImplementedError "batch_norm" or
+    "LayerNormKernelImpl" not implemented for 'Char' or 'Byte', from every UNet whose ``encoder_hid_dim_type`` is
+    "image_proj", in 4 or 8 bits or from a GGUF file.
+Cause: ``ImageProjection.forward`` casts the embedding of the image to the dtype of its layer's weight, uint8 or int8:
+    nothing of the image is left, and the layer returns integers, too.
+Upstream: not reported.
+Patch: where the weight is packed, ``forward`` sees a weight of the dtype of the layer's bias instead.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...models.plain_weights import with_floating_weights
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-image-projection-dtype",
+    title="Kandinsky 2.2 cannot run with a quantized UNet",
+    module="diffusers.models.embeddings",
+    claims={"diffusers": ">=0.32.0,<=0.42.1"},
+    upstream=(),
+    symptom="RuntimeError: mixed dtype (CPU): all inputs must share same datatype; NotImplementedError: batch_norm not "
+    "implemented for 'Char' or 'Byte'",
+    since="0.1.0",
+    patterns=(
+        r"mixed dtype \(CPU\): all inputs must share same datatype",
+        r"(batch_norm|LayerNormKernelImpl)'? not implemented for '(Char|Byte)'",
+    ),
+    frames=("diffusers/models/embeddings.py:forward", "ImageProjection", "image_proj", "Kandinsky"),
+    hot=True,
+)
+
+
+class _Reached(Exception):
+    """The layer was called with inputs of a dtype."""
+
+
+def broken(embeddings: ModuleType) -> bool:
+    """Which dtype does a layer with a packed weight get?"""
+    import torch
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
+            self.bias = torch.nn.Parameter(torch.empty(1))
+
+        def forward(self, inputs: Any) -> Any:
+            raise _Reached(inputs.dtype)
+
+    with torch.device("meta"):
+        projection = resolve(embeddings, "ImageProjection")(1, 1, 1)
+        projection.image_embeds = Layer()
+        try:
+            projection(torch.empty(1, 1))
+        except _Reached as reached:
+            return not reached.args[0].is_floating_point
+    return False
+
+
+def patch(embeddings: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def forward(self, *args, **kwargs):
+            return original(with_floating_weights(self, "image_embeds"), *args, **kwargs)
+
+        return forward
+
+    draft.wrap_plain(resolve(embeddings, "ImageProjection"), "forward", make)

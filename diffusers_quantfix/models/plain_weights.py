@@ -1,0 +1,59 @@
+"""Quantized layers under code that takes their weights for plain ones.
+
+Such code casts its input to ``layer.weight.dtype``, which is uint8 or int8 where the weight is packed: the input is
+destroyed. For one call that code gets an object in the place of its module, in which these layers have a parameter of
+the dtype that the input is to have.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = ["is_packed", "with_floating_weights"]
+
+
+def is_packed(module: Any) -> bool:
+    """Whether the first weight of a module holds packed integers (bitsandbytes, GGUF)."""
+    parameter = next(iter(module.parameters()), None)
+    return parameter is not None and not parameter.dtype.is_floating_point
+
+
+def with_floating_weights(module: Any, *names: str) -> Any:
+    """``module``, or what to pass as ``self`` to one of its methods where one of the children ``names`` is packed."""
+    packed = [name for name in names if is_packed(getattr(module, name))]
+    if not packed:
+        return module
+    return _InPlaceOf(module, {name: _Floating(getattr(module, name)) for name in packed})
+
+
+class _InPlaceOf:
+    """A module in which some children are others."""
+
+    def __init__(self, module: Any, children: dict[str, Any]) -> None:
+        self._module = module
+        self._children = children
+
+    def __getattr__(self, name: str) -> Any:
+        children = self._children
+        return children[name] if name in children else getattr(self._module, name)
+
+
+class _Floating:
+    """A child that computes as before, and shows one empty weight of the dtype of its biases, which are not packed."""
+
+    def __init__(self, child: Any) -> None:
+        torch = sys.modules["torch"]
+        floating = (parameter.dtype for parameter in child.parameters() if parameter.dtype.is_floating_point)
+        self._child = child
+        self.weight = torch.empty(0, dtype=next(floating, torch.float32))
+
+    def parameters(self) -> Iterator[Any]:
+        return iter((self.weight,))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._child(*args, **kwargs)

@@ -1,0 +1,70 @@
+"""Weights of optimum-quanto and torchao: tensors of a class of their own around inner tensors that have the bytes.
+
+Other ``.data`` exchanges the wrapper only, and a wrapper tells a device of its own. Neither library is imported here.
+
+Upstream: optimum/quanto/tensor/qtensor.py (``QTensor``), torchao/utils.py (``TorchAOBaseTensor``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = ["BACKENDS", "WITH_WRAPPERS", "backend_of", "follow", "inner_places", "is_wrapper"]
+
+WITH_WRAPPERS = ("optimum", "torchao")
+BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
+_known_types: dict[type, str] = {}
+
+
+def backend_of(tensor: Any) -> str:
+    """The package of the class of a quantized weight; empty for every other tensor."""
+    kind = type(tensor)
+    known = _known_types.get(kind)
+    if known is None:
+        packages = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
+        known = _known_types[kind] = next((name for name in packages if name in BACKENDS), "")
+    return known
+
+
+def is_wrapper(tensor: Any) -> bool:
+    """Whether ``tensor`` is a weight of these libraries around inner tensors."""
+    return backend_of(tensor) != "" and hasattr(tensor, "__tensor_flatten__")
+
+
+def inner_places(wrapper: Any) -> Iterator[tuple[Any, str]]:
+    """Where the inner tensors of ``wrapper`` stand, also of wrappers inside of it: the holder and the attribute."""
+    for name, inner in _inner_tensors(wrapper):
+        if is_wrapper(inner):
+            yield from inner_places(inner)
+        else:
+            yield wrapper, name
+
+
+def follow(wrapper: Any) -> None:
+    """Let ``wrapper`` tell the device of its inner tensors."""
+    inner = [tensor for _, tensor in _inner_tensors(wrapper)]
+    for tensor in inner:
+        if is_wrapper(tensor):
+            follow(tensor)
+    if inner and wrapper.device != inner[0].device:
+        # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
+        # Not in inference mode: there the class itself is asked whether it takes other data, and reads the shell.
+        with sys.modules["torch"].inference_mode(False):
+            wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
+                type(wrapper),
+                wrapper.size(),
+                strides=wrapper.stride(),
+                storage_offset=wrapper.storage_offset(),
+                dtype=wrapper.dtype,
+                device=inner[0].device,
+            )
+
+
+def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
+    found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
+    return [(name, inner) for name, inner in found if inner is not None]

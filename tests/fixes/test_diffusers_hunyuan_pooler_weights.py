@@ -1,0 +1,161 @@
+"""diffusers-hunyuan-pooler-weights: the pooling of HunyuanDiT with quantized layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import eight_bit, four_bit
+from tests.fixes.test_diffusers_motion_linear_input import gguf_linear
+from tests.gate import ONE_GRAPH, unmet
+from tests.rig import models
+
+FIX_ID = "diffusers-hunyuan-pooler-weights"
+SHOWS = r"RuntimeError: .*(mat2|dtype|shape|m1 and m2)|AssertionError"
+
+torch = pytest.importorskip("torch")
+FEATURES = four_bit.FEATURES
+LAYERS = ("q_proj", "k_proj", "v_proj", "c_proj")
+
+
+def pool(device):
+    from diffusers.models.embeddings import HunyuanDiTAttentionPool
+
+    torch.manual_seed(0)
+    return HunyuanDiTAttentionPool(5, FEATURES, 4).to(device).eval()
+
+
+def tokens(device):
+    return torch.randn(2, 5, FEATURES, generator=torch.Generator().manual_seed(11)).to(device)
+
+
+def quantized_and_plain(linear, device):
+    """The same weights: in quantized layers, and as those compute with them."""
+    quantized, plain = pool(device), pool(device)
+    layers = {name: linear(device, seed=i) for i, name in enumerate(LAYERS)}
+    for name, layer in layers.items():
+        setattr(quantized, name, layer)
+        target = getattr(plain, name)
+        dtype = torch.float16 if layer.weight.dtype == torch.int8 else torch.float32
+        with torch.no_grad():
+            target.bias.copy_(layer(torch.zeros(1, FEATURES, device=device, dtype=dtype))[0])
+            rows = layer(torch.eye(FEATURES, device=device, dtype=dtype))
+            target.weight.copy_((rows.float() - target.bias).t())
+    return quantized, plain
+
+
+def gguf(device, seed):
+    layer = gguf_linear(device)
+    torch.manual_seed(seed)
+    layer.bias.data.normal_()
+    return layer
+
+
+def int8(device, seed):
+    return eight_bit.linear(device, FEATURES, seed=seed)
+
+
+@pytest.mark.parametrize("linear", [four_bit.linear, int8, gguf], ids=["4-bit", "8-bit", "gguf"])
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_the_pool(gpu, linear):
+    if linear is int8 and unmet("bitsandbytes>=0.45"):
+        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
+    device = gpu.devices[0]
+    quantized, plain = quantized_and_plain(linear, device)
+    given = tokens(device)
+    with torch.no_grad():
+        expected = plain(given)
+        if linear is int8:
+            quantized, given = quantized.half(), given.half()
+        out = quantized(given)
+        assert out.shape == expected.shape
+        torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
+        assert torch.equal(quantized(given), out)
+
+
+def hunyuan():
+    from diffusers import HunyuanDiT2DModel
+
+    torch.manual_seed(0)
+    return HunyuanDiT2DModel(
+        sample_size=8,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=32,
+        num_attention_heads=2,
+        in_channels=4,
+        cross_attention_dim=64,
+        cross_attention_dim_t5=64,
+        pooled_projection_dim=64,
+        hidden_size=64,
+        text_len=4,
+        text_len_t5=4,
+    ).eval()
+
+
+def run(model, device):
+    from diffusers.models.embeddings import get_2d_rotary_pos_embed
+
+    rope = get_2d_rotary_pos_embed(32, ((0, 0), (4, 4)), (4, 4), **numpy_or_torch())
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=generator).to(device)
+
+    with torch.no_grad():
+        return model(
+            noise(2, 4, 8, 8),
+            torch.tensor([3.0, 3.0], device=device),
+            encoder_hidden_states=noise(2, 4, 64),
+            text_embedding_mask=torch.ones(2, 4, device=device),
+            encoder_hidden_states_t5=noise(2, 4, 64),
+            text_embedding_mask_t5=torch.ones(2, 4, device=device),
+            image_meta_size=torch.ones(2, 6, device=device),
+            style=torch.zeros(2, device=device, dtype=torch.long),
+            image_rotary_emb=[table.to(device) for table in rope],
+            return_dict=False,
+        )[0].cpu()
+
+
+def numpy_or_torch() -> dict:
+    """Later releases want to be told; the earliest gives tensors of its own accord."""
+    from inspect import signature
+
+    from diffusers.models.embeddings import get_2d_rotary_pos_embed
+
+    return {"output_type": "pt"} if "output_type" in signature(get_2d_rotary_pos_embed).parameters else {}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
+    if bits == 8 and unmet("bitsandbytes>=0.45"):
+        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
+    plain, device = hunyuan(), gpu.devices[0]
+    model = four_bit.load(type(plain), models.saved(plain, tmp_path), bits=bits, dtype=torch.float32)
+    if bits == 4:
+        model.to(device)
+    expected, out = run(plain, "cpu"), run(model, device)
+    error = ((out - expected).norm() / expected.norm()).item()
+    assert error < {4: 0.3, 8: 0.05}[bits], f"the output differs by {error:.0%}"
+
+
+def test_plain_layers_take_upstreams_way(gpu):
+    """Also those of a quantized model that quantization left out: nothing is computed in another way."""
+    device = gpu.devices[0]
+    plain, calls = pool(device), []
+    for name in LAYERS:
+        getattr(plain, name).register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        plain(tokens(device))
+    assert not calls
+
+
+def test_in_one_graph():
+    for requirement in (ONE_GRAPH["4-bit"], "bitsandbytes>=0.50"):
+        if reason := unmet(requirement):
+            pytest.skip(reason)
+    quantized, _ = quantized_and_plain(four_bit.linear, "cpu")
+    with torch.no_grad():
+        expected = quantized(tokens("cpu"))
+        compiled = torch.compile(quantized, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(tokens("cpu")), expected)
