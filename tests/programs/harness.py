@@ -42,9 +42,7 @@ def need(*modules: str) -> None:
     """Skip the test where one of these is not installed."""
     missing = [module for module in modules if not has(module)]
     if missing:
-        pytest.skip(
-            f"{', '.join(missing)} not installed; the docstring of tests.programs says how to run this"
-        )
+        pytest.skip(f"{', '.join(missing)} not installed; `python -m tests.programs` runs this where it is")
 
 
 def run(

@@ -30,9 +30,13 @@ def alone(flux, tmp_path_factory):
     return told
 
 
-# The fixes whose code is in Params4bit.to, and one that lies under another slot of theirs.
+# The fixes whose code is in Params4bit.to.
 TO = {"bnb-cpu-packing", "bnb-params4bit-shared-state", "bnb-quant-state-meta"}
-BELOW = TO | {"bnb-linear4bit-conversion"}
+# What a wrapper over ours keeps alive after `revert`, and the board says so.
+KEPT = {
+    ("pasted_around", "after"): TO | {"bnb-linear4bit-conversion"},
+    ("unsloth", "after"): {"bnb-cpu-packing", "transformers-quantized-resave"},
+}
 TOOLS = {
     "libraries": (),
     "pasted_around": (),
@@ -42,6 +46,9 @@ TOOLS = {
     "unsloth": ("unsloth",),
 }
 
+# They put a forward pass of their own in the place of Linear4bit's, which does not pack the weight for CPUs with
+# AVX512-BF16 as bitsandbytes does: there its output differs by rounding, with this package and without it.
+OWN_FORWARD = {"unsloth"}
 
 # All other tests import the libraries after us.
 ORDERS = [
@@ -56,11 +63,12 @@ ORDERS = [
 def test_nothing_breaks_and_undo_leaves_theirs(flux, alone, tmp_path, tool, order) -> None:
     need(*TOOLS[tool])
     told = run("beside", tmp_path, tool, order, flux, UNSLOTH_ALLOW_CPU="1")
-    assert told["told"] == alone["told"]
+    own = {name for name in told["told"] if tool in OWN_FORWARD and name.startswith("4 bits")}
+    assert len({told["told"][name] for name in own}) <= 1
+    assert told["told"].items() - alone["told"].items() <= {(name, told["told"][name]) for name in own}
     assert told["theirs"] and not told["odd"] and not told["still applied"]
     assert told["was applied"] == alone["was applied"]
-    # A wrapper over ours keeps ours alive, and the board says so.
-    kept = BELOW if (tool, order) == ("pasted_around", "after") else set()
+    kept = KEPT.get((tool, order), set())
     assert set(told["cannot be undone"]) == kept & set(told["was applied"])
 
 
