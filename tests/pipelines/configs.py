@@ -626,7 +626,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
     "AudioLDM2": {
         "unet": {
-            "cross_attention_dim": (None, WIDTH, WIDTH),
+            "cross_attention_dim": ((None, WIDTH, WIDTH),) * 2,
             "class_embed_type": None,
             "class_embeddings_concat": False,
         }

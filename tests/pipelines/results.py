@@ -28,10 +28,10 @@ def read(path: Path | None) -> dict:
 
 
 def reserve(path: Path) -> bool:
-    """Keep other runs off the file until this process ends; False where another has done so."""
+    """Keep other runs off the file until this process ends; False where another has done so. Forked ones do not."""
     handle = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
