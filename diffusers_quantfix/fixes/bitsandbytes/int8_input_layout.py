@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="bnb-int8-input-layout",
-    title="8-bit layers read a part of a batch wrongly on a GPU, and take no input of four dimensions",
+    title="8-bit layers read a part of a batch wrongly, and take no input of four dimensions",
     module="bitsandbytes.autograd._functions",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
     upstream=(
