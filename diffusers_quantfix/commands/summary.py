@@ -18,7 +18,9 @@ def nothing_installed(installed: Mapping[str, str | None], claimed: Iterable[str
         installed: distribution -> its version, None where it is not installed.
         claimed: the distributions that fixes claim.
     """
-    claimed = set(claimed)
+    claimed = set(claimed) - {
+        "torch"
+    }  # its release decides about a defect of another library; it has none itself
     if any(installed.get(name) is not None for name in claimed):
         return ""
     libraries = [name for name in DISTRIBUTIONS if name in claimed] or sorted(claimed)

@@ -53,11 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
-        known = found["outcomes"].get(name, {}).get(backend, {})
-        for step, said in list(known.items()):
-            # a busy machine is no verdict
-            if said.startswith(results.LATE) or (given.again and results.is_wrong(said)):
-                del known[step]
+        # A busy machine is no verdict. What is done again stays in the file until there is another outcome.
+        known = {
+            step: said
+            for step, said in found["outcomes"].get(name, {}).get(backend, {}).items()
+            if not (said.startswith(results.LATE) or (given.again and results.is_wrong(said)))
+        }
         left = [placement for placement in placements if placement not in known]
         if left and not any(known.get(step, check.EXACT) != check.EXACT for step in ("build", "load")):
             todo.append((name, backend, left))

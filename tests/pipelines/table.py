@@ -29,9 +29,9 @@ def totals(found: dict) -> str:
         for outcomes in backends.values():
             if outcomes.get("build", results.EXACT) != results.EXACT:
                 unbuilt.add(name)
-                continue
-            pipelines.add(name)
-            if outcomes.get("load", results.EXACT) != results.EXACT:
+            elif has_verdict(outcomes):
+                pipelines.add(name)
+            if is_refused(outcomes):
                 refused.add(name)
             placed.update(kind(said) for step, said in outcomes.items() if step not in STEPS)
     exact, upstream, fails = (placed[sign] for sign in SIGNS)
@@ -42,11 +42,21 @@ def totals(found: dict) -> str:
     )
 
 
+def is_refused(outcomes: dict[str, str]) -> bool:
+    """Whether the pipeline is built, and does not run quantized."""
+    return outcomes.get("build", results.EXACT) == results.EXACT != outcomes.get("load", results.EXACT)
+
+
+def has_verdict(outcomes: dict[str, str]) -> bool:
+    """Whether it was seen in a placement, or seen to fail before one."""
+    before = [said for step, said in outcomes.items() if step in STEPS]
+    return len(before) < len(outcomes) or any(said != results.EXACT for said in before)
+
+
 def pending(found: dict) -> list[str]:
-    """The pipelines that no run has reached."""
-    return sorted(
-        NOT_YET_RUN - {name for name, backends in found["outcomes"].items() if any(backends.values())}
-    )
+    """The pipelines of which nothing can be said: no run has reached them, or a placement."""
+    seen = {name for name, backends in found["outcomes"].items() if any(map(has_verdict, backends.values()))}
+    return sorted((NOT_YET_RUN | set(found["outcomes"])) - seen - set(NOT_BUILT))
 
 
 def page(found: dict) -> str:
@@ -76,7 +86,7 @@ def page(found: dict) -> str:
                 unbuilt.setdefault(name, said)
                 continue
             cells = [SIGNS[kind(outcomes[one])] if one in outcomes else "" for one in placements]
-            if outcomes.get("load", results.EXACT) != results.EXACT:
+            if is_refused(outcomes):
                 cells = ["**q**"] * len(placements)
             lines.append(f"| {name} | {backend} | " + " | ".join(cells) + " |")
             notes += [

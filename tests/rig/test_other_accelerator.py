@@ -25,7 +25,16 @@ def test_the_tests_of_offloading_on_xpu():
         pytest.skip(reason)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {accelerator.VARIABLE: "xpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not thorough"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not thorough and not long",
+    ]
     done = subprocess.run(
         [*command, *(f"tests/fixes/{name}" for name in FILES)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,
