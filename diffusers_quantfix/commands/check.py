@@ -22,6 +22,7 @@ from ..advisories.pins import Reading, UnreadableInput, read
 from ..advisories.pins.files import FOLLOW, shown
 from ..advisories.upgrades import upgrades
 from ..text import wrapped
+from .summary import patched_libraries
 from .terminal import show
 
 TYPE_CHECKING = False
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         return _refused(options, f"{called} cannot be read: {type(error).__name__}")
     if not report.requirements:
         return _refused(options, f"{called} names no requirement: there is nothing to check")
-    claimed = {canonicalize_name(name) for fix in declarations() for name in fix.claims}
+    claimed = patched_libraries(canonicalize_name(name) for fix in declarations() for name in fix.claims)
     absent = not claimed & set(report.pins)
     if absent and options.require_libraries:
         return _refused(options, f"{called} demands none of the libraries: {_listed(claimed)}")

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
+def patched_libraries(claimed: Iterable[str]) -> set[str]:
+    """Of the distributions that fixes claim, those that are patched: torch only decides about defects of others."""
+    return set(claimed) - {"torch"}
+
+
 def nothing_installed(installed: Mapping[str, str | None], claimed: Iterable[str]) -> str:
     """A sentence that none of the patched libraries is installed; empty if one is.
 
@@ -18,9 +23,7 @@ def nothing_installed(installed: Mapping[str, str | None], claimed: Iterable[str
         installed: distribution -> its version, None where it is not installed.
         claimed: the distributions that fixes claim.
     """
-    claimed = set(claimed) - {
-        "torch"
-    }  # its release decides about a defect of another library; it has none itself
+    claimed = patched_libraries(claimed)
     if any(installed.get(name) is not None for name in claimed):
         return ""
     libraries = [name for name in DISTRIBUTIONS if name in claimed] or sorted(claimed)

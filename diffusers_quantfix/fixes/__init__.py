@@ -77,6 +77,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.pipeline_utils",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
+    "diffusers-controlnet-union-attention": (
+        "diffusers.controlnet_union_attention",
+        "diffusers.models.controlnets.controlnet_union",
+    ),
     "diffusers-cpu-only": ("diffusers.cpu_only", "diffusers.quantizers.bitsandbytes.bnb_quantizer"),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
     "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),

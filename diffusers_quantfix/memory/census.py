@@ -35,7 +35,7 @@ class Census:
         modules: live modules.
         managers: diffusers' ComponentsManager objects.
         tracebacks: traceback objects, which keep the frames of failed calls alive.
-        tensors: live tensors, but for wrappers of other tensors.
+        tensors: live tensors, but for wrappers of other tensors and the stand-ins of torch.compile.
         nodes: nodes of autograd graphs that Python has met.
         addresses: ctypes objects: they are, or point to, memory at an address.
         graphs: captured graphs of CUDA and XPU.
@@ -122,8 +122,10 @@ def _kind(value: Any) -> str:
     if is_module(value):
         return "module"
     if issubclass(kind, torch.Tensor):
-        # A wrapper's inner tensors are met by themselves.
-        return "" if hasattr(kind, "__tensor_flatten__") else "tensor"
+        # A wrapper's inner tensors are met by themselves. Those that torch.compile keeps stand for tensors and have no
+        # memory; the symbols in their shapes cannot even be compared any more once it is done.
+        no_memory = hasattr(kind, "__tensor_flatten__") or kind.__module__.startswith("torch._subclasses.")
+        return "" if no_memory else "tensor"
     if issubclass(kind, _GRAPHS):
         return "graph"
     if any(base.__module__ == "_ctypes" for base in kind.__mro__) and not issubclass(kind, type):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["is_packed", "with_floating_weights"]
+__all__ = ["LayerCalled", "is_packed", "packed_stand_in", "with_floating_weights"]
 
 
 def is_packed(module: Any) -> bool:
@@ -57,3 +57,21 @@ class _Floating:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._child(*args, **kwargs)
+
+
+class LayerCalled(Exception):
+    """The layer of `packed_stand_in` was called, as a quantized layer has to be."""
+
+
+def packed_stand_in() -> Any:
+    """A probe's layer with a packed weight and a bias [4]. It raises `LayerCalled` when it is called."""
+    import torch
+
+    def called(*_: Any) -> None:
+        raise LayerCalled
+
+    layer = torch.nn.Identity()
+    layer.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
+    layer.bias = torch.nn.Parameter(torch.empty(4))
+    layer.register_forward_pre_hook(called)
+    return layer

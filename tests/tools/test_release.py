@@ -289,6 +289,24 @@ def test_frames_of_a_failed_call_are_cleared(gpu, before):
     assert "out of memory" in str(kept)
 
 
+def test_what_torch_compile_keeps_is_no_bystander(gpu):
+    """Before: the stand-ins counted as memory, and those with symbols for sizes ended `release` with torch's error."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    device = gpu.devices[0]
+    kept = [mode.from_tensor(torch.zeros(11, 13, device=device))]
+    with mode:
+        kept.append(torch.empty(1700, device=device))
+    assert any(isinstance(size, torch.SymInt) for size in kept[0].shape)
+    guards = len(mode.shape_env.guards)
+    report = qf.release(torch.nn.Linear(4, 4).to(device))
+    assert not [other for other in report.bystanders if other.shape in {(11, 13), (1700,)}]
+    assert len(mode.shape_env.guards) == guards, "the graph of torch.compile was given a new condition"
+
+
 def test_bystanders_are_named_with_who_holds_them(gpu):
     import torch
 

@@ -14,7 +14,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.plain_weights import is_packed
+from ...models.plain_weights import LayerCalled, is_packed, packed_stand_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,30 +47,17 @@ FIX = Fix(
 _LAYERS = ("q_proj", "k_proj", "v_proj", "c_proj")
 
 
-class _Reached(Exception):
-    """A layer was called."""
-
-
 def broken(embeddings: ModuleType) -> bool:
     """Is a layer with a packed weight called?"""
     import torch
 
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
-            self.bias = torch.nn.Parameter(torch.empty(4))
-
-        def forward(self, inputs: Any) -> Any:
-            raise _Reached
-
     with torch.device("meta"):
         pool = resolve(embeddings, "HunyuanDiTAttentionPool")(1, 4, 1)
         for name in _LAYERS:
-            setattr(pool, name, Layer())
+            setattr(pool, name, packed_stand_in())
         try:
             pool(torch.empty(1, 1, 4))
-        except _Reached:
+        except LayerCalled:
             return False
         except (AssertionError, RuntimeError):
             return True
