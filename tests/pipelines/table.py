@@ -29,7 +29,7 @@ def totals(found: dict) -> str:
         for outcomes in backends.values():
             if outcomes.get("build", results.EXACT) != results.EXACT:
                 unbuilt.add(name)
-            elif has_verdict(outcomes):
+            elif is_run(outcomes):
                 pipelines.add(name)
             if is_refused(outcomes):
                 refused.add(name)
@@ -40,6 +40,11 @@ def totals(found: dict) -> str:
         f"be built, {len(pending(found))} were not tried yet; {exact} placements of quantized ones are exact, "
         f"{upstream} fail un-quantized too, {fails} fail; {len(refused)} pipelines do not run quantized."
     )
+
+
+def is_run(outcomes: dict[str, str]) -> bool:
+    """Whether the pipeline is built here, and was seen to run or to fail."""
+    return outcomes.get("build", results.EXACT) == results.EXACT and has_verdict(outcomes)
 
 
 def is_refused(outcomes: dict[str, str]) -> bool:

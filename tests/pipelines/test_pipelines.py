@@ -32,6 +32,18 @@ def test_the_page():
     assert table.PAGE.read_text() == table.page(FOUND), "python -m tests.pipelines.table --write"
 
 
+def test_the_readme_says_how_many():
+    ran = {
+        name
+        for name, backends in FOUND["outcomes"].items()
+        for backend, outcomes in backends.items()
+        if backend == "bnb-nf4" and table.is_run(outcomes)
+    }
+    assert f"({len(ran)} pipelines in 4 bits)" in (table.PAGE.parents[1] / "README.md").read_text(
+        encoding="utf-8"
+    )
+
+
 @pytest.mark.thorough
 @pytest.mark.skipif(os.environ.get("DIFFUSERS_QUANTFIX_PIPELINES") != "slice", reason="asked for by itself")
 def test_the_slice(tmp_path):
