@@ -16,8 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
     from types import CodeType, FunctionType
+    from typing import Any
 
-__all__ = ["recompiled", "statements"]
+__all__ = ["expression", "recompiled", "statements"]
 
 
 def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeType:
@@ -61,7 +62,21 @@ def statements(text: str, at: ast.stmt) -> list[ast.stmt]:
     """The statements of ``text``, with the line numbers of ``at``."""
     import ast
 
-    parsed = ast.parse(text)
+    placed: list[ast.stmt] = _placed(ast.parse(text), at).body
+    return placed
+
+
+def expression(text: str, at: ast.expr) -> ast.expr:
+    """The expression ``text``, with the line numbers of ``at``."""
+    import ast
+
+    placed: ast.expr = _placed(ast.parse(text, mode="eval"), at).body
+    return placed
+
+
+def _placed(parsed: Any, at: ast.AST) -> Any:
+    import ast
+
     for node in ast.walk(parsed):
         ast.copy_location(node, at)
-    return parsed.body
+    return parsed

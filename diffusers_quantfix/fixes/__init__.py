@@ -76,6 +76,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.balanced_quantized_size",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-cascade-prior-dtype": (
+        "diffusers.cascade_prior_dtype",
+        "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
+    ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
     "diffusers-controlnet-union-attention": (
         "diffusers.controlnet_union_attention",

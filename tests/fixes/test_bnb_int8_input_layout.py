@@ -10,7 +10,7 @@ from tests.rig import models
 FIX_ID = "bnb-int8-input-layout"
 SHOWS = (
     r"size of tensor a \(\d+\) must match the size of tensor b|shape|AssertionError|self must be a matrix|out of bounds"
-    r"|UnboundLocalError: cannot access local variable 'rows'"
+    r"|UnboundLocalError: (cannot access )?local variable 'rows'"
 )
 
 torch = pytest.importorskip("torch")

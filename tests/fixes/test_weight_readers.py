@@ -113,10 +113,12 @@ PIPELINES = {
     ADAPTER: """
         *: *: self.projection_matrices[layer_num].weight
     """,
+    "diffusers-cascade-prior-dtype": """
+        pipeline_stable_cascade_prior: StableCascadePriorPipeline: self.prior.parameters()
+    """,
     OPEN: """
         modeling_ace_step: _AceStepResidualFSQ: self.project_in.weight
         modeling_ace_step: _AceStepResidualFSQ: self.project_out.weight
-        pipeline_stable_cascade_prior: StableCascadePriorPipeline: self.prior.parameters()
         refiner: SanaWMLTX2Refiner: self.transformer.parameters()
         renderer: ChannelsProj: self.proj.weight
     """,

@@ -233,7 +233,9 @@ def test_every_fix_has_a_page(fix_id):
     assert all(link.startswith("https://") for link in fix.upstream)
     lines = page(fix_id)
     assert lines[0] == fix_id
-    assert max(map(len, lines)) <= printed.WIDTH or any("https://" in line for line in lines)
+    # The name of a module is not broken, nor is a link.
+    fits = all(len(line) <= printed.WIDTH or line.startswith("patches  ") for line in lines)
+    assert fits or any("https://" in line for line in lines)
 
 
 # ------------------------------------------------------------------ from a text to a fix

@@ -43,7 +43,7 @@ FIX = Fix(
     patterns=(
         r"size of tensor a .{0,200}Linear8bitLt",
         r"bitsandbytes/autograd/_functions.{0,2000}size of tensor a \(\d+\) must match the size of tensor b",
-        "cannot access local variable 'rows' where it is not associated with a value",
+        "local variable 'rows' (where it is not associated with a value|referenced before assignment)",
     ),
     frames=("bitsandbytes/autograd/_functions.py:forward", "Linear8bitLt", "MatMul8bitLt"),
     hot=True,
