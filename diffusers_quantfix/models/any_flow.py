@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from .plain_weights import with_floating_weights
+from .plain_weights import LayerCalled, packed_stand_in, with_floating_weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,33 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["destroys_step_size", "keeping_step_size"]
 
 
-class _Reached(Exception):
-    """The embedder of the step size was called with inputs of a dtype."""
-
-
 def destroys_step_size(embedding_class: Any) -> bool:
     """Whether an embedder with a packed weight gets integers from ``embedding_class.forward_timestep``."""
     torch = sys.modules["torch"]
-
-    class Embedder(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
-            self.bias = torch.nn.Parameter(torch.empty(1))
-
-        def forward(self, inputs: Any) -> Any:
-            raise _Reached(inputs.dtype)
 
     with torch.device("meta"):
         embedding = embedding_class.__new__(embedding_class)
         torch.nn.Module.__init__(embedding)
         embedding.timesteps_proj = torch.nn.Identity()
         embedding.time_embedder = torch.nn.PReLU()  # any layer with a weight
-        embedding.delta_embedder = Embedder()
+        embedding.delta_embedder = packed_stand_in(1)
         try:
             embedding.forward_timestep(torch.empty(1, 1), torch.empty(1, 1), torch.empty(1), 1)
-        except _Reached as reached:
-            return not reached.args[0].is_floating_point
+        except LayerCalled as called:
+            return not called.dtype.is_floating_point
     return False
 
 

@@ -60,18 +60,21 @@ class _Floating:
 
 
 class LayerCalled(Exception):
-    """The layer of `packed_stand_in` was called, as a quantized layer has to be."""
+    """The layer of `packed_stand_in` was called, as a quantized layer has to be: with inputs of ``dtype``."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
 
 
-def packed_stand_in() -> Any:
-    """A probe's layer with a packed weight and a bias [4]. It raises `LayerCalled` when it is called."""
+def packed_stand_in(features: int) -> Any:
+    """A probe's layer with a packed weight and a bias [features]. It raises `LayerCalled` when it is called."""
     import torch
 
-    def called(*_: Any) -> None:
-        raise LayerCalled
+    def called(layer: Any, inputs: tuple[Any, ...]) -> None:
+        raise LayerCalled(inputs[0].dtype)
 
     layer = torch.nn.Identity()
     layer.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
-    layer.bias = torch.nn.Parameter(torch.empty(4))
+    layer.bias = torch.nn.Parameter(torch.empty(features))
     layer.register_forward_pre_hook(called)
     return layer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 
 @functools.cache
@@ -50,6 +49,3 @@ NOT_BUILT: dict[str, str] = {
     "ZImageControlNetInpaintPipeline": "no rule yet for the places of its control layers",
     "ZImageControlNetPipeline": "no rule yet for the places of its control layers",
 }
-
-# Those that the sweep of the committed results did not reach: nothing is said of them.
-NOT_YET_RUN = frozenset((Path(__file__).parent / "not_yet_run.txt").read_text().split())

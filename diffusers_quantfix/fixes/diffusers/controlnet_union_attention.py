@@ -50,7 +50,7 @@ def broken(controlnet_union: ModuleType) -> bool:
 
     with torch.device("meta"):
         block = resolve(controlnet_union, "ResidualAttentionBlock")(4, 1)
-        block.attn.out_proj = packed_stand_in()
+        block.attn.out_proj = packed_stand_in(4)
         try:
             block.attention(torch.empty(1, 1, 4))
         except LayerCalled:

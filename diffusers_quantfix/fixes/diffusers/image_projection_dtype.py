@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.plain_weights import with_floating_weights
+from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_weights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -40,30 +39,17 @@ FIX = Fix(
 )
 
 
-class _Reached(Exception):
-    """The layer was called with inputs of a dtype."""
-
-
 def broken(embeddings: ModuleType) -> bool:
     """Which dtype does a layer with a packed weight get?"""
     import torch
 
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.empty(1, 1, dtype=torch.uint8), requires_grad=False)
-            self.bias = torch.nn.Parameter(torch.empty(1))
-
-        def forward(self, inputs: Any) -> Any:
-            raise _Reached(inputs.dtype)
-
     with torch.device("meta"):
         projection = resolve(embeddings, "ImageProjection")(1, 1, 1)
-        projection.image_embeds = Layer()
+        projection.image_embeds = packed_stand_in(1)
         try:
             projection(torch.empty(1, 1))
-        except _Reached as reached:
-            return not reached.args[0].is_floating_point
+        except LayerCalled as called:
+            return not called.dtype.is_floating_point
     return False
 
 

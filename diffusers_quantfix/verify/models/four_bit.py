@@ -48,11 +48,18 @@ def flux(folder: str, where: Any) -> Any:
             folder, quantization_config=config, torch_dtype=torch.float32
         )
         return model.to(where).eval()
+    return quantized(model, where).eval()
+
+
+def quantized(model: Any, where: Any) -> Any:
+    """``model``, each of whose ``torch.nn.Linear`` is exchanged for a `linear` on ``where``."""
+    import torch
+
     for name, layer in list(model.named_modules()):
         if isinstance(layer, torch.nn.Linear):
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, linear(layer, where))
-    return model.eval()
+    return model
 
 
 def plain_flux(folder: str) -> Any:
