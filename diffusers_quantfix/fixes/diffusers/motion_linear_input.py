@@ -5,14 +5,15 @@ Symptom: TypeError "Linear4bit.forward() got an unexpected keyword argument 'inp
 Cause: ``AnimateDiffTransformer3D.forward`` calls ``proj_in(input=...)`` and ``proj_out(input=...)``, as the argument is
     named in ``torch.nn.Linear``. The layers that take its place name it ``x`` or ``inputs``.
 Upstream: not reported.
-Patch: while the block runs, a hook of these two layers passes ``input`` by position. It is put on layers only that are
-    not plain ones, and is gone afterwards, so that nothing of it is saved with a model.
+Patch: these two calls pass it by position.
 """
 
 from __future__ import annotations
 
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import function_of, resolve
+from ...engine.source import recompiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ FIX = Fix(
     hot=True,
 )
 
-_LAYERS = ("proj_in", "proj_out")
+_CALLED = ("self.proj_in", "self.proj_out")
 
 
 class _Reached(Exception):
@@ -62,31 +63,26 @@ def broken(unet_motion_model: ModuleType) -> bool:
     return False
 
 
-def _by_position(
-    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]] | None:
-    if args or "input" not in kwargs:
-        return None
-    return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
-
-
 def patch(unet_motion_model: ModuleType, draft: Draft) -> None:
-    import torch
+    """Replace the code of ``AnimateDiffTransformer3D.forward``."""
+    import ast
 
-    def make(original):
-        def forward(self, *args, **kwargs):
-            layers = [getattr(self, name) for name in _LAYERS]
-            hooks = [
-                layer.register_forward_pre_hook(_by_position, with_kwargs=True)
-                for layer in layers
-                if type(layer) is not torch.nn.Linear
-            ]
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                for hook in hooks:
-                    hook.remove()
+    class Exchange(ast.NodeTransformer):
+        found = 0
 
-        return forward
+        def visit_Call(self, node):
+            self.generic_visit(node)
+            named = [keyword.arg for keyword in node.keywords]
+            if ast.unparse(node.func) in _CALLED and not node.args and named == ["input"]:
+                self.found += 1
+                node.args = [node.keywords.pop().value]
+            return node
 
-    draft.wrap_plain(resolve(unet_motion_model, "AnimateDiffTransformer3D"), "forward", make)
+    function, exchange = (
+        function_of(resolve(unet_motion_model, "AnimateDiffTransformer3D.forward")),
+        Exchange(),
+    )
+    code = recompiled(function, exchange)
+    if exchange.found != len(_CALLED):
+        raise TargetMissing("AnimateDiffTransformer3D calls its layers in another way")
+    draft.replace(function, "__code__", code)
