@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import eight_bit, four_bit
-from tests.fixes.test_diffusers_motion_linear_input import gguf_linear
+from tests.fixes import four_bit
+from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear
 from tests.gate import unmet
 from tests.rig import models
 
@@ -34,36 +34,21 @@ def quantized_and_plain(linear, device, mask=None):
     """The same weights: in a quantized output layer, and as that computes with them."""
     quantized, plain = block(device, mask), block(device, mask)
     layer = quantized.attn.out_proj = linear(device, seed=3)
-    dtype = torch.float16 if layer.weight.dtype == torch.int8 else torch.float32
-    target = plain.attn.out_proj
-    with torch.no_grad():
-        target.bias.copy_(layer(torch.zeros(1, FEATURES, device=device, dtype=dtype))[0])
-        rows = layer(torch.eye(FEATURES, device=device, dtype=dtype))
-        target.weight.copy_((rows.float() - target.bias).t())
+    compute_alike(plain.attn.out_proj, layer)
     return quantized, plain
 
 
-def int8(device, seed):
-    return eight_bit.linear(device, FEATURES, seed=seed)
-
-
-def gguf(device, seed):
-    return gguf_linear(device)
-
-
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@pytest.mark.parametrize("linear", [four_bit.linear, int8, gguf], ids=["4-bit", "8-bit", "gguf"])
+@KINDS
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_the_attention(gpu, linear, masked):
-    if linear is int8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     device = gpu.devices[0]
     mask = torch.full((5, 5), float("-inf")).triu(1) if masked else None
     quantized, plain = quantized_and_plain(linear, device, mask)
     given = tokens(device)
     with torch.no_grad():
         expected = plain(given)
-        if linear is int8:
+        if linear is eight_bit_linear:
             quantized, given = quantized.half(), given.half()
         out = quantized(given)
         assert out.shape == expected.shape

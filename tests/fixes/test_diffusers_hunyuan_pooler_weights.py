@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import eight_bit, four_bit
-from tests.fixes.test_diffusers_motion_linear_input import gguf_linear
+from tests.fixes import four_bit
+from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear
 from tests.gate import ONE_GRAPH, unmet
 from tests.rig import models
 
@@ -34,37 +34,19 @@ def quantized_and_plain(linear, device):
     layers = {name: linear(device, seed=i) for i, name in enumerate(LAYERS)}
     for name, layer in layers.items():
         setattr(quantized, name, layer)
-        target = getattr(plain, name)
-        dtype = torch.float16 if layer.weight.dtype == torch.int8 else torch.float32
-        with torch.no_grad():
-            target.bias.copy_(layer(torch.zeros(1, FEATURES, device=device, dtype=dtype))[0])
-            rows = layer(torch.eye(FEATURES, device=device, dtype=dtype))
-            target.weight.copy_((rows.float() - target.bias).t())
+        compute_alike(getattr(plain, name), layer)
     return quantized, plain
 
 
-def gguf(device, seed):
-    layer = gguf_linear(device)
-    torch.manual_seed(seed)
-    layer.bias.data.normal_()
-    return layer
-
-
-def int8(device, seed):
-    return eight_bit.linear(device, FEATURES, seed=seed)
-
-
-@pytest.mark.parametrize("linear", [four_bit.linear, int8, gguf], ids=["4-bit", "8-bit", "gguf"])
+@KINDS
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_the_pool(gpu, linear):
-    if linear is int8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     device = gpu.devices[0]
     quantized, plain = quantized_and_plain(linear, device)
     given = tokens(device)
     with torch.no_grad():
         expected = plain(given)
-        if linear is int8:
+        if linear is eight_bit_linear:
             quantized, given = quantized.half(), given.half()
         out = quantized(given)
         assert out.shape == expected.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit, four_bit
-from tests.fixes.test_diffusers_motion_linear_input import gguf_linear
+from tests.fixes.packed_layers import compute_alike, gguf_linear
 from tests.gate import ONE_GRAPH, unmet
 from tests.rig import models
 
@@ -28,12 +28,7 @@ def projection(layer, device):
         torch.manual_seed(0)
         made.append(ImageProjection(FEATURES, FEATURES // 2, 2).to(device).eval())
     made[0].image_embeds = layer
-    plain = made[1].image_embeds
-    with torch.no_grad():
-        zero = torch.zeros(1, FEATURES, device=device)
-        rows = torch.eye(FEATURES, device=device)
-        plain.bias.copy_(layer(zero)[0])
-        plain.weight.copy_((layer(rows) - plain.bias).t())
+    compute_alike(made[1].image_embeds, layer)
     return made
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import eight_bit, four_bit
+from tests.fixes import four_bit
+from tests.fixes.packed_layers import eight_bit_linear, gguf_linear
 from tests.rig import models
 
 FIX_ID = "diffusers-motion-linear-input"
@@ -21,23 +22,6 @@ def block():
     return AnimateDiffTransformer3D(2, features // 2, in_channels=features, norm_num_groups=8).eval()
 
 
-def gguf_linear(device):
-    import torch
-
-    utils = pytest.importorskip("diffusers.quantizers.gguf.utils", reason="this diffusers has no GGUF")
-    if not hasattr(utils, "GGUFLinear"):
-        pytest.skip("this diffusers cannot load GGUF here")
-    gguf = pytest.importorskip("gguf")
-    torch.manual_seed(0)
-    packed = gguf.quants.quantize(
-        torch.randn(four_bit.FEATURES, four_bit.FEATURES).numpy(), gguf.GGMLQuantizationType.Q8_0
-    )
-    layer = utils.GGUFLinear(four_bit.FEATURES, four_bit.FEATURES, bias=True, compute_dtype=torch.float32)
-    weight = torch.from_numpy(packed)
-    layer.weight = utils.GGUFParameter(weight, quant_type=gguf.GGMLQuantizationType.Q8_0)
-    return layer.to(device)
-
-
 def lora_linear(device):
     import torch
 
@@ -46,10 +30,6 @@ def lora_linear(device):
     layers = torch.nn.Sequential(torch.nn.Linear(four_bit.FEATURES, four_bit.FEATURES))
     config = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["0"])
     return peft.inject_adapter_in_model(config, layers)[0].to(device)
-
-
-def int8_linear(device):
-    return eight_bit.linear(device, four_bit.FEATURES)
 
 
 def by_name(layer):
@@ -65,7 +45,7 @@ def by_name(layer):
 
 @pytest.mark.parametrize(
     "linear",
-    [four_bit.linear, int8_linear, gguf_linear, lora_linear],
+    [four_bit.linear, eight_bit_linear, gguf_linear, lora_linear],
     ids=["4-bit", "8-bit", "gguf", "lora"],
 )
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

@@ -1,0 +1,49 @@
+"""Layers [FEATURES, FEATURES] whose weights are packed, of every kind that diffusers puts in the place of a Linear."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import eight_bit, four_bit
+from tests.gate import unmet
+
+FEATURES = four_bit.FEATURES
+
+
+def eight_bit_linear(device, seed: int = 0):
+    if unmet("bitsandbytes>=0.45"):
+        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
+    return eight_bit.linear(device, FEATURES, seed=seed)
+
+
+def gguf_linear(device, seed: int = 0):
+    import torch
+
+    utils = pytest.importorskip("diffusers.quantizers.gguf.utils", reason="this diffusers has no GGUF")
+    if not hasattr(utils, "GGUFLinear"):
+        pytest.skip("this diffusers cannot load GGUF here")
+    gguf = pytest.importorskip("gguf")
+    torch.manual_seed(seed)
+    packed = gguf.quants.quantize(torch.randn(FEATURES, FEATURES).numpy(), gguf.GGMLQuantizationType.Q8_0)
+    layer = utils.GGUFLinear(FEATURES, FEATURES, bias=True, compute_dtype=torch.float32)
+    weight = torch.from_numpy(packed)
+    layer.weight = utils.GGUFParameter(weight, quant_type=gguf.GGMLQuantizationType.Q8_0)
+    layer.bias.data.normal_()
+    return layer.to(device)
+
+
+KINDS = pytest.mark.parametrize(
+    "linear", [four_bit.linear, eight_bit_linear, gguf_linear], ids=["4-bit", "8-bit", "gguf"]
+)
+
+
+def compute_alike(plain, layer) -> None:
+    """Give a ``torch.nn.Linear`` the weight and the bias that a packed ``layer`` computes with."""
+    import torch
+
+    device = layer.weight.device
+    dtype = torch.float16 if layer.weight.dtype == torch.int8 else torch.float32
+    with torch.no_grad():
+        plain.bias.copy_(layer(torch.zeros(1, FEATURES, device=device, dtype=dtype))[0])
+        rows = layer(torch.eye(FEATURES, device=device, dtype=dtype))
+        plain.weight.copy_((rows.float() - plain.bias).t())
