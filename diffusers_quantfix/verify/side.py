@@ -59,8 +59,10 @@ class Side:
         self._step = step
         self._ids = tuple(ids)
         self._program = tuple(program)
-        # One thread: tiny models, and the same order of every sum in both processes.
-        self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        # One thread: tiny models, and the same order of every sum in both processes. The cases assert.
+        self._environment = {
+            **os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONOPTIMIZE": "",
+        }  # fmt: skip
         if setting is not None:
             self._environment[VARIABLE] = setting
         self._pending: list[str] | None = None

@@ -77,6 +77,8 @@ for fix_id in sys.stdin.readline().split():
         os.abort()
     if fix_id.startswith("hangs"):
         time.sleep(600)
+    if fix_id.startswith("asserts"):
+        assert False, "another output"
     while fix_id.startswith("waits") and not os.path.exists(os.environ["GO"]):
         time.sleep(0.02)
     write(id=fix_id, event="right", text=os.environ["DIFFUSERS_QUANTFIX"])
@@ -126,6 +128,11 @@ def test_a_case_that_kills_its_process_costs_only_itself(play):
     assert played["first"] == played["between"] == played["last"] == ("right", "off")
     assert played["dies-1"] == played["dies-2"] == ("defect", "the process was killed by SIGABRT")
     assert (played.starts, sum(played.steps)) == (3, 5), "the progress bar ends full"
+
+
+def test_the_assertions_of_the_cases_count_where_python_is_told_to_drop_them(play, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    assert play("first", "asserts")["asserts"][0] == "defect"
 
 
 def test_a_case_that_hangs_costs_only_itself(play, monkeypatch):
