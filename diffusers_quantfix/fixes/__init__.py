@@ -157,6 +157,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-8bit-empty-lora": ("peft.eight_bit_empty_lora", "peft.tuners.lora.model"),
     "peft-dora-8bit-cpu": ("peft.dora_8bit_cpu", "peft.utils.integrations"),
     "peft-dora-gguf": ("peft.dora_gguf", "peft.utils.integrations"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
