@@ -8,8 +8,6 @@ Upstream: bitsandbytes/nn/modules.py (``Int8Params.to``, ``Linear8bitLt``), bits
 
 from __future__ import annotations
 
-import functools
-
 from ..engine.probe import names_used, written_in
 
 TYPE_CHECKING = False
@@ -64,7 +62,6 @@ def rows_of(layer: Any) -> Any:
 def rows_for_dequantizing(original: Callable[..., Any]) -> Callable[..., Any]:
     """A ``dequantize_bnb_weight(weight, ...)``, of whichever library, that reads a weight in tiles as what it is."""
 
-    @functools.wraps(original)
     def dequantize_bnb_weight(weight: Any, *args: Any, **kwargs: Any) -> Any:
         for state in (*args, *kwargs.values()):
             tiles = getattr(state, "CxB", None)
