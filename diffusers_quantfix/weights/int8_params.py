@@ -8,6 +8,9 @@ Upstream: bitsandbytes/nn/modules.py (``Int8Params.to``, ``Linear8bitLt``), bits
 
 from __future__ import annotations
 
+import sys
+
+from ..engine.errors import Undecided
 from ..engine.probe import names_used, written_in
 
 TYPE_CHECKING = False
@@ -76,7 +79,16 @@ def rows_for_dequantizing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
-    """Whether it multiplies the bytes of a weight by the scales of its rows, whatever the order of the bytes."""
+    """Whether it multiplies the bytes of a weight by the scales of its rows, although they may be in tiles.
+
+    Raises:
+        Undecided: bitsandbytes, which may have tiles or not, is not imported yet.
+    """
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is None:
+        raise Undecided("bitsandbytes.functional")
+    if not hasattr(functional, "igemmlt"):  # the product of matrices in tiles
+        return False
     return not written_in(dequantize_bnb_weight, __file__) and "igemmlt" not in names_used(
         dequantize_bnb_weight
     )
