@@ -61,8 +61,8 @@ FAILS: dict[tuple[str, str, str], str] = {
     ): "Error|cast|shape|size|implemented|output with|not possible|match",
 }
 
-# Wrong in a plain model as well: accelerate and diffusers offload the factors of a LoKr, which are no layers, and do not
-# bring them back.
+# Wrong in a plain model as well: accelerate and diffusers offload the factors of a LoKr, which are no layers, and do
+# not bring them back.
 NOT_OFFLOADED = ("sequential|group, leaf.*|group, block, stream", "LoKr.*")
 
 
