@@ -65,11 +65,21 @@ def _quanto(weights: str) -> Callable:
     return _configured(make, "optimum.quanto")
 
 
-def _torchao():
-    from diffusers import TorchAoConfig
-    from torchao.quantization import Int8WeightOnlyConfig
+def _torchao(kind: str) -> Callable:
+    def make():
+        import torchao.quantization
+        from diffusers import TorchAoConfig
 
-    return TorchAoConfig(Int8WeightOnlyConfig())
+        return TorchAoConfig(getattr(torchao.quantization, kind)())
+
+    return _configured(make, "torchao")
+
+
+def _bfloat16_storage(folder: Path, dtype, device_map):
+    """Packed bytes in bfloat16, as FSDP wants them."""
+    import torch
+
+    return _bitsandbytes(4, bnb_4bit_quant_storage=torch.bfloat16)(folder, dtype, device_map)
 
 
 def _gguf(folder: Path, dtype, device_map):
@@ -89,7 +99,14 @@ BACKENDS: dict[str, Callable] = {
     "gguf": _gguf,
     "quanto-float8": _quanto("float8"),
     "quanto-int8": _quanto("int8"),
-    "torchao-int8": _configured(_torchao, "torchao"),
+    "torchao-int8": _torchao("Int8WeightOnlyConfig"),
+}
+# For the sweep of actions, where layouts matter.
+MORE_BACKENDS: dict[str, Callable] = {
+    "bnb-nf4-bfloat16": _bfloat16_storage,
+    "quanto-int4": _quanto("int4"),
+    "quanto-int2": _quanto("int2"),
+    "torchao-float8": _torchao("Float8WeightOnlyConfig"),
 }
 
 _NEEDS = {"bnb": "bitsandbytes", "gguf": "gguf", "quanto": "optimum.quanto", "torchao": "torchao"}
