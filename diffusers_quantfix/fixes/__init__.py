@@ -22,6 +22,7 @@ from __future__ import annotations
 # id -> (file below this package, target module)
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
+    "accelerate-gguf-disk": ("accelerate.gguf_disk", "accelerate.utils.modeling"),
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
@@ -93,6 +94,8 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-lora-offloaded": ("diffusers.fuse_lora_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-fuse-qkv-quantized": ("diffusers.fuse_qkv_quantized", "diffusers.models.attention"),
+    "diffusers-gguf-dequantize": ("diffusers.gguf_dequantize", "diffusers.quantizers.gguf.utils"),
+    "diffusers-gguf-pickle": ("diffusers.gguf_pickle", "diffusers.quantizers.gguf.utils"),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-buffers": (
