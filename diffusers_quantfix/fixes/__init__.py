@@ -76,6 +76,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.balanced_quantized_size",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-bria-fibo2-timestep-dtype": (
+        "diffusers.bria_fibo2_timestep_dtype",
+        "diffusers.models.transformers.transformer_bria_fibo2",
+    ),
     "diffusers-cascade-prior-dtype": (
         "diffusers.cascade_prior_dtype",
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",

@@ -44,7 +44,8 @@ class _InPlaceOf:
 
 
 class _Floating:
-    """A child that computes as before, and shows one empty weight of the dtype of its biases, which are not packed."""
+    """A child, or a sequence of layers, that computes as before, and shows one empty weight of the dtype of its biases,
+    which are not packed."""
 
     def __init__(self, child: Any) -> None:
         torch = sys.modules["torch"]
@@ -54,6 +55,9 @@ class _Floating:
 
     def parameters(self) -> Iterator[Any]:
         return iter((self.weight,))
+
+    def __getitem__(self, index: int) -> Any:
+        return _Floating(self._child[index])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._child(*args, **kwargs)
