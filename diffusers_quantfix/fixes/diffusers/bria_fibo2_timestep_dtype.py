@@ -44,7 +44,7 @@ def broken(transformer_bria_fibo2: ModuleType) -> bool:
         try:
             embedder(torch.empty(1))
         except LayerCalled as called:
-            return called.dtype != torch.bfloat16
+            return bool(called.dtype != torch.bfloat16)
     return False
 
 
