@@ -133,6 +133,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.unets.unet_motion_model",
     ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
+    "diffusers-pix2pix-zero-grad": (
+        "diffusers.pix2pix_zero_grad",
+        "diffusers.pipelines.deprecated.stable_diffusion_variants.pipeline_stable_diffusion_pix2pix_zero",
+    ),
     "diffusers-quantized-cast": ("diffusers.quantized_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-quantized-modular-cast": (
         "diffusers.quantized_modular_cast",

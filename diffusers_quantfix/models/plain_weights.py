@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["LayerCalled", "is_packed", "packed_stand_in", "with_floating_weights"]
+__all__ = ["LayerCalled", "is_packed", "is_plain", "packed_stand_in", "with_floating_weights"]
 
 
 def is_packed(module: Any) -> bool:
     """Whether the first weight of a module holds packed integers (bitsandbytes, GGUF)."""
     parameter = next(iter(module.parameters()), None)
     return parameter is not None and not parameter.dtype.is_floating_point
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer's weight is one that torch's own functions take: not packed, and no wrapper of one (torchao)."""
+    return type(layer.weight) is sys.modules["torch"].nn.Parameter and not is_packed(layer)
 
 
 def with_floating_weights(module: Any, *names: str) -> Any:

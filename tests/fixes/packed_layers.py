@@ -32,6 +32,19 @@ def gguf_linear(device, seed: int = 0):
     return layer.to(device)
 
 
+def torchao_linear(device, seed: int = 0):
+    """Not packed for torch: its weight says that it has a floating point type."""
+    import torch
+
+    quantization = pytest.importorskip("torchao.quantization")
+    if unmet("torchao>=0.15"):
+        pytest.skip("its Int8WeightOnlyConfig makes another tensor")
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(FEATURES, FEATURES)
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    return layer.to(device)
+
+
 KINDS = pytest.mark.parametrize(
     "linear", [four_bit.linear, eight_bit_linear, gguf_linear], ids=["4-bit", "8-bit", "gguf"]
 )
