@@ -21,6 +21,15 @@ def pipelines() -> dict[str, type]:
     return found
 
 
+def families() -> dict[str, list[str]]:
+    """Family, a folder of diffusers' pipelines -> the names of its pipelines that are built here."""
+    found: dict[str, list[str]] = {}
+    for name, kind in pipelines().items():
+        if name not in NOT_BUILT:
+            found.setdefault(kind.__module__.split(".")[-2], []).append(name)
+    return found
+
+
 # Pipeline -> why no tiny instance of it runs here.
 NOT_BUILT: dict[str, str] = {
     "BlipDiffusionControlNetPipeline": "upstream: 'Blip2QFormerModel' object has no attribute 'invert_attention_mask'",
