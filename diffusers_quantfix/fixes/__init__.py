@@ -77,6 +77,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.balanced_quantized_size",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-bria-fibo2-timestep-dtype": (
+        "diffusers.bria_fibo2_timestep_dtype",
+        "diffusers.models.transformers.transformer_bria_fibo2",
+    ),
     "diffusers-cascade-prior-dtype": (
         "diffusers.cascade_prior_dtype",
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
@@ -136,6 +140,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.unets.unet_motion_model",
     ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
+    "diffusers-pix2pix-zero-grad": (
+        "diffusers.pix2pix_zero_grad",
+        "diffusers.pipelines.deprecated.stable_diffusion_variants.pipeline_stable_diffusion_pix2pix_zero",
+    ),
     "diffusers-quantized-cast": ("diffusers.quantized_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-quantized-modular-cast": (
         "diffusers.quantized_modular_cast",
