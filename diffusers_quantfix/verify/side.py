@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 CASE_LIMIT = 120.0  # seconds for one case: a hang must not look like work
 START_LIMIT = 300.0  # seconds for the imports, which a cold disk makes slow
-PROGRAM = (sys.executable, "-m", f"{__name__.partition('.')[0]}.verify.child")
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Not "-m" alone: a program may have put the folder or archive of this package on sys.path itself, a zipapp does.
+PROGRAM = (
+    sys.executable,
+    "-c",
+    f"import runpy, sys; sys.path[:0] = [{_HOME!r}] * ({_HOME!r} not in sys.path); "
+    f"runpy.run_module({f'{__package__}.child'!r}, run_name='__main__')",
+)
 
 
 class Side:
