@@ -160,6 +160,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quantizers.quanto.quanto_quantizer",
     ),
     "diffusers-quanto-warmup": ("diffusers.quanto_warmup", "diffusers.models.model_loading_utils"),
+    "diffusers-save-with-lora": ("diffusers.save_with_lora", "diffusers.models.modeling_utils"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
     "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),

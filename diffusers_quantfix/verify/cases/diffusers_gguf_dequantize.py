@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from ..case import NeedsDevice
+
 
 def case(work: str) -> str | None:
     import torch
 
-    from ..case import CannotReproduce
     from ..models import four_bit, gguf_model
 
     if not torch.cuda.is_available():
-        raise CannotReproduce("needs a CUDA device, to which dequantize() moves the model")
+        raise NeedsDevice("needs a CUDA device, to which dequantize() moves the model")
     where = torch.device("cuda", 0)
     model = gguf_model.flux(work).to(where)
     reference = four_bit.run_flux(model, where)
