@@ -134,7 +134,7 @@ def install(forward):
 """
 
 
-@pytest.mark.skipif(bool(unmet("bitsandbytes>=0.50")), reason="not affected")
+@pytest.mark.skipif(bool(unmet("bitsandbytes>=0.50")), reason="the answers are those of bitsandbytes 0.50")
 @pytest.mark.parametrize(
     ("forward", "answer"),
     [
