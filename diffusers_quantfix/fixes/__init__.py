@@ -97,6 +97,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-lora-offloaded": ("diffusers.fuse_lora_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-fuse-qkv-quantized": ("diffusers.fuse_qkv_quantized", "diffusers.models.attention"),
+    "diffusers-gguf-plain-parameter": (
+        "diffusers.gguf_plain_parameter",
+        "diffusers.quantizers.gguf.gguf_quantizer",
+    ),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-buffers": (

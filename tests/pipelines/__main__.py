@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipelines import check, results
-from tests.pipelines.backends import BACKENDS
+from tests.pipelines.backends import BACKENDS, CANNOT, takes
 from tests.pipelines.families import NOT_BUILT, families, pipelines
 
 
@@ -50,9 +50,12 @@ def main(argv: list[str] | None = None) -> int:
         if name in NOT_BUILT or not re.search(given.family, name):
             continue
         if given.slice or given.families:
-            work.append((name, *portion(index)))
-        else:
-            work += [(name, backend, chosen) for backend in given.backend or BACKENDS]
+            work.append((name, *portion(index, name)))
+            continue
+        for backend in given.backend or BACKENDS:
+            if takes(pipelines()[name], backend):
+                placements = [one for one in chosen if one not in CANNOT.get(backend, ())]
+                work.append((name, backend, placements))
     if given.json and not results.reserve(given.json):
         parser.error(f"another run writes {given.json}")
     found = results.read(given.json)
@@ -83,9 +86,12 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-def portion(index: int) -> tuple[str, list[str]]:
+def portion(index: int, name: str) -> tuple[str, list[str]]:
     """The one backend and the one placement of a pipeline in a slice: both rotate through the list of pipelines."""
-    return list(BACKENDS)[index % len(BACKENDS)], [check.ALL[index // len(BACKENDS) % len(check.ALL)]]
+    backends = [one for one in BACKENDS if takes(pipelines()[name], one)]
+    backend = backends[index % len(backends)]
+    placements = [one for one in check.ALL if one not in CANNOT.get(backend, ())]
+    return backend, [placements[index // len(BACKENDS) % len(placements)]]
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines import build, inputs
-from tests.pipelines.backends import BACKENDS
+from tests.pipelines import build, gguf_files, inputs
+from tests.pipelines.backends import BACKENDS, GGUF
 from tests.pipelines.forked import forked, line
 from tests.pipelines.left import left
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
@@ -63,6 +63,9 @@ class Subject:
     def quantize(self, backend: str) -> None:
         """Quantize while loading, and save: what ``load`` with this backend loads from then on."""
         for part in self.quantized:
+            if backend == GGUF and gguf_files.is_read(self.classes[part]):
+                gguf_files.write(self._load(part, self.folder / "plain"), self.folder / backend / part)
+                continue
             config = BACKENDS[backend](self.library(part))
             if config is not None:
                 self._load(part, self.folder / "plain", quantization_config=config).save_pretrained(
@@ -84,6 +87,8 @@ class Subject:
         return pipe
 
     def _load(self, part: str, folder: Path, **options):
+        if (folder / part / gguf_files.NAME).exists():
+            return gguf_files.load(self.classes[part], folder / part, self.dtypes[part])
         return (
             self.classes[part].from_pretrained(folder / part, torch_dtype=self.dtypes[part], **options).eval()
         )
