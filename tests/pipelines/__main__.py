@@ -22,7 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines import check, results
+from tests.pipelines import check, lora, results
 from tests.pipelines.backends import BACKENDS, CANNOT, takes
 from tests.pipelines.families import NOT_BUILT, families, pipelines
 
@@ -54,8 +54,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         for backend in given.backend or BACKENDS:
             if takes(pipelines()[name], backend):
-                placements = [one for one in chosen if one not in CANNOT.get(backend, ())]
-                work.append((name, backend, placements))
+                work.append((name, backend, [one for one in possible(name, backend) if one in chosen]))
     if given.json and not results.reserve(given.json):
         parser.error(f"another run writes {given.json}")
     found = results.read(given.json)
@@ -90,8 +89,16 @@ def portion(index: int, name: str) -> tuple[str, list[str]]:
     """The one backend and the one placement of a pipeline in a slice: both rotate through the list of pipelines."""
     backends = [one for one in BACKENDS if takes(pipelines()[name], one)]
     backend = backends[index % len(backends)]
-    placements = [one for one in check.ALL if one not in CANNOT.get(backend, ())]
+    placements = possible(name, backend)
     return backend, [placements[index // len(BACKENDS) % len(placements)]]
+
+
+def possible(name: str, backend: str) -> list[str]:
+    """The placements that a pipeline and a backend have a way for."""
+    left_out = set(CANNOT.get(backend, ()))
+    if not lora.is_loaded_by(pipelines()[name]):
+        left_out.update(check.LORAS)
+    return [one for one in check.ALL if one not in left_out]
 
 
 @contextlib.contextmanager
