@@ -43,6 +43,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="what went wrong once more")
     parser.add_argument("--json", type=Path, help="file of results to go on with")
     given = parser.parse_args(argv)
+    with ready():  # before the libraries are imported: the rig keeps the code for CUDA out
+        if given.json and not results.reserve(given.json):
+            parser.error(f"another run writes {given.json}")
+        return run(given)
+
+
+def run(given: argparse.Namespace) -> int:
+    """What the command line asks for; 1 where something went wrong that is not upstream's."""
     names = sorted(min(one) for one in families().values()) if given.families else sorted(pipelines())
     chosen = [one for one in check.ALL if re.search(given.placement, one)]
     work = []
@@ -55,8 +63,6 @@ def main(argv: list[str] | None = None) -> int:
         for backend in given.backend or BACKENDS:
             if takes(pipelines()[name], backend):
                 work.append((name, backend, [one for one in possible(name, backend) if one in chosen]))
-    if given.json and not results.reserve(given.json):
-        parser.error(f"another run writes {given.json}")
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
@@ -71,17 +77,16 @@ def main(argv: list[str] | None = None) -> int:
             todo.append((name, backend, left))
     print(f"{len(work)} pipelines with a backend, {len(work) - len(todo)} of them known", flush=True)
     bad = False
-    with ready():
-        for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
-            seconds = outcomes.pop("seconds", "?")
-            found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
-            if given.json:
-                results.write(found, given.json)
-            wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}
-            bad = bad or bool(wrong)
-            print(f"{name} {backend}: {results.summary(outcomes)}, {seconds} s of the processor", flush=True)
-            for key, said in wrong.items():
-                print(f"    {key}: {said}", flush=True)
+    for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
+        seconds = outcomes.pop("seconds", "?")
+        found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
+        if given.json:
+            results.write(found, given.json)
+        wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}
+        bad = bad or bool(wrong)
+        print(f"{name} {backend}: {results.summary(outcomes)}, {seconds} s of the processor", flush=True)
+        for key, said in wrong.items():
+            print(f"    {key}: {said}", flush=True)
     return 1 if bad else 0
 
 
