@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from ..weights.wrappers import backend_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +20,14 @@ __all__ = ["LayerCalled", "is_packed", "is_plain", "packed_stand_in", "with_floa
 
 
 def is_packed(module: Any) -> bool:
-    """Whether the first weight of a module holds packed integers (bitsandbytes, GGUF)."""
+    """Whether the first weight of a module is packed (bitsandbytes, GGUF)."""
     parameter = next(iter(module.parameters()), None)
-    return parameter is not None and not parameter.dtype.is_floating_point
+    return parameter is not None and _holds_packed(parameter)
+
+
+def _holds_packed(parameter: Any) -> bool:
+    # bytes of bitsandbytes may be stored as a floating dtype: bnb_4bit_quant_storage
+    return not parameter.dtype.is_floating_point or backend_of(parameter) == "bitsandbytes"
 
 
 def is_plain(layer: Any) -> bool:
@@ -54,7 +61,7 @@ class _Floating:
 
     def __init__(self, child: Any) -> None:
         torch = sys.modules["torch"]
-        floating = (parameter.dtype for parameter in child.parameters() if parameter.dtype.is_floating_point)
+        floating = (parameter.dtype for parameter in child.parameters() if not _holds_packed(parameter))
         self._child = child
         self.weight = torch.empty(0, dtype=next(floating, torch.float32))
 

@@ -116,10 +116,10 @@ def ready():
 
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    rig.load()  # before torch, which may be a build for CUDA
     import torch
 
     torch.set_num_threads(1)
-    rig.load()
     pipelines()
     with rig.devices():
         yield
