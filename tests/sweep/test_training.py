@@ -1,7 +1,7 @@
 """A LoRA is trained on every kind of quantized weight: its gradients are those of the dequantized model.
 
-In the placements in which a plain model gives gradients. Under sequential offload it gives none, and under group offload
-the weights have left when the backward pass wants them: upstream's own errors, without this package too.
+In the placements in which a plain model gives gradients. Under sequential offload it gives none, and under group
+offload the weights have left when the backward pass wants them: upstream's own errors, without this package too.
 """
 
 from __future__ import annotations
