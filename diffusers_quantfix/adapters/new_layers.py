@@ -45,7 +45,7 @@ def moves_empty_layers(replace_module: Callable[..., Any]) -> bool:
 def empty_layers_stay(original: Callable[..., Any]) -> Callable[..., Any]:
     """``_replace_module`` of a tuner of peft that moves no adapter on meta; its data comes later, from a checkpoint."""
 
-    def _replace_module(self: Any, parent: Any, child_name: str, new_module: Any, child: Any) -> None:
+    def _replace_module(self: Any, parent: Any, child_name: str, new_module: Any, child: Any) -> Any:
         if not any(parameter.is_meta for parameter in new_module.parameters()):
             return original(self, parent, child_name, new_module, child)
         vars(new_module)["to"] = lambda *args, **kwargs: new_module

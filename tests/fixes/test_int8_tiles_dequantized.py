@@ -10,22 +10,24 @@ import pytest
 from tests.fixes import eight_bit_models
 from tests.rig import models
 
-SHOWS = "the dequantized weight is off"
 
-
-def mark(library, **options):
-    return pytest.mark.defect(f"{library}-int8-tiles-dequantized", shows=SHOWS, **options)
+def mark(fix_id, needs):
+    return pytest.mark.defect(fix_id, shows="the dequantized weight is off", needs=needs)
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        pytest.param("peft.utils.integrations", marks=mark("peft", needs="peft>=0.14")),
         pytest.param(
-            "diffusers.quantizers.bitsandbytes.utils", marks=mark("diffusers", needs="diffusers>=0.33")
+            "peft.utils.integrations", marks=mark("peft-int8-tiles-dequantized", needs="peft>=0.14")
         ),
         pytest.param(
-            "transformers.integrations.bitsandbytes", marks=mark("transformers", needs="transformers>=4.48")
+            "diffusers.quantizers.bitsandbytes.utils",
+            marks=mark("diffusers-int8-tiles-dequantized", needs="diffusers>=0.33"),
+        ),
+        pytest.param(
+            "transformers.integrations.bitsandbytes",
+            marks=mark("transformers-int8-tiles-dequantized", needs="transformers>=4.48"),
         ),
     ],
 )
@@ -57,9 +59,8 @@ def test_a_layer_that_has_run(gpu, module, sizes):
         assert layer(torch.randn(3, sizes[0]).half().to(here)).shape == output.shape
 
 
-@mark("diffusers", needs="diffusers>=0.33")
+@mark("diffusers-int8-tiles-dequantized", needs="diffusers>=0.33")
 def test_dequantize_of_a_model_that_has_run(gpu, tmp_path, side):
-
     expected = eight_bit_models.transformer(tmp_path, side)
     expected.dequantize()
     model = eight_bit_models.transformer(tmp_path, side)

@@ -35,22 +35,21 @@ def adapted(kind: str, layer):
     return model
 
 
-SHAPES = {"LoKr": r"shape '\[\d+, \d+\]' is invalid", "LoHa": "mat1 and mat2 shapes cannot be multiplied"}
-
-
-def packed(kind):
-    return pytest.mark.defect(f"peft-{kind.lower()}-packed-weight", shows=SHAPES[kind])
+PACKED = {
+    "LoKr": pytest.mark.defect("peft-lokr-packed-weight", shows=r"shape '\[\d+, \d+\]' is invalid"),
+    "LoHa": pytest.mark.defect("peft-loha-packed-weight", shows="mat1 and mat2 shapes cannot be multiplied"),
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [
         *(
-            pytest.param(kind, backend, marks=packed(kind))
-            for kind in SHAPES
+            pytest.param(kind, backend, marks=mark)
+            for kind, mark in PACKED.items()
             for backend in ("4-bit", "gguf")
         ),
-        *((kind, "8-bit") for kind in SHAPES),
+        *((kind, "8-bit") for kind in PACKED),
     ],
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -79,7 +78,7 @@ def test_its_product_has_the_shape_of_the_layer(gpu, kind, backend, dropout):
 
 
 @pytest.mark.defect("peft-8bit-empty-adapter", shows="Cannot copy out of meta tensor", needs="peft>=0.18")
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", PACKED)
 def test_without_memory_at_first(gpu, kind):
     import torch
     from peft import inject_adapter_in_model, set_peft_model_state_dict
@@ -98,7 +97,7 @@ def test_without_memory_at_first(gpu, kind):
 
 @pytest.mark.defect("peft-merge-lycoris-quanto", shows="as without the adapter")
 @pytest.mark.parametrize("qtype", ["qint8", "qfloat8"])
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", PACKED)
 def test_merged_into_quanto(kind, qtype):
     import torch
 

@@ -13,7 +13,7 @@ import pytest
 from tests.gate import unmet
 from tests.rig import models
 from tests.sweep.actions import ACTIONS
-from tests.sweep.backends import BACKENDS, MORE_BACKENDS
+from tests.sweep.backends import ALL_BACKENDS, BACKENDS, MORE_BACKENDS
 from tests.sweep.placements import PLACEMENTS
 
 pytestmark = [
@@ -77,7 +77,7 @@ def outputs(gpu, backend, placement, action, saved):
     import torch
 
     here, dtype = gpu.devices[0], torch.bfloat16
-    pipe = models.flux_pipeline({**BACKENDS, **MORE_BACKENDS}[backend](saved, dtype, None))
+    pipe = models.flux_pipeline(ALL_BACKENDS[backend](saved, dtype, None))
     device = PLACEMENTS[placement](pipe, here, gpu.devices[-1])
 
     def run(other=None):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gate import unmet
 from tests.rig import models
-from tests.sweep.backends import BACKENDS, MORE_BACKENDS
+from tests.sweep.backends import ALL_BACKENDS, BACKENDS, MORE_BACKENDS
 from tests.sweep.placements import PLACEMENTS
 
 pytestmark = [
@@ -105,7 +105,7 @@ def reference(backend, load, saved, here) -> dict:
 def test_gradients(gpu, backend, placement, circumstance, saved):
     import torch
 
-    load = {**BACKENDS, **MORE_BACKENDS}[backend]
+    load = ALL_BACKENDS[backend]
     expected = reference(backend, load, saved, gpu.devices[0])
     model = load(saved, torch.float32, None)
     if circumstance == "after a run on the CPU":
