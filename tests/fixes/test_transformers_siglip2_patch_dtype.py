@@ -9,7 +9,8 @@ from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "transformers-siglip2-patch-dtype"
-SHOWS = r"the output differs by|does not depend on the image|Char|Byte|dtype"
+# The last is that of releases in which no quantized model of transformers can be loaded without the package.
+SHOWS = r"the output differs by|does not depend on the image|Char|Byte|requires gradients must be floating"
 PATCHES = 16
 
 torch = pytest.importorskip("torch")
@@ -27,6 +28,8 @@ def siglip2():
             num_channels=4,
             num_patches=PATCHES,
             patch_size=4,
+            # Its attention fails with a quantized layer in transformers 5.0 and older, with an error.
+            vision_use_head=False,
         )
     ).eval()
 

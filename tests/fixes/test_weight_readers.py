@@ -32,8 +32,8 @@ GUARDED = "asks first whether the dtype is a floating one"
 FIRST = "the first parameter is that of a convolution or a table, which nobody quantizes"
 ADAPTER = "a layer that is trained beside the quantized ones, and not quantized"
 UNUSED = "no pipeline of diffusers calls it"
-# They raise an error, or compute something else, as soon as somebody quantizes that model: audio codecs, the renderer of
-# Shap-E, and the processors of Custom Diffusion, which are for Stable Diffusion 1.
+# They raise an error, or compute something else, as soon as somebody quantizes that model: audio codecs, the renderer
+# of Shap-E, and the processors of Custom Diffusion, which are for Stable Diffusion 1.
 OPEN = "not patched"
 
 # Why a place does no harm, or which fix mends it -> "file: class: expression" of the models.
