@@ -77,6 +77,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.balanced_quantized_size",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-bria-fibo2-timestep-dtype": (
+        "diffusers.bria_fibo2_timestep_dtype",
+        "diffusers.models.transformers.transformer_bria_fibo2",
+    ),
     "diffusers-cascade-prior-dtype": (
         "diffusers.cascade_prior_dtype",
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
@@ -115,6 +119,10 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
     "diffusers-image-projection-dtype": ("diffusers.image_projection_dtype", "diffusers.models.embeddings"),
+    "diffusers-int8-tiles-dequantized": (
+        "diffusers.int8_tiles_dequantized",
+        "diffusers.quantizers.bitsandbytes.utils",
+    ),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",
@@ -132,6 +140,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.unets.unet_motion_model",
     ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
+    "diffusers-pix2pix-zero-grad": (
+        "diffusers.pix2pix_zero_grad",
+        "diffusers.pipelines.deprecated.stable_diffusion_variants.pipeline_stable_diffusion_pix2pix_zero",
+    ),
     "diffusers-quantized-cast": ("diffusers.quantized_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-quantized-modular-cast": (
         "diffusers.quantized_modular_cast",
@@ -161,8 +173,15 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-8bit-empty-adapter": ("peft.eight_bit_empty_adapter", "peft.tuners.tuners_utils"),
+    "peft-8bit-empty-lora": ("peft.eight_bit_empty_lora", "peft.tuners.lora.model"),
+    "peft-dora-4bit-hooked": ("peft.dora_four_bit_hooked", "peft.tuners.lora.dora"),
     "peft-dora-8bit-cpu": ("peft.dora_8bit_cpu", "peft.utils.integrations"),
     "peft-dora-gguf": ("peft.dora_gguf", "peft.utils.integrations"),
+    "peft-int8-tiles-dequantized": ("peft.int8_tiles_dequantized", "peft.utils.integrations"),
+    "peft-loha-packed-weight": ("peft.loha_packed_weight", "peft.tuners.loha.layer"),
+    "peft-lokr-packed-weight": ("peft.lokr_packed_weight", "peft.tuners.lokr.layer"),
+    "peft-merge-lycoris-quanto": ("peft.merge_lycoris_quanto", "peft.tuners.lycoris_utils"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
@@ -176,6 +195,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "transformers-dequantize-offloaded": (
         "transformers.dequantize_offloaded",
         "transformers.quantizers.base",
+    ),
+    "transformers-int8-tiles-dequantized": (
+        "transformers.int8_tiles_dequantized",
+        "transformers.integrations.bitsandbytes",
     ),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",

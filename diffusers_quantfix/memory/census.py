@@ -6,11 +6,12 @@ import gc
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Any
 
 import torch
 
-from ..placement.components import components_of, is_module, is_pipeline
+from ..placement.components import components_of, is_module, is_pipeline_type
 from ..placement.released import released_message
 from ..placement.tensors import nbytes, plain_tensors, storage_of
 from ..weights.companions import companions
@@ -54,26 +55,12 @@ class Census:
         self.addresses: list[Any] = []
         self.graphs: list[Any] = []
         self._users: dict[int, list[tuple[int, str]]] | None = None
-        collected: dict[str, list[Any]] = {
-            "pipeline": self.pipelines,
-            "module": self.modules,
-            "manager": self.managers,
-            "traceback": self.tracebacks,
-            "tensor": self.tensors,
-            "node": self.nodes,
-            "address": self.addresses,
-            "graph": self.graphs,
-        }
-        appends: dict[type, Any] = {}  # there are millions of objects, and few types
-        for value in gc.get_objects():
-            # By type: asking a lazy proxy for its class would wake it up.
-            kind = type(value)
-            if kind in appends:
-                append = appends[kind]
-            else:
-                append = appends[kind] = collected[name].append if (name := _kind(value)) else None
-            if append is not None:
-                append(value)
+        kinds = _Kinds()
+        objects = gc.get_objects()
+        # Without a step of Python for each: there are millions, and nearly all of them are of no kind.
+        for value in compress(objects, map(kinds.__getitem__, map(type, objects))):
+            getattr(self, kinds[type(value)]).append(value)
+        del objects
         # Another thread may be building one right now, or its constructor failed: it has no weights yet.
         self.modules[:] = [module for module in self.modules if vars(module).keys() >= _OF_EVERY_MODULE]
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
@@ -115,26 +102,36 @@ class Census:
         return self._users
 
 
-def _kind(value: Any) -> str:
-    kind = type(value)
+class _Kinds(dict[type, str]):
+    """Type -> the attribute of `Census` that has its objects, "" for none. Each type is asked once.
+
+    By type: asking a lazy proxy for its class would wake it up.
+    """
+
+    def __missing__(self, kind: type) -> str:
+        self[kind] = _kind(kind)
+        return self[kind]
+
+
+def _kind(kind: type) -> str:
     if kind is types.TracebackType:
-        return "traceback"
-    if is_module(value):
-        return "module"
+        return "tracebacks"
+    if issubclass(kind, torch.nn.Module):
+        return "modules"
     if issubclass(kind, torch.Tensor):
         # A wrapper's inner tensors are met by themselves. Those that torch.compile keeps stand for tensors and have no
         # memory; the symbols in their shapes cannot even be compared any more once it is done.
         no_memory = hasattr(kind, "__tensor_flatten__") or kind.__module__.startswith("torch._subclasses.")
-        return "" if no_memory else "tensor"
+        return "" if no_memory else "tensors"
     if issubclass(kind, _GRAPHS):
-        return "graph"
+        return "graphs"
     if any(base.__module__ == "_ctypes" for base in kind.__mro__) and not issubclass(kind, type):
-        return "address"
+        return "addresses"
     if issubclass(kind, torch.autograd.graph.Node):
-        return "node"
-    if is_pipeline(value):
-        return "pipeline"
-    return "manager" if kind.__name__ == "ComponentsManager" else ""
+        return "nodes"
+    if is_pipeline_type(kind):
+        return "pipelines"
+    return "managers" if kind.__name__ == "ComponentsManager" else ""
 
 
 def library_constants() -> dict[int, str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..placement.tensors import Held, storage_of
+from ..placement.tensors import Held, device_name, storage_of
 from .census import Census
 from .references import References
 
@@ -31,7 +31,7 @@ __all__ = ["Block", "blocks_of", "empty", "is_gone", "storage_in"]
 _OUTSIDE = "it can be reached from outside of torch and Python's garbage collector"
 
 
-@dataclass
+@dataclass(slots=True)
 class Block:
     """One storage.
 
@@ -62,13 +62,15 @@ def blocks_of(found: Iterable[Held]) -> dict[int, Block]:
 
     blocks: dict[int, Block] = {}
     for held in found:
-        storage = storage_of(held.tensor)
-        if storage is None or held.tensor.is_meta or storage.nbytes() == 0 or storage._cdata in blocks:
+        tensor = held.tensor
+        storage = storage_of(tensor)
+        if storage is None or tensor.is_meta:
+            continue
+        key, size = storage._cdata, storage.nbytes()
+        if not size or key in blocks:
             continue
         path = f"{held.component}.{held.name}" if held.name else held.component
-        blocks[storage._cdata] = Block(
-            path, str(held.tensor.device), storage.nbytes(), StorageWeakRef(storage)
-        )
+        blocks[key] = Block(path, device_name(tensor.device), size, StorageWeakRef(storage))
     return blocks
 
 

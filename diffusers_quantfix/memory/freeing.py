@@ -288,10 +288,7 @@ class _Releasing:
             if held.tensor.device.type != "cpu"
         )
         modules = [module for part in (*plan.models, *plan.again) for module in part.modules]
-        for module in modules:
-            for parameter in module._parameters.values():
-                if parameter is not None and parameter.is_leaf:
-                    parameter.grad = None
+        _drop_gradients(modules)
         left = emptying.empty(self.blocks, to_cpu, self.census, modules)
         clear_failed_calls(
             self.census.tracebacks, self.released | {id(pipeline) for pipeline in plan.pipelines}
@@ -307,6 +304,14 @@ class _Releasing:
             moved = {key: block for key, block in left.items() if key not in self.blocks}
             emptying.empty(again, moved, self.census, modules)
         return before
+
+
+def _drop_gradients(modules: list[Any]) -> None:
+    # A function, so that no variable refers to the last parameter while the references are counted.
+    for module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.is_leaf:
+                parameter.grad = None
 
 
 def _kept(part: Part) -> Kept:

@@ -35,6 +35,7 @@ import ctypes
 import functools
 import gc
 import importlib.machinery
+import itertools
 import sys
 import threading
 import types
@@ -78,6 +79,13 @@ class Ranges:
         at = bisect.bisect_right(self._starts, address) - 1
         return self._keys[at] if address < self._ends[at] else None
 
+    def meets(self, start: int, size: int) -> bool:
+        """Whether ``size`` bytes from ``start`` have memory in common with any of the storages."""
+        at = bisect.bisect_right(self._starts, start)
+        return (at > 0 and start < self._ends[at - 1]) or (
+            at < len(self._starts) and self._starts[at] < start + size
+        )
+
     def overlapping(self, start: int, size: int) -> Iterator[int]:
         """The keys of the storages that ``size`` bytes from ``start`` have memory in common with."""
         if (key := self.find(start)) is not None:
@@ -112,12 +120,7 @@ class References:
         self.spared: dict[int, str] = {}
         self.keys: dict[int, int] = {}
         self.tensors = self._on_storages(census.tensors)
-        roots = [*census.nodes]
-        for tensor in census.tensors:
-            # Both make the node of a view anew whose base was changed, which fails where that is empty by now.
-            with contextlib.suppress(RuntimeError):
-                if not tensor.is_leaf:
-                    roots.append(tensor.grad_fn)
+        roots = [*census.nodes, *_grad_fns(census.tensors)]
         census.tensors.clear()
         for value in census.addresses:
             for address, size in addresses_of(value):
@@ -129,11 +132,11 @@ class References:
         saved: Counter[int] = Counter()  # references to storages by copies in autograd graphs
         self._count_views(self.tensors, known)
         # From here on `tensors` grows only by what the graphs hand out.
-        if self._unknown(known) or self._hidden(saved):
+        self.outside, self.hidden = self._unknown(known), self._hidden(saved)
+        if self.outside or self.hidden:
             self._count_graphs(roots, known, saved)
+            self.outside, self.hidden = self._unknown(known), self._hidden(saved)
         del roots
-        self.outside = self._unknown(known)
-        self.hidden = self._hidden(saved)
         self.outside |= self._python_references(modules)
 
     def reachable(self, key: int) -> bool:
@@ -147,12 +150,13 @@ class References:
 
     def _on_storages(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         found = []
+        meets = self._ranges.meets
         for tensor in tensors:
             try:
                 address = torch._C._data_address(tensor)
             except Exception:  # no plain memory: a sparse, fake or functional tensor
                 address = 0
-            if address and self._ranges.find(address) is None and not self._spans(tensor, address):
+            if address and not meets(address, tensor.numel() * tensor.element_size()):
                 continue
             storage = storage_of(tensor)
             if storage is None:
@@ -164,14 +168,6 @@ class References:
                 for key in self._ranges.overlapping(storage.data_ptr(), storage.nbytes()):
                     self.spared[key] = f"a tensor {list(tensor.shape)} of another storage is on its memory"
         return found
-
-    def _spans(self, tensor: torch.Tensor, address: int) -> bool:
-        """Whether a tensor that begins before a storage reaches into it."""
-        if not self._ranges.first - (1 << 40) < address < self._ranges.last:
-            return False
-        return (
-            next(self._ranges.overlapping(address, tensor.numel() * tensor.element_size()), None) is not None
-        )
 
     def _spare_for_graphs(self, graphs: list[Any]) -> None:
         for graph in graphs:
@@ -229,19 +225,21 @@ class References:
         return True
 
     def _unknown(self, known: Counter[int]) -> set[int]:
-        return {id(tensor) for tensor in self.tensors if tensor._use_count() - 1 > known[id(tensor)]}
+        # Not known[...]: a Counter asks a function of Python for each key that it does not have.
+        return {id(tensor) for tensor in self.tensors if tensor._use_count() - 1 > known.get(id(tensor), 0)}
 
     def _hidden(self, saved: Counter[int]) -> dict[int, int]:
         on = Counter(self.keys.values())
         # One more reference is that of the Python object, which is in the dict.
-        left = {key: _use_count(item) - 1 - on[key] - saved[key] for key, item in self._storages.items()}
+        left = {
+            key: _use_count(item) - 1 - on.get(key, 0) - saved.get(key, 0)
+            for key, item in self._storages.items()
+        }
         return {key: count for key, count in left.items() if count > 0}
 
     def _python_references(self, modules: Iterable[Any]) -> set[int]:
-        known: Counter[int] = Counter()
         places = {id(named): named for module in modules for named in (module._parameters, module._buffers)}
-        for named in places.values():
-            known.update(map(id, named.values()))
+        known = Counter(map(id, itertools.chain.from_iterable(named.values() for named in places.values())))
         del places
         counts = self._refcounts()
         suspects = [
@@ -315,6 +313,16 @@ class References:
         elif kind.__module__ == "numpy" and hasattr(kind, "__index__") and not hasattr(kind, "__len__"):
             value = int(value)
         return type(value) is int and self._ranges.find(value) is not None
+
+
+def _grad_fns(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    for tensor in tensors:
+        # Both make the node of a view anew whose base was changed, which fails where that is empty by now.
+        try:
+            if not tensor.is_leaf:
+                yield tensor.grad_fn
+        except RuntimeError:
+            continue
 
 
 def _referrers(values: list[Any], wanted: set[int]) -> Iterable[Any]:

@@ -161,9 +161,10 @@ def unpack(group: Any) -> None:
     what is packed for a device can be neither saved nor moved where it waits.
     """
     torch = sys.modules["torch"]
-    if torch.device(group.onload_device).type == "cpu":
+    tensors = _may_be_wrappers(group)
+    if not tensors or torch.device(group.onload_device).type == "cpu":
         return
-    for tensor in _may_be_wrappers(group):
+    for tensor in tensors:
         if _is_packed_for_the_cpu(tensor):
             with torch.inference_mode(False), torch.no_grad():
                 plain = tensor.weight_qbits_tensor()

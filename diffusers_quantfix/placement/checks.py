@@ -13,7 +13,7 @@ from .components import is_module
 from .hooks import HOOK_ATTRIBUTES, held_on_meta, offload_kind
 from .modules import modules_of
 from .report import Misplaced, TensorRecord
-from .tensors import Held, is_lazy, nbytes
+from .tensors import Held, device_name, is_lazy, nbytes
 
 __all__ = ["Examined", "examine"]
 
@@ -64,16 +64,11 @@ def _record(held: Held, size: int) -> TensorRecord:
         held.component,
         held.name,
         held.kind,
-        _device_name(tensor.device),
+        device_name(tensor.device),
         _dtype_name(tensor.dtype),
         () if is_lazy(tensor) else tuple(tensor.shape),
         size,
     )
-
-
-@functools.cache
-def _device_name(device: torch.device) -> str:
-    return str(device)
 
 
 @functools.cache

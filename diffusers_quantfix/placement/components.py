@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["accelerators_first", "components_of", "is_module", "is_pipeline", "readable_name"]
+__all__ = [
+    "accelerators_first",
+    "components_of",
+    "is_module",
+    "is_pipeline",
+    "is_pipeline_type",
+    "readable_name",
+]
 
 # By name: recognising a pipeline must not import diffusers. "Pipeline" is that of transformers.
 _PIPELINES = frozenset({"DiffusionPipeline", "ModularPipeline", "Pipeline"})
@@ -32,7 +39,7 @@ def components_of(target: Any, caller: str) -> dict[str, Any]:
         # Not `pipe.components`: it raises for a pipeline that is only half there, and it does not know the pipelines
         # inside a combined one, nor what else the caller has hung on it.
         return dict(_of_pipeline("", target, set()))
-    if _is_named(target, _MANAGERS):
+    if _is_named(type(target), _MANAGERS):
         return dict(getattr(target, "components", {}))
     if isinstance(target, Mapping):
         strange = [key for key in target if not isinstance(key, str)]
@@ -56,7 +63,12 @@ def is_module(value: Any) -> bool:
 
 def is_pipeline(value: Any) -> bool:
     """Whether ``value`` is a pipeline of diffusers or transformers, without importing them."""
-    return _is_named(value, _PIPELINES)
+    return is_pipeline_type(type(value))
+
+
+def is_pipeline_type(kind: type) -> bool:
+    """Whether objects of type ``kind`` are pipelines of diffusers or transformers."""
+    return _is_named(kind, _PIPELINES)
 
 
 def accelerators_first(device: str) -> tuple[bool, str]:
@@ -86,6 +98,6 @@ def _may_be_component(name: str, value: Any) -> bool:
     return value is not None or not name.startswith("_")
 
 
-def _is_named(value: Any, names: frozenset[str]) -> bool:
-    kind = type(value)  # not value.__class__: that would wake a lazy proxy up
+def _is_named(kind: type, names: frozenset[str]) -> bool:
+    # The callers ask for type(value), not value.__class__: that would wake a lazy proxy up.
     return not issubclass(kind, type) and any(cls.__name__ in names for cls in kind.__mro__)

@@ -27,6 +27,7 @@ from .modules import modules_of, named_modules
 
 __all__ = [
     "Held",
+    "device_name",
     "held_tensors",
     "is_lazy",
     "nbytes",
@@ -138,11 +139,6 @@ def _only_registered(module: Any) -> bool:
     )
 
 
-def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    # Torch warns when the gradient of a tensor that is no leaf is read.
-    return tensor.grad if tensor.is_leaf else None
-
-
 @functools.lru_cache(4096)
 def _own_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Of the names of a module's attributes, those that not every Module has. Layers of a kind share one answer."""
@@ -153,22 +149,25 @@ def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) 
     others: list[tuple[str, Any]] = []
     resting = Resting()
     for path, module in modules:
-        simple = _only_registered(module)
         prefix = f"{path}." if path else ""
-        for kind, named in (("weight", module._parameters), ("buffer", module._buffers)):
+        registered = (("weight", module._parameters), ("buffer", module._buffers))
+        if _only_registered(module):
+            for kind, named in registered:
+                for name, tensor in named.items():
+                    if tensor is not None:
+                        yield Held(component, prefix + name, kind, tensor, module)
+                        if tensor.is_leaf and (gradient := tensor.grad) is not None:
+                            yield Held(component, f"{prefix}{name}.grad", "gradient", gradient, module)
+            continue
+        for kind, named in registered:
             for name, tensor in named.items():
                 if not isinstance(tensor, torch.Tensor):
                     continue
-                if simple:
-                    yield Held(component, prefix + name, kind, tensor, module)
-                else:
-                    for inner, plain, is_inner in plain_tensors(prefix + name, tensor):
-                        yield Held(component, inner, kind, plain, module, tensor if is_inner else None)
-                gradient = _gradient(tensor)
-                if gradient is not None:
+                for inner, plain, is_inner in plain_tensors(prefix + name, tensor):
+                    yield Held(component, inner, kind, plain, module, tensor if is_inner else None)
+                # Torch warns when the gradient of a tensor that is no leaf is read.
+                if tensor.is_leaf and (gradient := tensor.grad) is not None:
                     yield Held(component, f"{prefix}{name}.grad", "gradient", gradient, module)
-        if simple:
-            continue
         others.append((path, module))
         for found in companions(module):
             kind = "quant state" if "quant_state" in found.name else "8-bit state"
@@ -250,6 +249,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    """ "cuda:0": torch writes it anew each time."""
+    return str(device)
 
 
 def span(tensor: torch.Tensor) -> int:

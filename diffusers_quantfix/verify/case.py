@@ -1,4 +1,8 @@
-"""The exceptions that a case may raise."""
+"""The exceptions that a case may raise.
+
+A case that may end its process (a segmentation fault) says ``MAY_CRASH = True`` in its module. It runs after the
+others: they would need a new process, which imports the libraries once more.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work [id ...]``.
 
 It imports the libraries, reports the board, reads one line of ids from standard input, and runs their cases in that
-order; those that need a CUDA device at the end, where there is a rig (``tests/rig/cases.py`` in a clone).  It writes
-its events to the file ``results``, one JSON line each, since the libraries may print anything.
+order; those that need a CUDA device after the others, where there is a rig (``tests/rig/cases.py`` in a clone), and
+those that may end the process last.  It writes its events to the file ``results``, one JSON line each, since the
+libraries may print anything.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+    from types import ModuleType
     from typing import Any
 
     Devices = Callable[[], AbstractContextManager[None]]
@@ -120,15 +122,10 @@ def _compiled(name: str, folder: str) -> Any:
 
 
 def _run(ids: Iterable[str], work: str, write: Callable[..., None], devices: Devices | None) -> None:
-    waiting = []
-    for fix_id in ids:
-        try:
-            _show(fix_id, os.path.join(work, fix_id), write)
-        except NeedsDevice as reason:
-            if devices is None:
-                write(event="cannot reproduce", id=fix_id, text=str(reason), needs_device=True)
-            else:
-                waiting.append(fix_id)
+    ids = list(ids)
+    crashing = [fix_id for fix_id in ids if _may_crash(fix_id)]
+    others = [fix_id for fix_id in ids if fix_id not in crashing]
+    waiting = _run_here(others, work, write, later=devices is not None)
     if waiting and devices is not None:
         with devices():
             for fix_id in waiting:
@@ -138,6 +135,21 @@ def _run(ids: Iterable[str], work: str, write: Callable[..., None], devices: Dev
                     write(
                         event="cannot reproduce", id=fix_id, text=f"{reason}, and the rig has no such device"
                     )
+    _run_here(crashing, work, write, later=False)
+
+
+def _run_here(ids: Iterable[str], work: str, write: Callable[..., None], later: bool) -> list[str]:
+    """Run cases on this machine's devices; those that need others, if they can have them ``later``."""
+    waiting = []
+    for fix_id in ids:
+        try:
+            _show(fix_id, os.path.join(work, fix_id), write)
+        except NeedsDevice as reason:
+            if later:
+                waiting.append(fix_id)
+            else:
+                write(event="cannot reproduce", id=fix_id, text=str(reason), needs_device=True)
+    return waiting
 
 
 def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = False) -> None:
@@ -170,11 +182,22 @@ def _said(error: Exception) -> str:
 
 
 def _case(fix_id: str) -> Callable[[str], str | None]:
-    name = case_module(fix_id)
-    if importlib.util.find_spec(name) is None:
+    module = _loaded(fix_id)
+    if module is None:
         raise CannotReproduce("this release of diffusers_quantfix brings no case for it")
-    case: Callable[[str], str | None] = importlib.import_module(name).case
+    case: Callable[[str], str | None] = module.case
     return case
+
+
+def _may_crash(fix_id: str) -> bool:
+    with contextlib.suppress(Exception):  # the case will report it
+        return bool(getattr(_loaded(fix_id), "MAY_CRASH", False))
+    return False
+
+
+def _loaded(fix_id: str) -> ModuleType | None:
+    name = case_module(fix_id)
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
 
 
 if __name__ == "__main__":

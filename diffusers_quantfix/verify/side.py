@@ -18,9 +18,17 @@ if TYPE_CHECKING:
 
     Event = dict[str, Any]
 
-CASE_LIMIT = 120.0  # seconds for one case: a hang must not look like work
-START_LIMIT = 300.0  # seconds for the imports, which a cold disk makes slow
-PROGRAM = (sys.executable, "-m", f"{__name__.partition('.')[0]}.verify.child")
+# Seconds of `Side._clock`, which do not count while other processes have the processors.
+CASE_LIMIT = 120.0  # for one case: a hang must not look like work
+START_LIMIT = 300.0  # for the imports, which a cold disk makes slow
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Not "-m" alone: a program may have put the folder or archive of this package on sys.path itself, a zipapp does.
+PROGRAM = (
+    sys.executable,
+    "-c",
+    f"import runpy, sys; sys.path[:0] = [{_HOME!r}] * ({_HOME!r} not in sys.path); "
+    f"runpy.run_module({f'{__package__}.child'!r}, run_name='__main__')",
+)
 
 
 class Side:
@@ -59,8 +67,10 @@ class Side:
         self._step = step
         self._ids = tuple(ids)
         self._program = tuple(program)
-        # One thread: tiny models, and the same order of every sum in both processes.
-        self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        # One thread: tiny models, and the same order of every sum in both processes. The cases assert.
+        self._environment = {
+            **os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONOPTIMIZE": "",
+        }  # fmt: skip
         if setting is not None:
             self._environment[VARIABLE] = setting
         self._pending: list[str] | None = None
@@ -85,7 +95,7 @@ class Side:
     def pump(self) -> None:
         """Read the events since the last call; replace a process that has died or hangs."""
         code: int | str | None = self._child.poll()
-        if code is None and time.monotonic() > self._deadline:
+        if code is None and self._clock() > self._deadline:
             self._child.kill()
             self._child.wait()
             limit = CASE_LIMIT if self.ready else START_LIMIT
@@ -124,7 +134,11 @@ class Side:
             self._child = subprocess.Popen(
                 self._command(), env=self._environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
             )  # fmt: skip
-        self._deadline = time.monotonic() + START_LIMIT
+        self._deadline = self._clock() + START_LIMIT
+
+    def _clock(self) -> float:
+        """Seconds, without those in which the process was ready to run and others ran: a busy machine is no hang."""
+        return time.monotonic() - _waited(self._child.pid)
 
     def _command(self) -> list[str]:
         return [*self._program, self._results, self._work, *self._ids]
@@ -151,7 +165,7 @@ class Side:
                 self._hear(json.loads(line))
 
     def _hear(self, event: Event) -> None:
-        self._deadline = time.monotonic() + CASE_LIMIT
+        self._deadline = self._clock() + CASE_LIMIT
         if event["event"] == "ready":
             self.ready, self.without = True, event.get("without", "")
             self.board = event.get("board", self.board)
@@ -177,3 +191,12 @@ class Side:
         with open(self._log, encoding="utf-8", errors="replace") as log:
             lines = log.read().strip().splitlines()
         return f" ({lines[-1].strip()})" if lines else ""
+
+
+def _waited(pid: int) -> float:
+    """Seconds that a process has waited for a processor; 0 where the system does not tell (Linux does)."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -26,11 +26,12 @@ def memory() -> Iterator[Row]:
             exact,
             detail=_without(f"memory:{function}", "x" if goal else "%"),
         )
-    said = child("memory:traffic", 4)
-    detail = _without("memory:traffic", "", 4)
-    what = "4-bit sequential: host to device per run / bytes of weights and states"
-    yield Row(what, said["h2d"], goal=1.0, exact=True, detail=detail)
-    yield Row("4-bit sequential: device to host per run", said["d2h"], "bytes", 0, exact=True)
+    for bits in (4, 8):
+        said = child("memory:traffic", bits)
+        detail = _without("memory:traffic", "", bits)
+        what = f"{bits}-bit sequential: host to device per run / bytes of weights and states"
+        yield Row(what, said["h2d"], goal=1.0, exact=True, detail=detail)
+        yield Row(f"{bits}-bit sequential: device to host per run", said["d2h"], "bytes", 0, exact=True)
     for bits in (4, 8):
         for way in ("sequential", "leaf_level", "block_level"):
             what = f"{bits}-bit {way.replace('_', ' ')} offload: peak / (largest group + activations)"

@@ -86,9 +86,8 @@ BACKENDS: dict[str, Callable] = {
     "quanto-int8": _quanto("int8"),
     "torchao-int8": _torchao("Int8WeightOnlyConfig"),
 }
-# What is loaded and saved alike but for its numbers: in every way of loading, not in every placement.
-KINDS: dict[str, Callable] = {
-    **{name: load for name, load in BACKENDS.items() if name != "gguf"},
+# Other layouts and numbers: what is quick runs for them too, what is long on request.
+MORE_BACKENDS: dict[str, Callable] = {
     "bnb-nf4-bfloat16": _bitsandbytes(4, bnb_4bit_quant_storage="bfloat16"),
     "bnb-nf4-float16": _bitsandbytes(4, bnb_4bit_quant_storage="float16"),
     "bnb-nf4-float32": _bitsandbytes(4, bnb_4bit_quant_storage="float32"),
@@ -96,6 +95,7 @@ KINDS: dict[str, Callable] = {
     "quanto-int2": _quanto("int2"),
     "torchao-float8": _torchao("Float8WeightOnlyConfig"),
 }
+ALL_BACKENDS = {**BACKENDS, **MORE_BACKENDS}
 
 _NEEDS = {"bnb": "bitsandbytes", "gguf": "gguf", "quanto": "optimum.quanto", "torchao": "torchao"}
 

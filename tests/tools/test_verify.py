@@ -12,9 +12,11 @@ import subprocess
 import sys
 import sysconfig
 import time
+import zipapp
 
 import pytest
 
+import diffusers_quantfix
 from diffusers_quantfix.verify import child, report, rig, run, side, verify
 from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
 from tests.rig.fixtures import require_rig
@@ -77,6 +79,10 @@ for fix_id in sys.stdin.readline().split():
         os.abort()
     if fix_id.startswith("hangs"):
         time.sleep(600)
+    if fix_id.startswith("asserts"):
+        assert False, "another output"
+    if fix_id.startswith("slow"):
+        time.sleep(2.5)
     while fix_id.startswith("waits") and not os.path.exists(os.environ["GO"]):
         time.sleep(0.02)
     write(id=fix_id, event="right", text=os.environ["DIFFUSERS_QUANTFIX"])
@@ -128,11 +134,42 @@ def test_a_case_that_kills_its_process_costs_only_itself(play):
     assert (played.starts, sum(played.steps)) == (3, 5), "the progress bar ends full"
 
 
+def test_the_assertions_of_the_cases_count_where_python_is_told_to_drop_them(play, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    assert play("first", "asserts")["asserts"][0] == "defect"
+
+
 def test_a_case_that_hangs_costs_only_itself(play, monkeypatch):
     monkeypatch.setattr(side, "CASE_LIMIT", 1.0)
     played = play("first", "hangs", "last")
     assert played["first"] == played["last"] == ("right", "off")
     assert played["hangs"] == ("timed out", "timed out after 1 s")
+
+
+def test_a_case_that_waits_for_a_processor_does_not_hang(play, monkeypatch):
+    begun = time.monotonic()
+    monkeypatch.setattr(side, "CASE_LIMIT", 1.0)
+    monkeypatch.setattr(side, "_waited", lambda pid: time.monotonic() - begun)  # others run all the time
+    assert play("first", "slow")["slow"] == ("right", "off")
+
+
+def test_a_process_tells_how_long_it_waited_for_a_processor():
+    if not os.path.exists("/proc/self/schedstat"):
+        assert side._waited(os.getpid()) == 0.0
+        return
+    nice = [sys.executable, "-c", "import os\nos.nice(19)\nprint(flush=True)\nwhile True: pass"]
+    # More of them than processors: they have to wait for each other.
+    busy = [subprocess.Popen(nice, stdout=subprocess.PIPE) for _ in range(1 + (os.cpu_count() or 1))]
+    try:
+        until = time.monotonic() + 60
+        while not all(side._waited(process.pid) for process in busy[:1]) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert side._waited(busy[0].pid) > 0
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+    assert side._waited(busy[0].pid) == 0.0, "it has ended"
 
 
 def test_a_process_that_dies_between_its_cases_ends_the_side(play, monkeypatch):
@@ -193,6 +230,24 @@ def test_one_id_imports_its_own_library_only(tmp_path):
     assert answer["state"] == "applied"
 
 
+def test_from_a_zipapp_the_cases_of_its_own_copy_run(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    package = tmp_path / "content" / "diffusers_quantfix"
+    shutil.copytree(diffusers_quantfix.__path__[0], package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "verify" / "cases" / "bnb_params_pickle.py").write_text(
+        "def case(work): return 'its own copy'\n"
+    )
+    start = "from diffusers_quantfix.__main__ import main; raise SystemExit(main())"
+    (tmp_path / "content" / "__main__.py").write_text(start)
+    zipapp.create_archive(tmp_path / "content", tmp_path / "app.pyz")
+    done = subprocess.run(
+        [sys.executable, "app.pyz", "verify", "--json", "bnb-params-pickle"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    (line,) = json.loads(done.stdout)["fixes"]
+    assert (line["before"], line["after"]) == ("its own copy", "its own copy"), done.stderr
+
+
 def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
     inside = []
 
@@ -218,6 +273,7 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
         return case
 
     monkeypatch.setattr(child, "_case", case_of)
+    monkeypatch.setattr(child, "_may_crash", lambda fix_id: fix_id == "crashes")
     # As if this were a case of the package: its assertions are sentences.
     monkeypatch.setitem(globals(), "__name__", f"{child.__package__}.cases")
     found: dict[str, dict[str, object]] = {}
@@ -227,7 +283,7 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
         order.append((event["event"], event["id"]))
         found[str(event["id"])] = event
 
-    ids = ["gpu", "three", "plain", "fails", "upstream", "no-gpu"]
+    ids = ["crashes", "gpu", "three", "plain", "fails", "upstream", "no-gpu"]
     child._run(ids, str(tmp_path / "rig"), write, devices)
     assert {fix_id: (event["event"], event["text"]) for fix_id, event in found.items()} == {
         "gpu": ("right", "ran ['entered']"),
@@ -236,9 +292,11 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
         "fails": ("defect", "a sentence"),
         "upstream": ("defect", "ValueError: an error"),
         "no-gpu": ("cannot reproduce", "this machine lacks it"),
+        "crashes": ("right", "ran []"),
     }
     assert found["gpu"]["on_rig"] is True and found["plain"]["on_rig"] is False
-    assert order[-4] == ("begin", "gpu"), "after all others"
+    begun = [fix_id for kind, fix_id in order if kind == "begin"]
+    assert begun[-3:] == ["gpu", "three", "crashes"], "after all others"
     child._run(["gpu"], str(tmp_path / "none"), write, None)
     assert found["gpu"] == {
         "event": "cannot reproduce", "id": "gpu", "text": "needs gpu", "needs_device": True
@@ -349,6 +407,8 @@ def test_every_defect_that_applies_here_is_patched():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert used.ru_utime + used.ru_stime - spent < 120
     for line in found["fixes"]:
+        if "the process was killed" in line["before"]:
+            assert child._may_crash(line["id"]), "what comes after it needs a new process"
         if line["verdict"] == report.PATCHED:
             assert line["before"] and line["after"] and line["before"] != line["after"]
 
@@ -357,10 +417,11 @@ COMPILE_NOTHING = """
 import sys, diffusers_quantfix
 from diffusers_quantfix.verify import child
 from optimum.quanto.library.extensions import cpp, extension
-cpp.ext.build_directory, cpp.ext._lib = sys.argv[1], None
 extension.load = None
-child._compile_nothing()
-print(type(cpp.ext.lib).__name__, vars(cpp.ext.lib).get("here", 0))
+for folder in sys.argv[1:]:
+    cpp.ext.build_directory, cpp.ext._lib = folder, None
+    child._compile_nothing()
+    print(type(cpp.ext.lib).__name__, vars(cpp.ext.lib).get("here", 0))
 """
 EXTENSION = """
 #include <Python.h>
@@ -387,25 +448,27 @@ def compiled(tmp_path_factory) -> bytes:
     return (folder / "quanto_cpp.so").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ((), "StandIn 0"),
-        (("quanto_cpp.so", "pytorch_version.txt"), "module 1"),
-        (("quanto_cpp.so", "pytorch_version.txt", "lock"), "StandIn 0"),
-        (("quanto_cpp.so",), "StandIn 0"),
-        (("pytorch_version.txt",), "StandIn 0"),
-    ],
-)
-def test_nothing_is_compiled(tmp_path, compiled, files, said):
+def test_nothing_is_compiled(tmp_path, compiled):
     """A case that is killed while quanto compiles would leave a lock in the user's environment."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed", exc_type=ImportError)
-    for name in files:
-        (tmp_path / name).write_bytes(compiled if name.endswith(".so") else torch.__version__.encode())
+    # One process for all folders: it imports quanto and diffusers.
+    expected = {
+        (): "StandIn 0",
+        ("quanto_cpp.so", "pytorch_version.txt"): "module 1",
+        ("quanto_cpp.so", "pytorch_version.txt", "lock"): "StandIn 0",
+        ("quanto_cpp.so",): "StandIn 0",
+        ("pytorch_version.txt",): "StandIn 0",
+    }
+    folders = [tmp_path / str(number) for number in range(len(expected))]
+    for folder, files in zip(folders, expected, strict=True):
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_bytes(compiled if name.endswith(".so") else torch.__version__.encode())
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE_NOTHING, str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-c", COMPILE_NOTHING, *map(str, folders)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout.strip() == said, done.stderr[-2000:]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+    assert done.stdout.splitlines() == list(expected.values()), done.stderr[-2000:]
+    for folder, files in zip(folders, expected, strict=True):
+        assert sorted(path.name for path in folder.iterdir()) == sorted(files)
