@@ -12,7 +12,7 @@ import sys
 
 from ..engine.versions import installed_version
 from ..loading.device import accelerator_types
-from . import quanto, quantizers, supported
+from . import quantizers, quanto, supported
 from .combinations import LIBSTDCXX
 from .ranges import fits
 
