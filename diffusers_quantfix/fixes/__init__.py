@@ -214,6 +214,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.quantizers.quantizer_quanto",
     ),
     "transformers-sharded-companions": ("transformers.sharded_companions", "transformers.modeling_utils"),
+    "transformers-siglip2-patch-dtype": (
+        "transformers.siglip2_patch_dtype",
+        "transformers.models.siglip2.modeling_siglip2",
+    ),
 }
 
 # What a user may choose in the environment variable beside the ids; each fix declares its own.
