@@ -1,5 +1,7 @@
 """Loading an adapter into a quantized model: what ``.to()`` means there.
 
+peft moves the adapter of an 8-bit layer to where the layer is, when it is on meta still (``low_cpu_mem_usage=True``).
+
 After it has put new layers into a model, diffusers calls ``model.to(device=model.device, dtype=model.dtype)``: the new
 layers are to be where the model is, and of its dtype; nothing else changes. A quantized model refuses a dtype whatever
 it is, so the adapter cannot be loaded. The fixes of the places that do so share this routine.
@@ -7,7 +9,7 @@ it is, so the adapter cannot be loaded. The fixes of the places that do so share
 Neither torch nor another library is imported here at module level.
 
 Upstream: diffusers/loaders/lora_base.py, diffusers/loaders/unet.py; diffusers/models/modeling_utils.py and
-transformers/modeling_utils.py (``to``).
+transformers/modeling_utils.py (``to``); ``_replace_module`` of the tuners of peft.
 """
 
 from __future__ import annotations
@@ -17,10 +19,42 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["moves_new_layers_only"]
+__all__ = ["empty_layers_stay", "moves_empty_layers", "moves_new_layers_only"]
+
+
+def moves_empty_layers(replace_module: Callable[..., Any]) -> bool:
+    """Whether ``_replace_module`` of a tuner of peft moves an adapter on meta to a layer that has a ``state``."""
+    import torch
+
+    base = torch.nn.Linear(1, 1)
+    base.state = object()
+    adapter = torch.nn.Module()
+    adapter.base_layer = base
+    adapter.lora_A = torch.nn.Linear(1, 1, device="meta")
+    tuner = type("Tuner", (), {"prefix": "lora_"})()
+    try:
+        replace_module(tuner, torch.nn.Module(), "layer", adapter, base)
+    except NotImplementedError:  # "Cannot copy out of meta tensor"
+        return True
+    return False
+
+
+def empty_layers_stay(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_replace_module`` of a tuner of peft that moves no adapter on meta; its data comes later, from a checkpoint."""
+
+    def _replace_module(self: Any, parent: Any, child_name: str, new_module: Any, child: Any) -> Any:
+        if not any(parameter.is_meta for parameter in new_module.parameters()):
+            return original(self, parent, child_name, new_module, child)
+        vars(new_module)["to"] = lambda *args, **kwargs: new_module
+        try:
+            return original(self, parent, child_name, new_module, child)
+        finally:
+            del vars(new_module)["to"]
+
+    return _replace_module
 
 
 @contextlib.contextmanager

@@ -139,12 +139,11 @@ def as_sarif(report: Report, version: str) -> dict[str, Any]:
             "partialFingerprints": {"advisory/v1": finding.fix.id},
         }
         place = report.place(finding)
-        if place is not None:
-            uri = urllib.parse.quote(place.file.replace("\\", "/"), errors="surrogatepass")
-            physical: dict[str, Any] = {"artifactLocation": {"uri": uri}}
-            if place.line is not None:
-                physical["region"] = {"startLine": place.line}
-            result["locations"] = [{"physicalLocation": physical}]
+        # Code scanning refuses a whole log for one result that has no file or no line.
+        file, line = ("not-in-a-file", None) if place is None else (place.file, place.line)
+        uri = urllib.parse.quote(file.replace("\\", "/"), errors="surrogatepass")
+        physical = {"artifactLocation": {"uri": uri}, "region": {"startLine": line or 1}}
+        result["locations"] = [{"physicalLocation": physical}]
         results.append(result)
     notifications = [{"level": "note", "message": {"text": note}} for note in report.notes]
     return {

@@ -22,6 +22,7 @@ from __future__ import annotations
 # id -> (file below this package, target module)
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
+    "accelerate-gguf-disk": ("accelerate.gguf_disk", "accelerate.utils.modeling"),
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
@@ -76,6 +77,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.balanced_quantized_size",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-bria-fibo2-timestep-dtype": (
+        "diffusers.bria_fibo2_timestep_dtype",
+        "diffusers.models.transformers.transformer_bria_fibo2",
+    ),
     "diffusers-cascade-prior-dtype": (
         "diffusers.cascade_prior_dtype",
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
@@ -93,6 +98,8 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-lora-offloaded": ("diffusers.fuse_lora_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-fuse-qkv-quantized": ("diffusers.fuse_qkv_quantized", "diffusers.models.attention"),
+    "diffusers-gguf-dequantize": ("diffusers.gguf_dequantize", "diffusers.quantizers.gguf.utils"),
+    "diffusers-gguf-pickle": ("diffusers.gguf_pickle", "diffusers.quantizers.gguf.utils"),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-buffers": (
@@ -112,6 +119,10 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
     "diffusers-image-projection-dtype": ("diffusers.image_projection_dtype", "diffusers.models.embeddings"),
+    "diffusers-int8-tiles-dequantized": (
+        "diffusers.int8_tiles_dequantized",
+        "diffusers.quantizers.bitsandbytes.utils",
+    ),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",
@@ -129,6 +140,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.unets.unet_motion_model",
     ),
     "diffusers-param-device": ("diffusers.param_device", "diffusers.models.modeling_utils"),
+    "diffusers-pix2pix-zero-grad": (
+        "diffusers.pix2pix_zero_grad",
+        "diffusers.pipelines.deprecated.stable_diffusion_variants.pipeline_stable_diffusion_pix2pix_zero",
+    ),
     "diffusers-quantized-cast": ("diffusers.quantized_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-quantized-modular-cast": (
         "diffusers.quantized_modular_cast",
@@ -145,6 +160,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quantizers.quanto.quanto_quantizer",
     ),
     "diffusers-quanto-warmup": ("diffusers.quanto_warmup", "diffusers.models.model_loading_utils"),
+    "diffusers-save-with-lora": ("diffusers.save_with_lora", "diffusers.models.modeling_utils"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
     "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
@@ -157,8 +173,15 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-8bit-empty-adapter": ("peft.eight_bit_empty_adapter", "peft.tuners.tuners_utils"),
+    "peft-8bit-empty-lora": ("peft.eight_bit_empty_lora", "peft.tuners.lora.model"),
+    "peft-dora-4bit-hooked": ("peft.dora_four_bit_hooked", "peft.tuners.lora.dora"),
     "peft-dora-8bit-cpu": ("peft.dora_8bit_cpu", "peft.utils.integrations"),
     "peft-dora-gguf": ("peft.dora_gguf", "peft.utils.integrations"),
+    "peft-int8-tiles-dequantized": ("peft.int8_tiles_dequantized", "peft.utils.integrations"),
+    "peft-loha-packed-weight": ("peft.loha_packed_weight", "peft.tuners.loha.layer"),
+    "peft-lokr-packed-weight": ("peft.lokr_packed_weight", "peft.tuners.lokr.layer"),
+    "peft-merge-lycoris-quanto": ("peft.merge_lycoris_quanto", "peft.tuners.lycoris_utils"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
@@ -172,6 +195,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "transformers-dequantize-offloaded": (
         "transformers.dequantize_offloaded",
         "transformers.quantizers.base",
+    ),
+    "transformers-int8-tiles-dequantized": (
+        "transformers.int8_tiles_dequantized",
+        "transformers.integrations.bitsandbytes",
     ),
     "transformers-meta-component-device": (
         "transformers.meta_component_device",

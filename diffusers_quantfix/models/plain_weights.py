@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import sys
 
+from ..weights.wrappers import backend_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["LayerCalled", "is_packed", "packed_stand_in", "with_floating_weights"]
+__all__ = ["LayerCalled", "is_packed", "is_plain", "packed_stand_in", "with_floating_weights"]
 
 
 def is_packed(module: Any) -> bool:
-    """Whether the first weight of a module holds packed integers (bitsandbytes, GGUF)."""
+    """Whether the first weight of a module is packed (bitsandbytes, GGUF)."""
     parameter = next(iter(module.parameters()), None)
-    return parameter is not None and not parameter.dtype.is_floating_point
+    return parameter is not None and _holds_packed(parameter)
+
+
+def _holds_packed(parameter: Any) -> bool:
+    # bytes of bitsandbytes may be stored as a floating dtype: bnb_4bit_quant_storage
+    return not parameter.dtype.is_floating_point or backend_of(parameter) == "bitsandbytes"
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer's weight is one that torch's own functions take: not packed, and no wrapper of one (torchao)."""
+    return type(layer.weight) is sys.modules["torch"].nn.Parameter and not is_packed(layer)
 
 
 def with_floating_weights(module: Any, *names: str) -> Any:
@@ -44,16 +56,20 @@ class _InPlaceOf:
 
 
 class _Floating:
-    """A child that computes as before, and shows one empty weight of the dtype of its biases, which are not packed."""
+    """A child, or a sequence of layers, that computes as before, and shows one empty weight of the dtype of its biases,
+    which are not packed."""
 
     def __init__(self, child: Any) -> None:
         torch = sys.modules["torch"]
-        floating = (parameter.dtype for parameter in child.parameters() if parameter.dtype.is_floating_point)
+        floating = (parameter.dtype for parameter in child.parameters() if not _holds_packed(parameter))
         self._child = child
         self.weight = torch.empty(0, dtype=next(floating, torch.float32))
 
     def parameters(self) -> Iterator[Any]:
         return iter((self.weight,))
+
+    def __getitem__(self, index: int) -> Any:
+        return _Floating(self._child[index])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._child(*args, **kwargs)

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 # Seconds of `Side._clock`, which do not count while other processes have the processors.
 CASE_LIMIT = 120.0  # for one case: a hang must not look like work
 START_LIMIT = 300.0  # for the imports, which a cold disk makes slow
-PROGRAM = (sys.executable, "-m", f"{__name__.partition('.')[0]}.verify.child")
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Not "-m" alone: a program may have put the folder or archive of this package on sys.path itself, a zipapp does.
+PROGRAM = (
+    sys.executable,
+    "-c",
+    f"import runpy, sys; sys.path[:0] = [{_HOME!r}] * ({_HOME!r} not in sys.path); "
+    f"runpy.run_module({f'{__package__}.child'!r}, run_name='__main__')",
+)
 
 
 class Side:
@@ -60,8 +67,10 @@ class Side:
         self._step = step
         self._ids = tuple(ids)
         self._program = tuple(program)
-        # One thread: tiny models, and the same order of every sum in both processes.
-        self._environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        # One thread: tiny models, and the same order of every sum in both processes. The cases assert.
+        self._environment = {
+            **os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONOPTIMIZE": "",
+        }  # fmt: skip
         if setting is not None:
             self._environment[VARIABLE] = setting
         self._pending: list[str] | None = None

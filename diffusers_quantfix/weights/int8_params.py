@@ -1,4 +1,4 @@
-"""Functions for quantized 8-bit weights of bitsandbytes, shared by several fixes: moving one, and getting its rows.
+"""Functions for quantized 8-bit weights of bitsandbytes, shared by several fixes.
 
 torch is not imported here at module level.
 
@@ -8,11 +8,17 @@ Upstream: bitsandbytes/nn/modules.py (``Int8Params.to``, ``Linear8bitLt``), bits
 
 from __future__ import annotations
 
+import sys
+
+from ..engine.errors import Undecided
+from ..engine.probe import names_used, written_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-__all__ = ["in_tiles", "moved_whole", "rows_of"]
+__all__ = ["in_tiles", "moved_whole", "rows_for_dequantizing", "rows_of", "takes_tiles_for_rows"]
 
 # The order of the bytes within a tile, int64 on the CPU, by the name of the layout.  Upstream keeps one on the device
 # for each layer.
@@ -53,10 +59,46 @@ def in_tiles(layer: Any) -> bool:
 
 def rows_of(layer: Any) -> Any:
     """The weight, int8 [out_features, in_features], of a layer that has it in tiles: a new tensor where these are."""
+    return _rows(layer.state, (layer.out_features, layer.in_features))
+
+
+def rows_for_dequantizing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``dequantize_bnb_weight(weight, ...)``, of whichever library, that reads a weight in tiles as what it is."""
+
+    def dequantize_bnb_weight(weight: Any, *args: Any, **kwargs: Any) -> Any:
+        for state in (*args, *kwargs.values()):
+            tiles = getattr(state, "CxB", None)
+            if tiles is not None and tiles.data_ptr() == weight.data_ptr():
+                rows = _rows(state, tiles.shape if state.SB is None else state.SB[0])
+                packed = weight
+                weight = type(packed)._make_subclass(type(packed), rows, False)
+                vars(weight).update(vars(packed))
+        return original(weight, *args, **kwargs)
+
+    return dequantize_bnb_weight
+
+
+def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
+    """Whether it multiplies the bytes of a weight by the scales of its rows, although they may be in tiles.
+
+    Raises:
+        Undecided: bitsandbytes, which may have tiles or not, is not imported yet.
+    """
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is None:
+        raise Undecided("bitsandbytes.functional")
+    if not hasattr(functional, "igemmlt"):  # the product of matrices in tiles
+        return False
+    return not written_in(dequantize_bnb_weight, __file__) and "igemmlt" not in names_used(
+        dequantize_bnb_weight
+    )
+
+
+def _rows(state: Any, shape: Any) -> Any:
     import torch
     from bitsandbytes.autograd._functions import get_tile_inds, undo_layout
 
-    state, tiles = layer.state, layer.state.CxB
+    tiles = state.CxB
     order = state._tile_indices
     if order is None:
         order = _orders.get(state.formatB)
@@ -65,4 +107,4 @@ def rows_of(layer: Any) -> Any:
         where = tiles.device if tiles.is_cuda else torch.device("cuda", torch.cuda.current_device())
         order = _orders[state.formatB] = get_tile_inds(state.formatB, where).cpu()
     rows = undo_layout(tiles, order.to(tiles.device))
-    return rows[: layer.out_features, : layer.in_features].contiguous()
+    return rows[: shape[0], : shape[1]].contiguous()

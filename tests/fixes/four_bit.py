@@ -19,7 +19,14 @@ quantizations = pytest.mark.parametrize(
 )
 
 
-def linear(device, quant_type: str = "nf4", double_quant: bool = False, seed: int = 0, bias: bool = True):
+def linear(
+    device,
+    quant_type: str = "nf4",
+    double_quant: bool = False,
+    seed: int = 0,
+    bias: bool = True,
+    **options,
+):
     """A ``Linear4bit`` [FEATURES, FEATURES], quantized by bitsandbytes on its way to ``device``."""
     import torch
     from bitsandbytes.nn import Linear4bit
@@ -32,6 +39,7 @@ def linear(device, quant_type: str = "nf4", double_quant: bool = False, seed: in
         compute_dtype=torch.float32,
         compress_statistics=double_quant,
         quant_type=quant_type,
+        **options,
     )
     return layer.to(device).eval()
 

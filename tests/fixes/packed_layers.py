@@ -32,8 +32,30 @@ def gguf_linear(device, seed: int = 0):
     return layer.to(device)
 
 
+def stored_as_float16(device, seed: int = 0):
+    """The bytes of a 4-bit layer in float16, as FSDP wants them (``bnb_4bit_quant_storage``)."""
+    import torch
+
+    return four_bit.linear(device, seed=seed, quant_storage=torch.float16)
+
+
+def torchao_linear(device, seed: int = 0):
+    """Not packed for torch: its weight says that it has a floating point type."""
+    import torch
+
+    quantization = pytest.importorskip("torchao.quantization")
+    if unmet("torchao>=0.18"):
+        pytest.skip("its Int8WeightOnlyConfig makes another tensor")
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(FEATURES, FEATURES)
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    return layer.to(device)
+
+
 KINDS = pytest.mark.parametrize(
-    "linear", [four_bit.linear, eight_bit_linear, gguf_linear], ids=["4-bit", "8-bit", "gguf"]
+    "linear",
+    [four_bit.linear, stored_as_float16, eight_bit_linear, gguf_linear],
+    ids=["4-bit", "4-bit in float16", "8-bit", "gguf"],
 )
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.gate import unmet
 
+ROOT = Path(__file__).parents[2]
 FIX_ID = "bnb-linear4bit-bias"
 SHOWS = "the bias became|the dtype became|another output"
 
@@ -111,3 +118,42 @@ def test_a_model_of_diffusers(gpu, tmp_path):
     first = models.call_flux(pipe, dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16, f"the dtype became {model.dtype}"
     assert torch.equal(models.call_flux(pipe, dtype=torch.bfloat16), first), "another output"
+
+
+TOOL = """
+import bitsandbytes
+original = bitsandbytes.nn.Linear4bit.forward
+def own(self, x):
+    return bitsandbytes.matmul_4bit(x, self.weight.t(), quant_state=self.weight.quant_state)
+def around(self, x):
+    return original(self, x)
+def install(forward):
+    bitsandbytes.nn.Linear4bit.forward = globals()[forward]
+"""
+
+
+@pytest.mark.skipif(bool(unmet("bitsandbytes>=0.50")), reason="not affected")
+@pytest.mark.parametrize(
+    ("forward", "answer"),
+    [
+        ("own", "healthy: the defect does not show in bitsandbytes .*: {slot} before us; not touched"),
+        ("around", "failed: {slot} before us; import diffusers_quantfix before it"),
+    ],
+    ids=["own", "around"],
+)
+def test_the_forward_pass_of_another_tool_is_named_and_not_touched(tmp_path, forward, answer):
+    (tmp_path / "tool.py").write_text(TOOL)
+    program = (
+        f"import tool; tool.install({forward!r}); code = tool.own.__code__, tool.around.__code__\n"
+        "import diffusers_quantfix\n"
+        f"said = diffusers_quantfix.status(load=False)[{FIX_ID!r}]\n"
+        "assert code == (tool.own.__code__, tool.around.__code__)\n"
+        "print(f'{said.state}: {said.reason}')"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DIFFUSERS_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+    )  # fmt: skip
+    answer = answer.replace("{slot}", "bitsandbytes.nn.modules.Linear4bit.forward was replaced by tool")
+    assert re.search(answer, done.stdout), done.stdout + done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
-from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear
+from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
 from tests.gate import ONE_GRAPH, unmet
 from tests.rig import models
 
@@ -52,6 +52,14 @@ def test_the_pool(gpu, linear):
         assert out.shape == expected.shape
         torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
         assert torch.equal(quantized(given), out)
+
+
+@pytest.mark.defect(FIX_ID, shows="attempting to run unimplemented operator")
+def test_the_pool_with_torchao(gpu):
+    device = gpu.devices[0]
+    quantized, plain = quantized_and_plain(torchao_linear, device)
+    with torch.no_grad():
+        torch.testing.assert_close(quantized(tokens(device)), plain(tokens(device)))
 
 
 def hunyuan():

@@ -88,12 +88,13 @@ def test_modules_that_are_not_converted_stay_that(gpu, folder):
 def test_a_saved_model_on_one_device(gpu, folder, tmp_path, device_map, weights):
     import torch
 
-    model = load(folder, weights=weights, device_map={"": "cuda:0"})
+    # Quantized on the CPU: on a GPU quanto 0.2.6 packs float8 weights with code that it compiles (quanto-fp8-plain).
+    model = load(folder, weights=weights, device_map={"": "cpu"})
     model.save_pretrained(tmp_path)
     again = load(tmp_path, quantize=False, device_map=device_map)
     expected = "cuda:1" if "1" in str(device_map) else "cuda:0"
     assert {str(parameter.device) for parameter in again.parameters()} == {expected}
-    assert torch.equal(run(again), run(model))
+    assert torch.equal(run(again), run(model.to("cuda:0")))
 
 
 @pytest.mark.defect(WARM_UP, shows=NOT_FOUND, needs=NEEDS)

@@ -1,10 +1,10 @@
-"""peft-dora-8bit-cpu and peft-dora-gguf: DoRA adapters for weights that peft does not read as they are."""
+"""peft-dora-8bit-cpu, peft-dora-gguf and peft-dora-4bit-hooked: DoRA adapters for quantized weights."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.fixes import gguf_models, lora_models
+from tests.fixes import four_bit, gguf_models, lora_models
 from tests.fixes.callers import assert_goes_on
 from tests.fixes.four_bit import skip_for_other_reasons
 from tests.gate import unmet
@@ -169,3 +169,24 @@ def test_a_gguf_model_beside_the_plain_one(tmp_path):
     layer = model.transformer_blocks[0].attn.to_q
     norms = layer.lora_magnitude_vector["one"].weight
     assert (norms.float() - plain.float().norm(dim=1)).abs().max() < 0.02 * norms.abs().max()
+
+
+@pytest.mark.defect(
+    "peft-dora-4bit-hooked", shows="cannot pickle", needs=("diffusers>=0.33", "bitsandbytes>=0.46")
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_4bit_layer_under_group_offload(gpu, stream):
+    """A fresh DoRA changes nothing, and the copy that peft makes takes no hook with it."""
+    import torch
+    from diffusers.hooks import apply_group_offloading
+    from peft import LoraConfig, inject_adapter_in_model
+
+    here = torch.device("cuda")
+    model = four_bit.stack("cpu").requires_grad_(False)
+    apply_group_offloading(model, here, offload_type="leaf_level", use_stream=stream)
+    weight, hook = model[0].weight, model[0]._diffusers_hook
+    inject_adapter_in_model(LoraConfig(r=4, target_modules=["0", "2"], use_dora=True), model)
+    layer = model[0].base_layer
+    assert layer.weight is weight and layer._diffusers_hook is hook
+    off = (four_bit.run(layer, here) - four_bit.run(four_bit.linear(here, seed=0), here)).abs().max()
+    assert off < 1e-5, f"the layer below is off by {off}"

@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.pipelines import check, results
 from tests.pipelines.backends import BACKENDS
-from tests.pipelines.families import NOT_BUILT, pipelines
+from tests.pipelines.families import NOT_BUILT, families, pipelines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,17 +37,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--slice", action="store_true", help="each pipeline with one backend and one placement"
     )
+    parser.add_argument("--families", action="store_true", help="the slice of one pipeline of each family")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=300, help="seconds for one step of a pipeline")
     parser.add_argument("--again", action="store_true", help="what went wrong once more")
     parser.add_argument("--json", type=Path, help="file of results to go on with")
     given = parser.parse_args(argv)
-    names = [name for name in pipelines() if re.search(given.family, name) and name not in NOT_BUILT]
-    if given.slice:
-        work = [(name, *portion(name)) for name in names]
-    else:
-        chosen = [one for one in check.ALL if re.search(given.placement, one)]
-        work = [(name, backend, chosen) for backend in given.backend or BACKENDS for name in names]
+    names = sorted(min(one) for one in families().values()) if given.families else sorted(pipelines())
+    chosen = [one for one in check.ALL if re.search(given.placement, one)]
+    work = []
+    for index, name in enumerate(names):
+        if name in NOT_BUILT or not re.search(given.family, name):
+            continue
+        if given.slice or given.families:
+            work.append((name, *portion(index)))
+        else:
+            work += [(name, backend, chosen) for backend in given.backend or BACKENDS]
     if given.json and not results.reserve(given.json):
         parser.error(f"another run writes {given.json}")
     found = results.read(given.json)
@@ -78,9 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-def portion(name: str) -> tuple[str, list[str]]:
-    """The one backend and the one placement of a pipeline in the slice: both rotate through the list of pipelines."""
-    index = sorted(pipelines()).index(name)
+def portion(index: int) -> tuple[str, list[str]]:
+    """The one backend and the one placement of a pipeline in a slice: both rotate through the list of pipelines."""
     return list(BACKENDS)[index % len(BACKENDS)], [check.ALL[index // len(BACKENDS) % len(check.ALL)]]
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests import rig
 from tests.pipelines import build, inputs
 from tests.pipelines.backends import BACKENDS
 from tests.pipelines.forked import forked, line
+from tests.pipelines.left import left
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
 
 DENOISER = re.compile(
@@ -156,9 +156,10 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
     if placement in OFFLOADS:
         if placement == "model offload":
             pipe.maybe_free_model_hooks()
-        left = _left(pipe, placement)
-        if left:
-            raise AssertionError(f"{left} bytes stayed on the device")
+        # ``_group`` put the models there that are not quantized; upstream leaves buffers where they are used.
+        staying = set(pipe.components) - set(quantized_parts(pipe)) if placement in GROUPS else set()
+        if size := left(pipe, staying, buffers=placement == "sequential"):
+            raise AssertionError(f"{size} bytes stayed on the device")
         yield subject.run(pipe)
 
 
@@ -185,30 +186,6 @@ def _interrupt(subject: Subject, pipe) -> None:
         for handle in handles:
             handle.remove()
     raise AssertionError("the run was to be interrupted, and no layer of the denoiser was reached")
-
-
-def _left(pipe, placement: str) -> int:
-    """Bytes on the devices that nothing asked to stay there: neither the models that ``_group`` put there as they are,
-    nor a scheduler's constants, nor buffers under sequential offload, which upstream leaves where they are used."""
-    import torch
-
-    models = quantized_parts(pipe)
-    allowed: list = []
-    for name, part in pipe.components.items():
-        if not isinstance(part, torch.nn.Module):
-            allowed += (
-                [value for value in vars(part).values() if isinstance(value, torch.Tensor)] if part else []
-            )
-        elif name not in models and placement in GROUPS:
-            allowed += [*part.parameters(), *part.buffers()]
-        elif placement == "sequential":
-            allowed += part.buffers()
-    storages = {
-        (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
-        for tensor in allowed
-        if tensor.device.type == "cuda"
-    }
-    return sum(rig.allocated(device) for device in range(rig.device_count())) - sum(storages.values())
 
 
 # ---- outcomes

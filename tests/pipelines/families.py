@@ -21,6 +21,15 @@ def pipelines() -> dict[str, type]:
     return found
 
 
+def families() -> dict[str, list[str]]:
+    """Family, a folder of diffusers' pipelines -> the names of its pipelines that are built here."""
+    found: dict[str, list[str]] = {}
+    for name, kind in pipelines().items():
+        if name not in NOT_BUILT:
+            found.setdefault(kind.__module__.split(".")[-2], []).append(name)
+    return found
+
+
 # Pipeline -> why no tiny instance of it runs here.
 NOT_BUILT: dict[str, str] = {
     "BlipDiffusionControlNetPipeline": "upstream: 'Blip2QFormerModel' object has no attribute 'invert_attention_mask'",
@@ -34,17 +43,23 @@ NOT_BUILT: dict[str, str] = {
     "HunyuanVideoImageToVideoPipeline": "finds the parts of its prompt by the token numbers of Llama 3: no rule yet",
     "I2VGenXLPipeline": "upstream: AttributeError: 'CLIPTextModel' object has no attribute 'text_model'",
     "JoyImageEditPipeline": "works at 1024 x 1024 only: too slow here",
+    "Kandinsky5I2IPipeline": "no rule yet for its image tokens",
+    "Kandinsky5I2VPipeline": "its output is not a number: no rule yet",
     "Kandinsky6SRPipeline": "works from 256 x 256 on: no rule yet",
+    "LLaDA2Pipeline": "names no types of its components: no rule yet",
     "LTX2DFRTemporalRefinePipeline": "is called with the output of another pipeline: no rule yet",
     "LTX2LatentUpsamplePipeline": "has neither denoiser nor text encoder: nothing to quantize",
     "LTX2VideoDiffusionDecodePipeline": "compiles its attention, which takes minutes and is for GPUs",
     "LTXLatentUpsamplePipeline": "has neither denoiser nor text encoder: nothing to quantize",
+    "MotifVideoImage2VideoPipeline": "gives its processor of images tensors of the device, which needs torchvision",
+    "MusicLDMPipeline": "upstream: AttributeError: 'BaseModelOutputWithPooling' object has no attribute 'to'",
     "OmniGenPipeline": "needs torchvision, whose wheels need a CUDA build of torch",
     "QwenImage21Pipeline": "no rule yet for its image tokens",
     "RFD4ProteinaPipeline": "a model of proteins: no rule yet",
     "SanaWMLTX2Refiner": "is called with the output of another pipeline: no rule yet",
     "SanaWMPipeline": "wants the path of a camera: no rule yet",
     "StableDiffusionDepth2ImgPipeline": "no rule yet for its depth estimator",
+    "UniDiffuserPipeline": "upstream: RuntimeError: Some tensors share memory, from save_pretrained",
     "VersatileDiffusionPipeline": "has no call of its own",
     "ZImageControlNetInpaintPipeline": "no rule yet for the places of its control layers",
     "ZImageControlNetPipeline": "no rule yet for the places of its control layers",

@@ -101,13 +101,12 @@ CALLS: dict[str, dict[str, Any]] = {
         "hint": lambda: noise(1, 3, 32, 32).bfloat16(),
     },
     "KandinskyV22Controlnet": {"hint": lambda: noise(1, 3, 128, 128).bfloat16()},
-    "StableCascadeDecoder|WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
     "TextToVideoZero": {"t0": 0, "t1": 1},
     "IFImg2Img|IFInpaint": {"original_image": image},
     "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
     "LongCatAudio": {"audio_duration_s": 0.5},
     "StableAudio3": {"duration": 0.5},
-    "AnyFlowFAR": {"chunk_partition": [1, 2]},
+    "AnyFlowFAR": {"chunk_partition": [1, 1], "video": ...},
     "FluxControlNetPipeline|StableDiffusion3ControlNet|FluxControlNetI|QwenImageControlNet": {
         "control_image": image
     },
@@ -143,11 +142,16 @@ CALLS: dict[str, dict[str, Any]] = {
     "Helios": {"image": ..., "video": ...},
     "HeliosPyramid": {"height": 64, "width": 64},
     "StableAudio3Inp": {"mask_start_seconds": 0.1, "mask_end_seconds": 0.3},
-    "StableCascade(Prior|Combined)": {"height": 64, "width": 64},
+    "StableCascadePrior": {"height": 64, "width": 64},
+    "(StableCascade|Wuerstchen)Combined": {"height": 128, "width": 128},
+    "EasyAnimatePipeline": {"negative_prompt": "a dog"},
+    "VQDiffusion": {"generator": None},  # it wants one of the device
+    "ZImageOmni": {"image": lambda: image(size=64)},
     "SkyReelsV2DiffusionForcingVideo": {"overlap_history": 1},
     "PaintByExample": {"example_image": image},
     "StableAudio3(Audio|Inp)": {"audio": lambda: noise(1, 2, 4096)},
     "StableCascadeDecoder": {"image_embeddings": lambda: noise(1, 16, 4, 4).bfloat16()},
+    "WuerstchenDecoder": {"image_embeddings": lambda: noise(1, 16, 3, 3).bfloat16()},
     "StableDiffusion3ControlNetInpainting": {"control_mask": mask},
     "StableDiffusionDiffEdit": {"image_latents": lambda: noise(1, 4, 32, 32).bfloat16()},
     "StableDiffusionGLIGEN": {"gligen_phrases": ["a cat"], "gligen_boxes": [[0.1, 0.1, 0.5, 0.5]]},
@@ -179,7 +183,9 @@ BEFORE: dict[str, Callable] = {
 SIZES: dict[str, dict[str, Any]] = {
     "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
     "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
-    "QwenImage(EditPlus|Layered)": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE)},
+    "QwenImage(EditPlus|Layered)|LongCatImageEdit": {
+        "calculate_dimensions": lambda area, ratio: (SIZE, SIZE)
+    },
 }
 
 
@@ -206,8 +212,12 @@ def run(pipe, name: str):
     import torch
 
     given = arguments(name, type(pipe))
+    device = pipe._execution_device
+    given = {
+        key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in given.items()
+    }
     if "generator" in inspect.signature(type(pipe).__call__).parameters:
-        given["generator"] = torch.Generator("cpu").manual_seed(0)
+        given.setdefault("generator", torch.Generator("cpu").manual_seed(0))
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
         for pattern, sizes in SIZES.items():

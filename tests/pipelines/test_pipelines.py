@@ -1,12 +1,9 @@
 """Every pipeline of the newest release is known: it runs here, or is listed with its reason; the page is up to date.
 
-``test_the_slice`` runs each pipeline once, backends and placements rotated. It takes minutes, so it runs where
-``DIFFUSERS_QUANTFIX_PIPELINES=slice`` asks for it; ``python -m tests.pipelines`` runs the whole.
+Nothing is run here: ``python -m tests.pipelines`` runs all, with ``--families`` a slice that CI has a step for.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -42,11 +39,3 @@ def test_the_readme_says_how_many():
     assert f"({len(ran)} pipelines in 4 bits)" in (table.PAGE.parents[1] / "README.md").read_text(
         encoding="utf-8"
     )
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(os.environ.get("DIFFUSERS_QUANTFIX_PIPELINES") != "slice", reason="asked for by itself")
-def test_the_slice(tmp_path):
-    from tests.pipelines.__main__ import main
-
-    assert main(["--slice", "--jobs", "2", "--json", str(tmp_path / "results.json")]) == 0

@@ -126,12 +126,16 @@ board = {said.id: said for said in package.status()} if package else {}
 odd = {
     key: said.reason for key, said in board.items() if said.state in ("failed", "overwritten", "candidate")
 }
+by_others = [
+    key for key, said in board.items() if said.state == "healthy" and "was replaced by" in said.reason
+]
 reverted = {said.id: said.state for said in package.revert()} if package else {}
 print()  # some tools leave a line unfinished
 print("RESULT", json.dumps({
     "told": told,
     "was applied": [key for key, said in board.items() if said.state == "applied"],
     "odd": odd,
+    "healthy by others": by_others,
     "still applied": [key for key, state in reverted.items() if state == "applied"],
     "cannot be undone": [key for key, state in reverted.items() if state == "overwritten"],
     "theirs": theirs is None or vars(bnb.nn.Params4bit)["to"] is theirs,

@@ -13,14 +13,16 @@ from nbclient import NotebookClient
 
 DEVICES = "import tests.programs.devices"
 CELLS = [
-    "import torch\nfrom diffusers import BitsAndBytesConfig, FluxTransformer2DModel\nfrom tests.rig import models",
+    "%load_ext autoreload\n%autoreload 2",
+    "import hashlib\nimport torch\nfrom diffusers import BitsAndBytesConfig, FluxTransformer2DModel\n"
+    "from tests.rig import models",
     "config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')\n"
     "model = FluxTransformer2DModel.from_pretrained({folder!r}, quantization_config=config,"
     " torch_dtype=torch.bfloat16)",
     "pipe = models.flux_pipeline(model)\npipe.enable_model_cpu_offload(device='cuda:0')",
     "def picture():\n"
     "    latents = models.call_flux(pipe, device='cuda:0', dtype=torch.bfloat16).cpu()\n"
-    "    return latents.float().sum().item().hex()\n"
+    "    return hashlib.sha256(latents.float().numpy().tobytes()).hexdigest()\n"
     "picture()",
     "%timeit -n1 -r1 -q picture()\npicture()",
 ]

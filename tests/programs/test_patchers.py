@@ -50,6 +50,9 @@ TOOLS = {
 # AVX512-BF16 as bitsandbytes does: there its output differs by rounding, with this package and without it.
 OWN_FORWARD = {"unsloth"}
 
+# Theirs has no such bug: the bias is converted for each run.
+HEALTHY = {("unsloth", "before"): {"bnb-linear4bit-bias"}}
+
 # All other tests import the libraries after us.
 ORDERS = [
     (tool, order)
@@ -67,7 +70,9 @@ def test_nothing_breaks_and_undo_leaves_theirs(flux, alone, tmp_path, tool, orde
     assert len({told["told"][name] for name in own}) <= 1
     assert told["told"].items() - alone["told"].items() <= {(name, told["told"][name]) for name in own}
     assert told["theirs"] and not told["odd"] and not told["still applied"]
-    assert told["was applied"] == alone["was applied"]
+    healthy = HEALTHY.get((tool, order), set()) & set(alone["was applied"])
+    assert set(told["healthy by others"]) == healthy
+    assert told["was applied"] == [key for key in alone["was applied"] if key not in healthy]
     kept = KEPT.get((tool, order), set())
     assert set(told["cannot be undone"]) == kept & set(told["was applied"])
 

@@ -84,6 +84,13 @@ def test_workers_receive_a_quantized_model(llama, tmp_path) -> None:
     assert both("pool", tmp_path, llama)["as in the workers"]
 
 
+def test_forked_workers_encode_with_a_quantized_model(llama, tmp_path) -> None:
+    told = both("forked", tmp_path, llama)
+    for name in ("4 bits", "8 bits"):
+        assert told[f"{name}, here"] == told[f"{name}, never run before"] == told[f"{name}, run before"]
+    assert told["pool, never run before"] == told["pool, run before"]
+
+
 def test_own_modules_are_reloaded(gpu, flux, tmp_path) -> None:
     assert len(set(both("reloading", tmp_path, flux)["told"])) == 1
 

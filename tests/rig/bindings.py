@@ -42,6 +42,8 @@ def install(undo: Undo) -> None:
     undo.set(_MODULE.streams, "Stream", Stream)
     undo.set(_MODULE.streams, "Event", Event)
     undo.set(*_IS_BUILT[KIND])
+    # torch.compile asks CUDA's runtime library, since torch 2.15
+    undo.set(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
     try:
         torch.Generator(KIND)
     except RuntimeError:  # before torch 2.6 torch.Generator("cuda") calls CUDA's code by name

@@ -10,6 +10,7 @@ from .accelerator import KIND
 from .undo import Undo
 
 _LIBRARIES = {"accelerate", "bitsandbytes", "diffusers", "peft", "transformers"}
+_OF_TORCH = f"torch.{KIND}"  # torch.xpu keeps the number of devices
 
 
 def install(undo: Undo) -> None:
@@ -41,7 +42,7 @@ def _all_cached_answers(modules: int) -> list:
     return [
         answer
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in _LIBRARIES
+        if name.partition(".")[0] in _LIBRARIES or name == _OF_TORCH
         for answer in _cached_answers(module)
     ]
 

@@ -139,6 +139,26 @@ def test_an_empty_library_takes_the_place_of_cudas(pretended_torch):
     assert "soname: [libtorch_cuda.so]" in soname.stdout
 
 
+def test_what_its_constructors_make_has_a_type(pretended_torch):
+    """torch 2.15 makes an object of CUDA's while it is imported and asks for its type."""
+    declared = "namespace of { struct Cuda { Cuda(); virtual int asked(); }; }"
+    found = pretended_torch(CUDA_BUILD)
+    defined = "of::Cuda::Cuda() {} int of::Cuda::asked() { return 3; }"
+    _library(found.libraries / "libtorch_cuda.so", f"{declared} {defined}")
+    makes = "of::Cuda* made = new of::Cuda; return dynamic_cast<void*>(made) == made;"
+    _library(found.libraries / "libtorch_python.so", f"{declared} int make() {{ {makes} }}")
+    program = (
+        "import ctypes, sys; stub, asking = (ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in sys.argv[1:])\n"
+        "assert asking.make() == 1\n"
+        "stub.rig_arm(); asking.make()"
+    )
+    libraries = [without_cuda.library(found), found.libraries / "libtorch_python.so"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, libraries)], capture_output=True, text=True, check=False
+    )
+    assert "the rig keeps CUDA's own code out, which has _ZN2of4CudaC1Ev" in done.stderr
+
+
 def _library(path, functions: str) -> None:
     command = [
         toolchain.find_compiler(),

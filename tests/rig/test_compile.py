@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gate import unmet
+
 
 def test_a_layer_in_one_graph(rig_devices):
     import torch
@@ -19,6 +21,10 @@ def test_a_model_under_group_offload(rig_devices, stream):
     import torch
 
     pytest.importorskip("diffusers.hooks.group_offloading")
+    if not unmet("diffusers>=0.35,<0.38") and (reason := unmet("torch>=2.9")):
+        pytest.skip(
+            f"older compilers cannot trace packaging 26, by which diffusers asks for torch's version; {reason}"
+        )
     from tests.rig import models
 
     expected = models.call_flux(models.flux_pipeline().to("cuda:0"), dtype=torch.float32).cpu()

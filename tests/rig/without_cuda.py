@@ -12,6 +12,7 @@ import ctypes
 import functools
 import glob
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from pathlib import Path
 from .toolchain import Torch, Unavailable, built_once, cache_folder, find_compiler, find_torch, run
 
 _REPLACED = "libtorch_cuda.so"
+# torch 2.15 has Python kernels in front of those of CUDA, which it asks for while it is imported; this is its own way
+# to leave them out: the path of a function.
+_PYTHON_KERNELS = "TORCH_PYTHON_NATIVE_USER_GRAPH_ORDER_FN"
 _BROUGHT = "libtorch_nvshmem.so"  # what it alone brings into the process, since torch 2.9
 _HEAD = """\
 #include <stdexcept>
@@ -33,7 +37,15 @@ static void* missing(const char* name) {
 }
 extern "C" char _ZTVN10__cxxabiv117__class_type_infoE[];
 struct TypeInfo { const void* table; const char* name; const void* base; };
+static void* nothing() { return nullptr; }
+struct Table {  // of virtual functions: typeid and dynamic_cast read the first two members
+  long top = 0;
+  const TypeInfo* type;
+  void* (*functions[64])();
+  explicit Table(const TypeInfo* of) : type(of) { for (auto& function : functions) function = nothing; }
+};
 """
+_CONSTRUCTOR = re.compile(r"_ZN(\w+?)C[12]E")
 
 
 @functools.cache
@@ -56,12 +68,19 @@ def keep_out() -> ctypes.CDLL | None:
         raise Unavailable(
             "this torch is built for CUDA and was imported before the rig could keep that code out"
         )
+    os.environ[_PYTHON_KERNELS] = f"{__name__}.{no_kernels.__name__}"
     return ctypes.CDLL(str(library(torch)))
+
+
+def no_kernels(operator: str, dispatch_key: str, kernels: list) -> list:
+    """Those of torch's kernels written in Python that stay in front of one of its operators."""
+    return []
 
 
 def arm() -> None:
     """From now on a call of CUDA's own code raises."""
     if (stub := keep_out()) is not None:
+        os.environ.pop(_PYTHON_KERNELS, None)  # torch is imported; a child may have no path to this module
         stub.rig_arm()
 
 
@@ -85,18 +104,31 @@ def _source(libraries: Path) -> str:
     """A definition for every symbol that ``libtorch_python.so`` asks for and one of the absent libraries defines."""
     wanted = {name for name, _, _ in _symbols(libraries / "libtorch_python.so", "--undefined-only")}
     absent = [libraries / name for name in (_REPLACED, _BROUGHT) if (libraries / name).exists()]
+    defined = [found for path in absent for found in _symbols(path, "--defined-only")]
+    tables = {name for name, _, _ in defined if name.startswith("_ZTV")}
     lines = [_HEAD]
-    for name, kind, size in (found for path in absent for found in _symbols(path, "--defined-only")):
+    for name, kind, size in defined:
         if name not in wanted:
             continue
+        made = _CONSTRUCTOR.match(name)
         if name.startswith("_ZTI"):
-            table = "_ZTVN10__cxxabiv117__class_type_infoE + 16"
-            lines.append(f'extern "C" TypeInfo {name}{{{table}, "{name[4:]}", 0}};')
+            lines.append(f'extern "C" TypeInfo {name}{_type_info(name[4:])};')
+        elif made and f"_ZTVN{made[1]}E" in tables:
+            # torch 2.15 makes an object while it is imported, and asks for its type
+            lines.append(f"static TypeInfo type_{name}{_type_info(f'N{made[1]}E')};")
+            lines.append(f"static Table table_{name}(&type_{name});")
+            body = f'missing("{name}"); *self = &table_{name}.functions;'
+            lines.append(f'extern "C" void {name}(void** self) {{ {body} }}')
         elif kind in "TtWwi":
             lines.append(f'extern "C" void* {name}() {{ return missing("{name}"); }}')
         else:
             lines.append(f'extern "C" {{ char {name}[{max(size, 8)}] = {{0}}; }}')
     return "\n".join(lines) + "\n"
+
+
+def _type_info(mangled: str) -> str:
+    """The members of the ``TypeInfo`` of a class."""
+    return f'{{_ZTVN10__cxxabiv117__class_type_infoE + 16, "{mangled}", 0}}'
 
 
 def _symbols(path: Path, which: str) -> Iterator[tuple[str, str, int]]:

@@ -25,39 +25,31 @@ def _need(*names: str) -> None:
             pytest.skip(f"{name} is not installed")
 
 
-def _plain(folder: Path, dtype, device_map):
+def _plain(folder: Path, dtype, device_map=None, **more):
     from diffusers import FluxTransformer2DModel
 
     placement = {} if device_map is None else {"device_map": device_map}
-    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=dtype, **placement)
+    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=dtype, **placement, **more)
 
 
 def _bitsandbytes(bits: int, **options) -> Callable:
-    def load(folder: Path, dtype, device_map):
-        _need("bitsandbytes")
-        from diffusers import FluxTransformer2DModel
-
+    def make(dtype):
         more = {**options, **({"bnb_4bit_compute_dtype": dtype} if bits == 4 else {})}
-        return models.load_quantized(FluxTransformer2DModel, folder, bits, device_map, dtype, **more)
+        return models.bnb_config("diffusers", bits, **more)
 
-    return load
+    return _configured(make, "bitsandbytes")
 
 
 def _configured(make: Callable, *needs: str) -> Callable:
-    def load(folder: Path, dtype, device_map):
+    def load(folder: Path, dtype, device_map=None, **more):
         _need(*needs)
-        from diffusers import FluxTransformer2DModel
-
-        placement = {} if device_map is None else {"device_map": device_map}
-        return FluxTransformer2DModel.from_pretrained(
-            folder, quantization_config=make(), torch_dtype=dtype, **placement
-        )
+        return _plain(folder, dtype, device_map, quantization_config=make(dtype), **more)
 
     return load
 
 
 def _quanto(weights: str) -> Callable:
-    def make():
+    def make(dtype):
         from diffusers import QuantoConfig
 
         return QuantoConfig(weights_dtype=weights)
@@ -65,14 +57,17 @@ def _quanto(weights: str) -> Callable:
     return _configured(make, "optimum.quanto")
 
 
-def _torchao():
-    from diffusers import TorchAoConfig
-    from torchao.quantization import Int8WeightOnlyConfig
+def _torchao(kind: str) -> Callable:
+    def make(dtype):
+        from diffusers import TorchAoConfig
+        from torchao import quantization
 
-    return TorchAoConfig(Int8WeightOnlyConfig())
+        return TorchAoConfig(getattr(quantization, kind)())
+
+    return _configured(make, "torchao")
 
 
-def _gguf(folder: Path, dtype, device_map):
+def _gguf(folder: Path, dtype, device_map=None):
     """From a single file, as GGUF models come; ``folder`` has another seed's weights, which does not matter here."""
     if device_map is not None:
         pytest.skip("diffusers-single-file-device proves this for GGUF")
@@ -89,8 +84,18 @@ BACKENDS: dict[str, Callable] = {
     "gguf": _gguf,
     "quanto-float8": _quanto("float8"),
     "quanto-int8": _quanto("int8"),
-    "torchao-int8": _configured(_torchao, "torchao"),
+    "torchao-int8": _torchao("Int8WeightOnlyConfig"),
 }
+# Other layouts and numbers: what is quick runs for them too, what is long on request.
+MORE_BACKENDS: dict[str, Callable] = {
+    "bnb-nf4-bfloat16": _bitsandbytes(4, bnb_4bit_quant_storage="bfloat16"),
+    "bnb-nf4-float16": _bitsandbytes(4, bnb_4bit_quant_storage="float16"),
+    "bnb-nf4-float32": _bitsandbytes(4, bnb_4bit_quant_storage="float32"),
+    "quanto-int4": _quanto("int4"),
+    "quanto-int2": _quanto("int2"),
+    "torchao-float8": _torchao("Float8WeightOnlyConfig"),
+}
+ALL_BACKENDS = {**BACKENDS, **MORE_BACKENDS}
 
 _NEEDS = {"bnb": "bitsandbytes", "gguf": "gguf", "quanto": "optimum.quanto", "torchao": "torchao"}
 

@@ -168,10 +168,10 @@ def assert_is_sarif(log: dict[str, object]) -> None:
         assert result["message"]["text"]
         assert result["level"] in ("none", "note", "warning", "error")
         assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
-        for location in result.get("locations", ()):
-            physical = location["physicalLocation"]
-            assert re.fullmatch(r"[\w./%~-]+", physical["artifactLocation"]["uri"])
-            assert physical.get("region", {"startLine": 1})["startLine"] >= 1
+        (location,) = result["locations"]  # code scanning refuses a log in which one result has none
+        physical = location["physicalLocation"]
+        assert re.fullmatch(r"[\w./%~-]+", physical["artifactLocation"]["uri"])
+        assert physical["region"]["startLine"] >= 1
     for invocation in run["invocations"]:
         assert invocation["executionSuccessful"] is True
         for notification in invocation["toolExecutionNotifications"]:
@@ -195,6 +195,17 @@ def test_sarif(check):
     none = json.loads(check("bitsandbytes==0.42.0\n", "--format", "sarif")[1])
     assert_is_sarif(none)
     assert none["runs"][0]["results"] == []
+
+
+def test_sarif_of_pins_that_are_in_no_file():
+    command = [sys.executable, "-m", "diffusers_quantfix", "check", "-", "--format", "sarif"]
+    done = subprocess.run(
+        command, input="bitsandbytes==0.45.2\n", capture_output=True, text=True, check=False
+    )
+    log = json.loads(done.stdout)
+    assert_is_sarif(log)
+    (place,) = {json.dumps(result["locations"]) for result in log["runs"][0]["results"]}
+    assert "not-in-a-file" in place
 
 
 def test_where_a_library_is_named(check):

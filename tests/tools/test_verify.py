@@ -12,9 +12,11 @@ import subprocess
 import sys
 import sysconfig
 import time
+import zipapp
 
 import pytest
 
+import diffusers_quantfix
 from diffusers_quantfix.verify import child, report, rig, run, side, verify
 from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
 from tests.rig.fixtures import require_rig
@@ -79,6 +81,8 @@ for fix_id in sys.stdin.readline().split():
         time.sleep(600)
     if fix_id.startswith("slow"):
         time.sleep(2.5)
+    if fix_id.startswith("asserts"):
+        assert False, "another output"
     while fix_id.startswith("waits") and not os.path.exists(os.environ["GO"]):
         time.sleep(0.02)
     write(id=fix_id, event="right", text=os.environ["DIFFUSERS_QUANTFIX"])
@@ -128,6 +132,11 @@ def test_a_case_that_kills_its_process_costs_only_itself(play):
     assert played["first"] == played["between"] == played["last"] == ("right", "off")
     assert played["dies-1"] == played["dies-2"] == ("defect", "the process was killed by SIGABRT")
     assert (played.starts, sum(played.steps)) == (3, 5), "the progress bar ends full"
+
+
+def test_the_assertions_of_the_cases_count_where_python_is_told_to_drop_them(play, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    assert play("first", "asserts")["asserts"][0] == "defect"
 
 
 def test_a_case_that_hangs_costs_only_itself(play, monkeypatch):
@@ -219,6 +228,24 @@ def test_one_id_imports_its_own_library_only(tmp_path):
     (ready,) = [json.loads(line) for line in results.read_text().splitlines()]
     (answer,) = [answer for answer in ready["board"]["fixes"] if answer["id"] == "bnb-params-pickle"]
     assert answer["state"] == "applied"
+
+
+def test_from_a_zipapp_the_cases_of_its_own_copy_run(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="the stack is not installed")
+    package = tmp_path / "content" / "diffusers_quantfix"
+    shutil.copytree(diffusers_quantfix.__path__[0], package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "verify" / "cases" / "bnb_params_pickle.py").write_text(
+        "def case(work): return 'its own copy'\n"
+    )
+    start = "from diffusers_quantfix.__main__ import main; raise SystemExit(main())"
+    (tmp_path / "content" / "__main__.py").write_text(start)
+    zipapp.create_archive(tmp_path / "content", tmp_path / "app.pyz")
+    done = subprocess.run(
+        [sys.executable, "app.pyz", "verify", "--json", "bnb-params-pickle"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    (line,) = json.loads(done.stdout)["fixes"]
+    assert (line["before"], line["after"]) == ("its own copy", "its own copy"), done.stderr
 
 
 def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 
 from diffusers_quantfix.fixes import INDEX
 
-from .cells import Cell, digest
+from .cells import Cell, digest, read
 from .environments import CannotInstall, Environment, prepare
 from .verdict import Run, Verdict, judge
 
@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[2]
 _SOURCES = ("diffusers_quantfix", "tests/fixes", "tests/rig", "tests/conftest.py", "tests/gate.py", "tests/sides.py",
             "tests/upstream/plugin.py", "tests/upstream/inspect_fixes.py", "tests/upstream/verdict.py")  # fmt: skip
 _APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md", "diffusers_quantfix/FIXES.md")
-PHASE_TIMEOUT = 1800.0  # of the largest set it takes 400 s on two idle cores
+# Seconds without a line in a report: a limit on a whole phase ends it where the machine is shared.  The longest test
+# takes 60 s on two idle cores.
+SILENCE = 900.0
 _running: set[subprocess.Popen[bytes]] = set()
 _stopping = threading.Event()
 
@@ -158,6 +160,11 @@ def run_cell(
         more += ["--cell-inspect", str(report), *flags] if side == "bare" else []
         runs[side] = _pytest(cell, environment, side, paths, more, logs, result["seconds"])
         result["seconds"][f"{side} processor"] = runs[side].processor_seconds
+    broken_rig = ""
+    if _has_a_torch_of_its_own(cell) and not quick and not fixes:
+        phase("rig")
+        command = [str(environment.python), "-m", "pytest", "-q", "tests/rig", "-p", "no:cacheprovider"]
+        broken_rig = _process(command, environment, "rig", logs, result["seconds"], {})
     died = ""
     if not report.exists():
         phase("inspect")
@@ -168,13 +175,19 @@ def run_cell(
     found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     verdict = assess(ids, runs["bare"], runs["patched"], found, untested_ok=bool(cell.alone))
     result.update(
-        failures=([f"inspect: {died}"] if died else []) + verdict.failures,
+        failures=[f"{name}: {why}" for name, why in (("rig", broken_rig), ("inspect", died)) if why]
+        + verdict.failures,
         fixes=verdict.fixes, skips=verdict.skips, counts=verdict.counts, installed=_freeze(environment),
     )  # fmt: skip
     if result_key(cell, quick, fixes) == key:  # else the sources changed under way: do not resume from it
         result["key"] = key
     result["seconds"]["all"] = round(time.monotonic() - began, 1)
     return _keep(path, result)
+
+
+def _has_a_torch_of_its_own(cell: Cell) -> bool:
+    """Whether the tests of the rig run on it; on the torch of the other sets they run with the README's command."""
+    return not cell.alone and cell.pins["torch"] != read().torch
 
 
 def _keep(path: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +216,7 @@ def _pytest(
         "--cell-report", str(report), "--cell-alone", cell.alone, "-p", "no:cacheprovider",
         "--continue-on-collection-errors", *more,
     ]  # fmt: skip
-    died = _process(command, environment, side, logs, seconds, {})
+    died = _process(command, environment, side, logs, seconds, {}, report)
     return Run.read(report, "" if died.startswith("exit status") else died)
 
 
@@ -214,8 +227,12 @@ def _process(
     logs: Path,
     seconds: dict[str, float],
     variables: dict[str, str],
+    report: Path | None = None,
 ) -> str:
-    """Run one process into its log; why it ended badly, empty when it ended well."""
+    """Run one process into its log; why it ended badly, empty when it ended well.
+
+    It is ended when for `SILENCE` nothing was written into its log or its ``report``.
+    """
     if _stopping.is_set():
         raise Interrupted(name)
     began = time.monotonic()
@@ -238,12 +255,12 @@ def _process(
         )  # fmt: skip
         _running.add(process)
         try:
-            status = process.wait(PHASE_TIMEOUT)
+            status = _wait(process, [Path(log.name), *([report] if report else [])])
             died = (
                 f"exit status {status}" if status > 0 else f"killed by {_signal(-status)}" if status else ""
             )
         except subprocess.TimeoutExpired:
-            died = f"took longer than {PHASE_TIMEOUT:.0f} s"
+            died = f"wrote nothing for {SILENCE:.0f} s"
         finally:
             _running.discard(process)
             if process.poll() is None:
@@ -253,6 +270,21 @@ def _process(
         raise Interrupted(name)
     seconds[name] = round(time.monotonic() - began, 1)
     return died
+
+
+def _wait(process: subprocess.Popen[bytes], written: list[Path]) -> int:
+    """Its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: nothing was written into these files for `SILENCE`.
+    """
+    while True:
+        last = max(path.stat().st_mtime for path in written if path.exists())
+        try:
+            return process.wait(max(0.0, SILENCE - (time.time() - last)))
+        except subprocess.TimeoutExpired:
+            if max(path.stat().st_mtime for path in written if path.exists()) == last:
+                raise
 
 
 def stop() -> None:

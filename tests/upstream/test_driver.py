@@ -6,6 +6,7 @@ import io
 import json
 import os
 import stat
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.upstream.cells import Cell, read
 from tests.upstream.forecast import forecast
 from tests.upstream.inspect_fixes import inspect_fix
 from tests.upstream.report import WIDTH, Progress, summary
+from tests.upstream.verdict import Run
 
 CELL = Cell("D04", "3.11", {"bitsandbytes": "0.45.2", "wrapt": "2.5.2"})
 
@@ -342,6 +344,35 @@ def test_outside_of_its_claim_nothing_is_tried_unless_asked(target):
     assert inspect_fix(fix, "fakelib")["patch"] == ""
     said = inspect_fix(fix, "fakelib", try_candidates=True)
     assert (said["claim"], said["patch"]) == ("out-of-range", "ok")
+
+
+# ---------------------------------------------------------------- the processes of a set
+
+
+def test_a_process_is_ended_when_it_writes_nothing(tmp_path):
+    log = tmp_path / "bare.log"
+    log.touch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.utime(log, (0, 0))
+        with pytest.raises(subprocess.TimeoutExpired):
+            run_cell._wait(process, [log, tmp_path / "absent.jsonl"])
+        os.utime(log)
+        process.communicate(b"\n")
+        assert run_cell._wait(process, [log, tmp_path / "absent.jsonl"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("torch", "quick", "runs"), [("2.5.1", False, True), ("2.5.1", True, False), (read().torch, False, False)]
+)
+def test_a_torch_of_its_own_runs_the_tests_of_the_rig(monkeypatch, tmp_path, torch, quick, runs):
+    monkeypatch.setattr(run_cell, "prepare", lambda *of: environments.Environment(Path(sys.executable), {}))
+    monkeypatch.setattr(run_cell, "_pytest", lambda *of: Run())
+    monkeypatch.setattr(run_cell, "_freeze", lambda environment: {})
+    monkeypatch.setattr(run_cell, "_process", lambda command, *of: "exit status 1")
+    cell = Cell("T01", "3.11", CELL.pins | {"torch": torch})
+    phases = []
+    done = run_cell.run_cell(cell, tmp_path, phases.append, quick=quick)
+    assert ("rig" in phases) is ("rig: exit status 1" in done["failures"]) is runs
 
 
 # ---------------------------------------------------------------- what is printed

@@ -5,7 +5,7 @@ Symptom: RuntimeError from torch's ``multi_head_attention_forward``, such as "se
 Cause: quantization replaces the ``out_proj`` of ``torch.nn.MultiheadAttention``, which never calls that layer: it gives
     its weight, a packed one too, to torch's function.
 Upstream: not reported.
-Patch: where that weight is packed, the same attention is computed by calling the layer.
+Patch: where that weight is quantized, the same attention is computed by calling the layer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.plain_weights import LayerCalled, is_packed, packed_stand_in
+from ...models.plain_weights import LayerCalled, is_plain, packed_stand_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def broken(controlnet_union: ModuleType) -> bool:
 def patch(controlnet_union: ModuleType, draft: Draft) -> None:
     def make(original):
         def attention(self, x):
-            return _attended(self, x) if is_packed(self.attn.out_proj) else original(self, x)
+            return original(self, x) if is_plain(self.attn.out_proj) else _attended(self, x)
 
         return attention
 

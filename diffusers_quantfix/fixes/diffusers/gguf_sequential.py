@@ -6,8 +6,8 @@ Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(p
     ``GGUFParameter.__new__`` looks up the sizes for its argument ``quant_type``, which is then None, although the data
     passed to it is a GGUFParameter with a type.
 Upstream: diffusers issue 14691, PR 14698 (open).
-Patch: without a type argument, the new parameter takes the type of its data. For data without a type (read back from
-    disk by ``accelerate.disk_offload``) upstream's error remains: the type is unknown there.
+Patch: without a type argument, the new parameter takes the type of its data. For data without a type upstream's
+    error remains: the type is unknown here; what is read back from disk gets it from `accelerate-gguf-disk`.
 """
 
 from __future__ import annotations

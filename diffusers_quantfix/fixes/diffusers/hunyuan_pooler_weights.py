@@ -1,11 +1,12 @@
 """HunyuanDiT cannot run with quantized layers.
 
 Symptom: RuntimeError or AssertionError from torch's ``multi_head_attention_forward``, such as "mat1 and mat2 shapes
-    cannot be multiplied" or "self and mat2 must have the same dtype", from every HunyuanDiT in 4 or 8 bits.
+    cannot be multiplied" or "self and mat2 must have the same dtype", from every HunyuanDiT in 4 or 8 bits;
+    NotImplementedError "attempting to run unimplemented operator" with torchao.
 Cause: ``HunyuanDiTAttentionPool.forward`` calls none of its four layers. It gives their weights, packed ones too, to
     torch's function.
 Upstream: not reported.
-Patch: where a weight is packed, the same attention is computed by calling the layers.
+Patch: where a weight is quantized, the same attention is computed by calling the layers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.plain_weights import LayerCalled, is_packed, packed_stand_in
+from ...models.plain_weights import LayerCalled, is_plain, packed_stand_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def broken(embeddings: ModuleType) -> bool:
 def patch(embeddings: ModuleType, draft: Draft) -> None:
     def make(original):
         def forward(self, x):
-            if not any(is_packed(getattr(self, name)) for name in _LAYERS):
+            if all(is_plain(getattr(self, name)) for name in _LAYERS):
                 return original(self, x)
             return _pooled(self, x)
 

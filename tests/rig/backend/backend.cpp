@@ -186,6 +186,6 @@ TORCH_LIBRARY(diffusers_quantfix_rig, m) {
 }
 
 static const bool memory_registered = [] {
-  c10::SetAllocator(rig::kDevice, &rig::device_memory());
+  c10::SetAllocator(rig::kDevice, &rig::device_memory(), 255);  // before that of libc10_cuda.so
   return true;
 }();

@@ -1,0 +1,73 @@
+"""GGUF models cannot be offloaded to disk.
+
+Symptom: ``accelerate.disk_offload`` of a GGUF model, and ``dispatch_model`` with "disk" in its map, end in "KeyError:
+    None" in the first run.
+Cause: what is read from disk are the bytes alone. ``set_module_tensor_to_device`` makes a parameter of the old class of
+    them, ``type(parameter)(bytes, requires_grad=...)``, and a GGUFParameter without a quantization type is none.
+Upstream: not reported; the same in memory is diffusers issue 14691.
+Patch: the bytes get the quantization type of the parameter that they replace.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-gguf-disk",
+    title="GGUF models cannot be offloaded to disk",
+    module="accelerate.utils.modeling",
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "diffusers": ">=0.32.0", "gguf": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/14691",),
+    symptom="KeyError: None from GGUFParameter.__new__ under accelerate.disk_offload",
+    since="0.1.0",
+    patterns=("KeyError: None",),
+    frames=("disk_offload", "gguf/utils.py:__new__", "accelerate/hooks.py:pre_forward"),
+    hot=True,
+)
+
+
+def broken(modeling: ModuleType) -> bool:
+    """Put bytes in the place of a parameter that is built like GGUF's; diffusers need not be loaded."""
+    import torch
+
+    class GGUFParameter(torch.nn.Parameter):
+        def __new__(cls, data, requires_grad=False, quant_type=None):
+            made = torch.Tensor._make_subclass(cls, data, requires_grad)
+            made.quant_type = quant_type or getattr(data, "quant_type", None)
+            return made
+
+        def to(self, *args, **kwargs):
+            return self
+
+    module = torch.nn.Module()
+    module.weight = GGUFParameter(torch.zeros(1), quant_type="a type")
+    resolve(modeling, "set_module_tensor_to_device")(module, "weight", "cpu", value=torch.ones(1))
+    return module.weight.quant_type is None
+
+
+def patch(modeling: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def set_module_tensor_to_device(module, tensor_name, device, value=None, *args, **kwargs):
+            if value is not None and not hasattr(value, "quant_type"):
+                held = parameter_of(module, tensor_name)
+                if type(held).__name__ == "GGUFParameter" and value.shape == held.shape:
+                    value = type(held)(value, quant_type=held.quant_type)
+            return original(module, tensor_name, device, value, *args, **kwargs)
+
+        return set_module_tensor_to_device
+
+    def parameter_of(module, name):
+        try:
+            path, _, name = name.rpartition(".")
+            return module.get_submodule(path)._parameters.get(name)
+        except AttributeError:  # upstream raises an error about the name
+            return None
+
+    draft.wrap_plain(modeling, "set_module_tensor_to_device", make)

@@ -1,0 +1,74 @@
+"""A dequantized GGUF model has float16 weights, whatever its compute dtype is.
+
+Symptom: after ``model.dequantize()`` of a GGUF model in bfloat16 or float32 the first run ends in RuntimeError "self
+    and mat2 must have the same dtype, but got BFloat16 and Half".
+Cause: ``_dequantize_gguf_and_restore_linear`` takes the weights as ``dequantize_gguf_tensor`` returns them: float16,
+    the dtype of the scales of most types. The forward pass of the quantized layer casts them to its ``compute_dtype``.
+Upstream: diffusers PR 14333, released in 0.40.0.
+Patch: the new layer gets the weight in the ``compute_dtype`` of the old one.
+"""
+
+from __future__ import annotations
+
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve
+from ...engine.source import expression, recompiled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-gguf-dequantize",
+    title="a dequantized GGUF model has float16 weights, whatever its compute dtype is",
+    module="diffusers.quantizers.gguf.utils",
+    claims={"diffusers": ">=0.32.0,<0.40.0", "gguf": ""},
+    upstream=("https://github.com/huggingface/diffusers/pull/14333",),
+    symptom="RuntimeError: self and mat2 must have the same dtype, but got BFloat16 and Half, after dequantize() of a "
+    "GGUF model",
+    since="0.1.0",
+    patterns=("must have the same dtype, but got (BFloat16|Float) and Half",),
+    frames=("gguf_quantizer.py", "GGUF", "dequantize"),
+    fixed_in="diffusers 0.40.0",
+)
+
+
+def broken(utils: ModuleType) -> bool:
+    """Dequantize a layer of one block whose compute dtype is float32."""
+    import torch
+
+    kind = next(kind for kind in resolve(utils, "GGML_QUANT_SIZES") if kind.name == "Q8_0")
+    block, size = resolve(utils, "GGML_QUANT_SIZES")[kind]
+    layer = resolve(utils, "GGUFLinear")(block, 1, compute_dtype=torch.float32)
+    layer.weight = resolve(utils, "GGUFParameter")(torch.zeros(1, size, dtype=torch.uint8), quant_type=kind)
+    model = torch.nn.Sequential(layer)
+    resolve(utils, "_dequantize_gguf_and_restore_linear")(model)
+    return bool(model[0].weight.dtype != torch.float32)
+
+
+def patch(utils: ModuleType, draft: Draft) -> None:
+    """Replace the code of ``_dequantize_gguf_and_restore_linear``."""
+    import ast
+
+    class Exchange(ast.NodeTransformer):
+        found = 0
+
+        def visit_Call(self, node):
+            self.generic_visit(node)
+            text = ast.unparse(node)
+            if text != "dequantize_gguf_tensor(module.weight)":
+                return node
+            self.found += 1
+            return expression(f"{text}.to(module.compute_dtype)", node)
+
+    function, exchange = (
+        function_of(resolve(utils, "_dequantize_gguf_and_restore_linear")),
+        Exchange(),
+    )
+    code = recompiled(function, exchange)
+    if exchange.found != 1:
+        raise TargetMissing("_dequantize_gguf_and_restore_linear dequantizes a weight in another way")
+    draft.replace(function, "__code__", code)

@@ -1,0 +1,57 @@
+"""GGUF models and their state dicts cannot be pickled.
+
+Symptom: ``torch.save`` of a GGUF model or of its state dict, ``pickle`` and a spawned process end in "RecursionError:
+    maximum recursion depth exceeded".
+Cause: ``torch.nn.Parameter.__reduce_ex__`` pickles ``self.data``, which is a GGUFParameter again: every function of
+    torch returns one. It would also lose the quantization type.
+Upstream: not reported.
+Patch: ``GGUFParameter`` is rebuilt by its own constructor from its bytes and its type, so that the file needs diffusers
+    and gguf, but not this package. ``torch.load(weights_only=True)`` needs ``GGUFParameter`` and
+    ``gguf.GGMLQuantizationType`` in ``torch.serialization.add_safe_globals``.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-gguf-pickle",
+    title="GGUF models and their state dicts cannot be pickled",
+    module="diffusers.quantizers.gguf.utils",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "gguf": ""},
+    upstream=(),
+    symptom="RecursionError: maximum recursion depth exceeded, from torch.save or pickle of a GGUF model",
+    since="0.1.0",
+    patterns=("maximum recursion depth exceeded",),
+    frames=("gguf/utils.py:__torch_function__", "gguf/utils.py:__new__", "GGUF"),
+    hot=True,
+)
+
+
+def broken(utils: ModuleType) -> bool:
+    """Is the data of a parameter, which torch pickles, a GGUFParameter again?"""
+    import torch
+
+    parameter_class = resolve(utils, "GGUFParameter")
+    if parameter_class.__reduce_ex__ is not torch.nn.Parameter.__reduce_ex__:
+        return False
+    quant_type, (_, size) = next(iter(resolve(utils, "GGML_QUANT_SIZES").items()))
+    parameter = parameter_class(torch.zeros(1, size, dtype=torch.uint8), quant_type=quant_type)
+    return isinstance(parameter.data, parameter_class)
+
+
+def patch(utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def __reduce_ex__(self, proto):
+            return type(self), (self.as_tensor().detach(), self.requires_grad, self.quant_type)
+
+        return __reduce_ex__
+
+    draft.wrap_plain(resolve(utils, "GGUFParameter"), "__reduce_ex__", make)

@@ -1,0 +1,89 @@
+"""Pix2Pix Zero cannot run with a quantized UNet.
+
+Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" in 4 or 8 bits; "view size is not
+    compatible with input tensor's size and stride" with quanto.
+Cause: ``prepare_unet`` makes all weights of the cross attention require gradients, quantized ones too. The pipeline
+    needs the gradient of its latents only.
+Upstream: not reported.
+Patch: ``prepare_unet`` leaves weights out that are quantized.
+"""
+
+from __future__ import annotations
+
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve
+from ...engine.source import expression, recompiled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-pix2pix-zero-grad",
+    title="Pix2Pix Zero cannot run with a quantized UNet",
+    module="diffusers.pipelines.deprecated.stable_diffusion_variants.pipeline_stable_diffusion_pix2pix_zero",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=(),
+    symptom="RuntimeError: only Tensors of floating point dtype can require gradients, from prepare_unet of "
+    "Pix2Pix Zero",
+    since="0.1.0",
+    patterns=(r"only Tensors of floating point.{0,20} dtype can require gradients",),
+    frames=("pipeline_stable_diffusion_pix2pix_zero.py", "Pix2PixZero"),
+)
+
+_PLAIN = (
+    "[weight.requires_grad_(True) for weight in module.parameters() "
+    "if type(weight) is torch.nn.Parameter and weight.is_floating_point()]"
+)
+
+
+class _Unet:
+    """The probe's stand-in for a UNet with one cross attention, whose weight is packed."""
+
+    def __init__(self, module: Any) -> None:
+        self.attn_processors = {"attn2.processor": None}
+        self.module = module
+
+    def get_submodule(self, name: str) -> Any:
+        return self.module
+
+    def set_attn_processor(self, processors: Any) -> None:
+        pass
+
+
+def broken(module: ModuleType) -> bool:
+    """Must a packed weight have a gradient?"""
+    import torch
+
+    attention = torch.nn.Module()
+    attention.weight = torch.nn.Parameter(torch.empty(1, dtype=torch.uint8), requires_grad=False)
+    try:
+        resolve(module, "prepare_unet")(_Unet(attention))
+    except RuntimeError:
+        return True
+    return False
+
+
+def patch(module: ModuleType, draft: Draft) -> None:
+    """Replace the code of ``prepare_unet``."""
+    import ast
+
+    class Exchange(ast.NodeTransformer):
+        found = 0
+
+        def visit_Call(self, node):
+            self.generic_visit(node)
+            if ast.unparse(node) != "module.requires_grad_(True)":
+                return node
+            self.found += 1
+            return expression(_PLAIN, node)
+
+    function, exchange = function_of(resolve(module, "prepare_unet")), Exchange()
+    code = recompiled(function, exchange)
+    if exchange.found != 1:
+        raise TargetMissing("prepare_unet asks for gradients in another way")
+    draft.replace(function, "__code__", code)

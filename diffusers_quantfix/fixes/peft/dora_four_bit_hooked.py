@@ -1,0 +1,57 @@
+"""A DoRA cannot be put into a 4-bit layer that has hooks.
+
+Symptom: TypeError "cannot pickle 'module' object" or "cannot pickle 'Stream' object" when a DoRA is loaded into a
+    4-bit model under group offloading at leaf level.
+Cause: ``DoraLinearLayer.update_layer`` works on a deep copy of the layer. Its hooks are copied too, and with them what
+    they hold: streams, modules, other layers.
+Upstream: not reported.
+Patch: the copy is made of the layer without its hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-dora-4bit-hooked",
+    title="a DoRA cannot be put into a 4-bit layer that has hooks",
+    module="peft.tuners.lora.dora",
+    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": "", "diffusers": ">=0.33.0"},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/dora.py",),
+    symptom="TypeError: cannot pickle 'module' object, when a DoRA is loaded into a 4-bit model under group offloading",
+    patterns=(r"cannot pickle '(module|Stream)' object",),
+    frames=(r"\bdora\b|use_dora", "peft/"),
+    since="0.1.0",
+)
+
+# What hooks of diffusers and accelerate put on a layer.
+_HOOKS = ("_diffusers_hook", "_hf_hook", "_old_forward", "forward")
+
+
+def broken(dora: ModuleType) -> bool:
+    """Does it make a deep copy, of whatever it is given?"""
+    function = resolve(dora, "DoraLinearLayer.update_layer")
+    return not written_in(function, __file__) and "deepcopy" in names_used(function)
+
+
+def patch(dora: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def update_layer(self, *, base_layer, **kwargs):
+            if type(base_layer).__name__ == "Linear4bit" and not vars(base_layer).keys().isdisjoint(_HOOKS):
+                base_layer = copy.copy(base_layer)
+                for name in _HOOKS:
+                    vars(base_layer).pop(name, None)
+            return original(self, base_layer=base_layer, **kwargs)
+
+        return update_layer
+
+    draft.wrap_plain(resolve(dora, "DoraLinearLayer"), "update_layer", make)

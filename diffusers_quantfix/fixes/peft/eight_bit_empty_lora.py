@@ -1,0 +1,44 @@
+"""A LoRA cannot be loaded into an 8-bit model without memory for it.
+
+Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``load_lora_weights`` of a pipeline with an
+    8-bit model, or from ``PeftModel.from_pretrained(..., low_cpu_mem_usage=True)``.
+Cause: a layer with a ``state``, as those of bitsandbytes in 8 bits have, is moved with its new adapter to where it is.
+    With ``low_cpu_mem_usage=True``, diffusers' default, the adapter is on ``meta`` until its data is loaded.
+Upstream: diffusers issue 10550, closed by peft PR 2325 in 0.15.0, which takes that statement away.
+Patch: an adapter on ``meta`` stays there until its data comes, as that of any other layer does.
+"""
+
+from __future__ import annotations
+
+from ...adapters.new_layers import empty_layers_stay, moves_empty_layers
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-8bit-empty-lora",
+    title="a LoRA cannot be loaded into an 8-bit model without memory for it",
+    module="peft.tuners.lora.model",
+    claims={"peft": ">=0.13.2,<0.15.0", "bitsandbytes": ""},
+    upstream=(
+        "https://github.com/huggingface/diffusers/issues/10550",
+        "https://github.com/huggingface/peft/pull/2325",
+    ),
+    symptom="NotImplementedError: Cannot copy out of meta tensor; no data!, from load_lora_weights of an 8-bit model",
+    patterns=("Cannot copy out of meta tensor; no data",),
+    frames=("load_lora_weights", "_replace_module", "peft/", "8.?bit|int8"),
+)
+
+
+def broken(model: ModuleType) -> bool:
+    """Give it a layer with a ``state`` and an adapter on meta."""
+    return moves_empty_layers(resolve(model, "LoraModel._replace_module"))
+
+
+def patch(model: ModuleType, draft: Draft) -> None:
+    draft.wrap_plain(resolve(model, "LoraModel"), "_replace_module", empty_layers_stay)

@@ -1,0 +1,30 @@
+"""A 4-bit Flux transformer with a merged LoRA is saved and loaded."""
+
+from __future__ import annotations
+
+from ..case import NeedsDevice
+
+
+def case(work: str) -> str | None:
+    import os
+
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NeedsDevice("needs a CUDA device: diffusers loads 4-bit models on a GPU only")
+    from diffusers import FluxTransformer2DModel
+
+    from ..models import four_bit, lora
+
+    where, folder = four_bit.device(), os.path.join(work, "merged")
+    pipe = lora.pipeline(transformer=four_bit.flux(work, where))
+    # the names of the layers, and the shapes that a packed weight does not tell, are those of a plain model
+    pipe.load_lora_weights(lora.weights(lora.pipeline().transformer, "transformer"), adapter_name="lora")
+    pipe.fuse_lora()
+    merged = four_bit.run_flux(pipe.transformer, where)
+    pipe.transformer.save_pretrained(folder)
+    again = FluxTransformer2DModel.from_pretrained(folder, torch_dtype=pipe.transformer.dtype)
+    away = [name for name, parameter in again.named_parameters() if parameter.is_meta]
+    assert not away, f"base_layer: {len(away)} parameters are not in the checkpoint, and stay on meta"
+    assert torch.equal(four_bit.run_flux(again.to(where), where), merged), "the merged LoRA is lost"
+    return "the model that is loaded has the merged LoRA"

@@ -1,0 +1,131 @@
+"""Every backend, every placement, every action of ``actions.py``: the outputs are those of the same on one device.
+
+What cannot work has its message here. After a refusal that this package makes, the pipeline runs as before.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+
+import pytest
+
+from tests.gate import unmet
+from tests.rig import models
+from tests.sweep.actions import ACTIONS
+from tests.sweep.backends import ALL_BACKENDS, BACKENDS, MORE_BACKENDS
+from tests.sweep.placements import PLACEMENTS
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="the sweep is about the newest releases"),
+    pytest.mark.skipif(bool(unmet("peft")), reason="peft is not installed"),
+]
+
+ON_ONE_DEVICE = "to"
+PLACED = [
+    ON_ONE_DEVICE,
+    "model offload",
+    "sequential",
+    "group, leaf",
+    "group, leaf, stream",
+    "group, block",
+    "group, block, stream",
+]
+HOOKS_MOVE = "sequential|group.*"
+
+# (backend, placement, action) as regular expressions -> the message with which this package refuses.
+REFUSED: dict[tuple[str, str, str], str] = {
+    ("gguf", ".*", "fuse|fuse for good"): "cannot be merged into GGUF weights",
+    ("(bnb|gguf|torchao).*", ".*", "fuse QKV"): "with packed or 8-bit weights cannot be fused",
+    (
+        "(?!plain).*",
+        HOOKS_MOVE,
+        "dequantize.*",
+    ): r"The model is offloaded, and dequantize\(\) would leave it broken",
+}
+# The same for errors of upstream's own.
+FAILS: dict[tuple[str, str, str], str] = {
+    ("plain", ".*", "dequantize.*"): "You need to first quantize your model",
+    # hooks keep or move the weights that are concatenated; plain too
+    ("plain|quanto.*", "sequential", "fuse QKV"): "Tensor on device meta is not on the expected device",
+    ("plain|quanto.*", "group, leaf.*", "fuse QKV"): "Expected all tensors to be on the same device",
+    ("plain|quanto.*", "group, block, stream", "fuse QKV"): "Parameter containing",
+    # peft gives its DoRA layer the layer below by keyword, and accelerate moves what it is given; plain too
+    (".*", "sequential", "DoRA"): "Cannot copy out of meta tensor",
+    # peft adds to the packed bytes; nothing has changed by then
+    (
+        "(bnb|gguf|torchao).*",
+        ".*",
+        "LoKr fused",
+    ): "Error|cast|shape|size|implemented|output with|not possible|match",
+}
+
+# Wrong in a plain model as well: accelerate and diffusers offload the factors of a LoKr, which are no layers, and do
+# not bring them back.
+NOT_OFFLOADED = ("sequential|group, leaf.*|group, block, stream", "LoKr.*")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+def expected_error(table, backend, placement, action) -> str:
+    said = (backend, placement, action)
+    found = (message for patterns, message in table.items() if all(map(re.fullmatch, patterns, said)))
+    return next(found, "")
+
+
+_references: dict = {}
+
+
+def outputs(gpu, backend, placement, action, saved):
+    """What an action gives, and the pipeline with a way to run it."""
+    import torch
+
+    here, dtype = gpu.devices[0], torch.bfloat16
+    pipe = models.flux_pipeline(ALL_BACKENDS[backend](saved, dtype, None))
+    device = PLACEMENTS[placement](pipe, here, gpu.devices[-1])
+
+    def run(other=None):
+        return models.call_flux(other or pipe, device=device, dtype=dtype).cpu()
+
+    refused = expected_error(REFUSED, backend, placement, action)
+    fails = expected_error(FAILS, backend, placement, action)
+    if fails:
+        with pytest.raises(Exception, match=fails):
+            ACTIONS[action](pipe, run)
+        return None
+    if refused:
+        before = run()
+        with pytest.raises(ValueError, match=refused):
+            ACTIONS[action](pipe, run)
+        pipe.unload_lora_weights()
+        assert torch.equal(run(), before), "it was changed before it was refused"
+        return None
+    return ACTIONS[action](pipe, run)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("placement", PLACED)
+@pytest.mark.parametrize(
+    "backend", [*BACKENDS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_BACKENDS)]
+)
+def test_action(gpu, backend, placement, action, saved):
+    if all(map(re.fullmatch, NOT_OFFLOADED, (placement, action))):
+        pytest.skip("a LoKr cannot be offloaded so, in a plain model either")
+    found = outputs(gpu, backend, placement, action, saved)
+    gc.collect()
+    if found is None:
+        return
+    key = (backend, action)
+    if key not in _references:
+        _references[key] = (
+            found if placement == ON_ONE_DEVICE else outputs(gpu, backend, ON_ONE_DEVICE, action, saved)
+        )
+    # Which layer's output is rounded to float8's neighbours depends on the hooks that call it; plain too.
+    allowed = 0.05 if action == "layerwise casting" else 0
+    for one, other in zip(found, _references[key], strict=True):
+        off = (one.float() - other.float()).abs().max().item()
+        assert off <= allowed, f"off by {off}"

@@ -1,0 +1,127 @@
+"""A LoRA is trained on every kind of quantized weight: its gradients are those of the dequantized model.
+
+In the placements in which a plain model gives gradients. Under sequential offload it gives none, and under group
+offload the weights have left when the backward pass wants them: upstream's own errors, without this package too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tests.gate import unmet
+from tests.rig import models
+from tests.sweep.backends import ALL_BACKENDS, BACKENDS, MORE_BACKENDS
+from tests.sweep.placements import PLACEMENTS
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="the sweep is about the newest releases"),
+    pytest.mark.skipif(bool(unmet("peft")), reason="peft is not installed"),
+]
+
+PLACED = ["to", "there and back", "to the other", "model offload"]
+CIRCUMSTANCES = ["", "checkpointing", "autocast", "after inference", "after a run on the CPU"]
+# Relative error of all gradients together. Layers compute with the dequantized weight, in float32 here; those of
+# bitsandbytes in 8 bits also round their inputs to 8 bits.
+TOLERANCE = {"bnb-int8": 0.03}
+ELSEWHERE = 1e-4
+# The factors of the LoRA, and what the layers above them give, are rounded to bfloat16 under autocast.
+AUTOCAST = 0.03
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+def inputs(device) -> dict:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    given = {
+        "hidden_states": torch.randn(1, 16, 64, generator=generator),
+        "encoder_hidden_states": torch.randn(1, 8, 64, generator=generator),
+        "pooled_projections": torch.randn(1, 64, generator=generator),
+        "timestep": torch.tensor([0.5]),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(8, 3),
+    }
+    return {name: tensor.to(device) for name, tensor in given.items()} | {"return_dict": False}
+
+
+def with_lora(model):
+    import torch
+    from peft import LoraConfig
+
+    model.requires_grad_(False)
+    model.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.train()
+
+
+def gradients(model, device, autocast: bool = False, times: int = 1) -> dict:
+    """Of one backward pass, which is the same for each of ``times``."""
+    import torch
+
+    found: dict = {}
+    for _ in range(times):
+        context = torch.autocast(device.type, torch.bfloat16) if autocast else contextlib.nullcontext()
+        with context:
+            output = model(**inputs(device))[0]
+        output.float().pow(2).mean().backward()
+        now = {name: one.grad.cpu() for name, one in model.named_parameters() if one.grad is not None}
+        model.zero_grad()
+        assert not found or all(torch.equal(now[name], found[name]) for name in found), "another time, others"
+        found = now
+    return found
+
+
+_references: dict = {}
+
+
+def reference(backend, load, saved, here) -> dict:
+    """The gradients of the dequantized model."""
+    import torch
+
+    if backend not in _references:
+        model = load(saved, torch.float32, None).to(here)
+        if backend != "plain":
+            model.dequantize()
+        _references[backend] = gradients(with_lora(model.to(torch.float32)), here)
+    return _references[backend]
+
+
+@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
+@pytest.mark.parametrize("placement", PLACED)
+@pytest.mark.parametrize(
+    "backend", [*BACKENDS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_BACKENDS)]
+)
+def test_gradients(gpu, backend, placement, circumstance, saved):
+    import torch
+
+    load = ALL_BACKENDS[backend]
+    expected = reference(backend, load, saved, gpu.devices[0])
+    model = load(saved, torch.float32, None)
+    if circumstance == "after a run on the CPU":
+        model.to("cpu")
+        with torch.no_grad():
+            model(**inputs("cpu"))
+    model = with_lora(model)
+    device = PLACEMENTS[placement](models.flux_pipeline(model), gpu.devices[0], gpu.devices[-1])
+    if circumstance == "after inference":
+        with torch.no_grad():
+            model(**inputs(device))
+    if circumstance == "checkpointing":
+        model.enable_gradient_checkpointing()
+    found = gradients(model, device, circumstance == "autocast", times=2)
+    assert found.keys() == expected.keys() and len(found) == 14
+    off = sum((found[name] - expected[name]).pow(2).sum() for name in expected).sqrt()
+    off /= sum(one.pow(2).sum() for one in expected.values()).sqrt()
+    allowed = max(TOLERANCE.get(backend, ELSEWHERE), AUTOCAST if circumstance == "autocast" else 0)
+    assert off <= allowed, f"relative error of the gradients: {off:.2g}"
