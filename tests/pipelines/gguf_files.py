@@ -12,7 +12,7 @@ def is_read(kind: type) -> bool:
     from diffusers.loaders import single_file_model
 
     known = set(single_file_model.SINGLE_FILE_LOADABLE_CLASSES)
-    return hasattr(kind, "from_single_file") and any(one.__name__ in known for one in kind.__mro__)
+    return any(one.__name__ in known for one in getattr(kind, "__mro__", ()))
 
 
 def write(model, folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diffusers_quantfix.placement.tensors import held_tensors
 from tests import rig
 
 
@@ -37,6 +36,8 @@ def _forget(pipe) -> None:
 
 def _allowed(pipe, staying: set[str], buffers: bool) -> Iterator:
     import torch
+
+    from diffusers_quantfix.placement.tensors import held_tensors  # it imports torch
 
     for name, part in pipe.components.items():
         for held in held_tensors(name, part):
