@@ -62,7 +62,7 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
         {"'cuda'"},
         "one of the device types that upstream guards",
     ),
-    ("weights/int8_params.py", "rows_of"): ({"'cuda'", "tiles.is_cuda", "torch.cuda"}, ITS_KERNELS),
+    ("weights/int8_params.py", "_rows"): ({"'cuda'", "tiles.is_cuda", "torch.cuda"}, ITS_KERNELS),
     ("weights/quanto_extension.py", "cuda_kernels_are_there"): (
         {"'optimum.quanto.library.extensions.cuda'"},
         ITS_KERNELS,
