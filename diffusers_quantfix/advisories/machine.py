@@ -12,7 +12,7 @@ import sys
 
 from ..engine.versions import installed_version
 from ..loading.device import accelerator_types
-from . import quanto, supported
+from . import quantizers, quanto, supported
 from .combinations import LIBSTDCXX
 from .ranges import fits
 
@@ -61,7 +61,7 @@ def advice(board: Board, kind: str) -> list[str]:
         sentences += _bitsandbytes(versions, kind)
     if "diffusers" in versions and "bitsandbytes" in versions:
         sentences += _diffusers(versions, kind, applied)
-    return sentences + quanto.advice(versions, kind)
+    return [*sentences, *quanto.advice(versions, kind), *quantizers.advice()]
 
 
 def _torch(versions: dict[str, str], kind: str) -> Iterator[str]:

@@ -10,15 +10,30 @@ from __future__ import annotations
 import sys
 
 from .errors import TargetMissing
-from .probe import nested_code
+from .foreign import refuse_foreign
+from .probe import function_of, nested_code, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
-    from types import CodeType, FunctionType
+    from types import CodeType, FunctionType, ModuleType
     from typing import Any
 
-__all__ = ["expression", "recompiled", "statements"]
+__all__ = ["expression", "own_function", "recompiled", "statements"]
+
+
+def own_function(module: ModuleType, path: str) -> FunctionType:
+    """The function at a dotted path below a module, below its wrappers, for `recompiled`: code of the library itself.
+
+    Raises:
+        TargetMissing: a step of the path does not exist in this release.
+        ForeignPatch: another tool has put a function of its own there.
+    """
+    parent, _, name = path.rpartition(".")
+    owner = resolve(module, parent) if parent else module
+    function = function_of(resolve(owner, name))
+    refuse_foreign(owner, name, function)
+    return function
 
 
 def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeType:

@@ -100,6 +100,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-qkv-quantized": ("diffusers.fuse_qkv_quantized", "diffusers.models.attention"),
     "diffusers-gguf-dequantize": ("diffusers.gguf_dequantize", "diffusers.quantizers.gguf.utils"),
     "diffusers-gguf-pickle": ("diffusers.gguf_pickle", "diffusers.quantizers.gguf.utils"),
+    "diffusers-gguf-plain-parameter": (
+        "diffusers.gguf_plain_parameter",
+        "diffusers.quantizers.gguf.gguf_quantizer",
+    ),
     "diffusers-gguf-sequential": ("diffusers.gguf_sequential", "diffusers.quantizers.gguf.utils"),
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-buffers": (
@@ -210,6 +214,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.quantizers.quantizer_quanto",
     ),
     "transformers-sharded-companions": ("transformers.sharded_companions", "transformers.modeling_utils"),
+    "transformers-siglip2-patch-dtype": (
+        "transformers.siglip2_patch_dtype",
+        "transformers.models.siglip2.modeling_siglip2",
+    ),
 }
 
 # What a user may choose in the environment variable beside the ids; each fix declares its own.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import linecache
+import sys
 
 import pytest
 
-from diffusers_quantfix.engine.errors import TargetMissing
-from diffusers_quantfix.engine.source import recompiled, statements
+from diffusers_quantfix.engine.errors import ForeignPatch, TargetMissing
+from diffusers_quantfix.engine.source import own_function, recompiled, statements
 
 TEXT = '''"""A library."""
 
@@ -73,3 +75,17 @@ def test_a_library_without_its_source(library, tmp_path):
     linecache.clearcache()
     with pytest.raises(OSError, match=r"the source of Layer\.forward is missing"):
         recompiled(library.Layer.forward, Exchange())
+
+
+def test_the_function_of_another_tool_is_refused(library, monkeypatch):
+    monkeypatch.setitem(sys.modules, "library", library)
+    own = library.Layer.forward
+    assert own_function(library, "outer") is library.outer
+    assert own_function(library, "Layer.forward") is own
+    library.Layer.forward = staticmethod(functools.wraps(own)(lambda x: own(x)))
+    assert own_function(library, "Layer.forward") is own, "below a wrapper that says so"
+    library.Layer.forward = staticmethod(lambda x: own(x))
+    with pytest.raises(
+        ForeignPatch, match=r"library\.Layer\.forward was replaced by tests\.engine\.test_source before us"
+    ):
+        own_function(library, "Layer.forward")

@@ -32,7 +32,8 @@ GUARDED = "asks first whether the dtype is a floating one"
 FIRST = "the first parameter is that of a convolution or a table, which nobody quantizes"
 ADAPTER = "a layer that is trained beside the quantized ones, and not quantized"
 UNUSED = "no pipeline of diffusers calls it"
-# They raise an error, or compute something else, as soon as somebody quantizes that model.
+# They raise an error, or compute something else, as soon as somebody quantizes that model: audio codecs, the renderer
+# of Shap-E, and the processors of Custom Diffusion, which are for Stable Diffusion 1.
 OPEN = "not patched"
 
 # Why a place does no harm, or which fix mends it -> "file: class: expression" of the models.
@@ -109,6 +110,7 @@ PIPELINES = {
         *: *: self.unet.parameters()
         modeling_stable_audio: StableAudioNumberConditioner: self.time_positional_embedding.parameters()
         pipeline_cosmos3_omni: Cosmos3OmniPipeline: self.sound_tokenizer.parameters()
+        refiner: SanaWMLTX2Refiner: self.transformer.parameters()
     """,
     ADAPTER: """
         *: *: self.projection_matrices[layer_num].weight
@@ -119,7 +121,6 @@ PIPELINES = {
     OPEN: """
         modeling_ace_step: _AceStepResidualFSQ: self.project_in.weight
         modeling_ace_step: _AceStepResidualFSQ: self.project_out.weight
-        refiner: SanaWMLTX2Refiner: self.transformer.parameters()
         renderer: ChannelsProj: self.proj.weight
     """,
 }
@@ -143,7 +144,7 @@ TEXT_ENCODERS = {
         modeling_blip_2: Blip2VisionModelWithProjection: self.vision_projection.weight
         modeling_qwen2_vl: Qwen2VisionTransformerPretrainedModel: self.blocks[0].mlp.fc2.weight
     """,
-    OPEN: """
+    "transformers-siglip2-patch-dtype": """
         modeling_siglip2: Siglip2VisionEmbeddings: self.patch_embedding.weight
     """,
 }  # fmt: skip

@@ -3,6 +3,7 @@
     python -m tests.peers                        # D14, D10 and D04 of tests/upstream/cells.toml, both libraries
     python -m tests.peers --library peft --set D14 --place rig
     python -m tests.peers --quick                # what CI runs: a part of the newest set
+    python -m tests.peers --write                # and the counts into results.json, which COMPATIBILITY.md tells
 
 accelerate and PEFT ship their tests in the source distributions on the package index; bitsandbytes, diffusers and
 optimum-quanto do not, and of transformers' tests only base classes are there.  The source distribution of the pinned

@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,7 @@ import psutil
 from tests.upstream.cells import Cell, digest, read
 from tests.upstream.environments import CannotInstall, cache_folder, locked, prepare
 
+from . import results
 from .compare import Comparison, Run, compare, intended
 from .sources import LIBRARIES, Library, tests_of
 
@@ -191,7 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--set", action="append", help=f"a release set of cells.toml; default {' '.join(SETS)}"
     )
     parser.add_argument("--place", choices=PLACES, help="on the plain CPU or on the fake CUDA devices only")
-    parser.add_argument("--quick", action="store_true", help="what CI runs: a part, on the newest set")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="what CI runs: a part, on the newest set")
+    kind.add_argument("--write", action="store_true", help="write the counts to tests/peers/results.json")
     asked = parser.parse_args(arguments)
     try:
         cells = read().select(asked.set or [SETS[0]] if asked.quick else asked.set or list(SETS))
@@ -211,6 +215,9 @@ def main(arguments: list[str] | None = None) -> int:
                     continue
                 report(job.title, found, unsteady, time.monotonic() - began)
                 sys.stdout.flush()
+                if asked.write:
+                    row = results.row(cell.pins[library.name], date.today().isoformat(), found, unsteady)
+                    results.save(results.load() | {f"{cell.name} {library.name} {place}": row})
                 status = max(status, 1 if found.different else 0)
     return status
 

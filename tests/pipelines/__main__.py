@@ -22,8 +22,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines import check, results
-from tests.pipelines.backends import BACKENDS
+from tests.pipelines import check, lora, results
+from tests.pipelines.backends import BACKENDS, CANNOT, takes
 from tests.pipelines.families import NOT_BUILT, families, pipelines
 
 
@@ -43,6 +43,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="what went wrong once more")
     parser.add_argument("--json", type=Path, help="file of results to go on with")
     given = parser.parse_args(argv)
+    with ready():  # before the libraries are imported: the rig keeps the code for CUDA out
+        if given.json and not results.reserve(given.json):
+            parser.error(f"another run writes {given.json}")
+        return run(given)
+
+
+def run(given: argparse.Namespace) -> int:
+    """What the command line asks for; 1 where something went wrong that is not upstream's."""
     names = sorted(min(one) for one in families().values()) if given.families else sorted(pipelines())
     chosen = [one for one in check.ALL if re.search(given.placement, one)]
     work = []
@@ -50,11 +58,11 @@ def main(argv: list[str] | None = None) -> int:
         if name in NOT_BUILT or not re.search(given.family, name):
             continue
         if given.slice or given.families:
-            work.append((name, *portion(index)))
-        else:
-            work += [(name, backend, chosen) for backend in given.backend or BACKENDS]
-    if given.json and not results.reserve(given.json):
-        parser.error(f"another run writes {given.json}")
+            work.append((name, *portion(index, name)))
+            continue
+        for backend in given.backend or BACKENDS:
+            if takes(pipelines()[name], backend):
+                work.append((name, backend, [one for one in possible(name, backend) if one in chosen]))
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
@@ -69,23 +77,33 @@ def main(argv: list[str] | None = None) -> int:
             todo.append((name, backend, left))
     print(f"{len(work)} pipelines with a backend, {len(work) - len(todo)} of them known", flush=True)
     bad = False
-    with ready():
-        for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
-            seconds = outcomes.pop("seconds", "?")
-            found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
-            if given.json:
-                results.write(found, given.json)
-            wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}
-            bad = bad or bool(wrong)
-            print(f"{name} {backend}: {results.summary(outcomes)}, {seconds} s of the processor", flush=True)
-            for key, said in wrong.items():
-                print(f"    {key}: {said}", flush=True)
+    for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
+        seconds = outcomes.pop("seconds", "?")
+        found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
+        if given.json:
+            results.write(found, given.json)
+        wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}
+        bad = bad or bool(wrong)
+        print(f"{name} {backend}: {results.summary(outcomes)}, {seconds} s of the processor", flush=True)
+        for key, said in wrong.items():
+            print(f"    {key}: {said}", flush=True)
     return 1 if bad else 0
 
 
-def portion(index: int) -> tuple[str, list[str]]:
+def portion(index: int, name: str) -> tuple[str, list[str]]:
     """The one backend and the one placement of a pipeline in a slice: both rotate through the list of pipelines."""
-    return list(BACKENDS)[index % len(BACKENDS)], [check.ALL[index // len(BACKENDS) % len(check.ALL)]]
+    backends = [one for one in BACKENDS if takes(pipelines()[name], one)]
+    backend = backends[index % len(backends)]
+    placements = possible(name, backend)
+    return backend, [placements[index // len(BACKENDS) % len(placements)]]
+
+
+def possible(name: str, backend: str) -> list[str]:
+    """The placements that a pipeline and a backend have a way for."""
+    left_out = set(CANNOT.get(backend, ()))
+    if not lora.is_loaded_by(pipelines()[name]):
+        left_out.update(check.LORAS)
+    return [one for one in check.ALL if one not in left_out]
 
 
 @contextlib.contextmanager
@@ -98,10 +116,10 @@ def ready():
 
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    rig.load()  # before torch, which may be a build for CUDA
     import torch
 
     torch.set_num_threads(1)
-    rig.load()
     pipelines()
     with rig.devices():
         yield

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines import build, inputs
-from tests.pipelines.backends import BACKENDS
+from tests.pipelines import build, gguf_files, inputs, lora
+from tests.pipelines.backends import BACKENDS, GGUF
 from tests.pipelines.forked import forked, line
 from tests.pipelines.left import left
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
@@ -63,6 +63,9 @@ class Subject:
     def quantize(self, backend: str) -> None:
         """Quantize while loading, and save: what ``load`` with this backend loads from then on."""
         for part in self.quantized:
+            if backend == GGUF and gguf_files.is_read(self.classes[part]):
+                gguf_files.write(self._load(part, self.folder / "plain"), self.folder / backend / part)
+                continue
             config = BACKENDS[backend](self.library(part))
             if config is not None:
                 self._load(part, self.folder / "plain", quantization_config=config).save_pretrained(
@@ -84,6 +87,8 @@ class Subject:
         return pipe
 
     def _load(self, part: str, folder: Path, **options):
+        if (folder / part / gguf_files.NAME).exists():
+            return gguf_files.load(self.classes[part], folder / part, self.dtypes[part])
         return (
             self.classes[part].from_pretrained(folder / part, torch_dtype=self.dtypes[part], **options).eval()
         )
@@ -129,7 +134,8 @@ GROUPS = {
     "group, block": {"offload_type": "block_level", "num_blocks_per_group": 1},
     "group, block, stream": {"offload_type": "block_level", "num_blocks_per_group": 1, "use_stream": True},
 }
-MORE = ("device map", "interrupted", "saved under offload")
+LORAS = ("LoRA", "LoRA, model offload")
+MORE = ("device map", "interrupted", "saved under offload", *LORAS)
 ALL = (*(name for name in PLACEMENTS if name != "stay"), *MORE)
 
 
@@ -152,6 +158,8 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
             model.save_pretrained(subject.folder / again / part)
         pipe = subject.load(again)
         pipe.to(here)
+    elif placement in LORAS:
+        _with_lora(subject, pipe, placement, here)
     yield subject.run(pipe)
     if placement in OFFLOADS:
         if placement == "model offload":
@@ -161,6 +169,29 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         if size := left(pipe, staying, buffers=placement == "sequential"):
             raise AssertionError(f"{size} bytes stayed on the device")
         yield subject.run(pipe)
+
+
+def _with_lora(subject: Subject, pipe, placement: str, here) -> None:
+    """Run with a LoRA, which must have the effect that it has on one device, and unload it."""
+
+    def on_one_device() -> list:
+        pipe.to(here)
+        lora.load(pipe)
+        return subject.run(pipe)
+
+    expected = forked(on_one_device)
+    if placement == "LoRA":
+        pipe.to(here)
+    else:
+        pipe.enable_model_cpu_offload(device=here)
+    without = subject.run(pipe)
+    lora.load(pipe)
+    outputs = subject.run(pipe)
+    if compare(outputs, without) == EXACT:
+        raise AssertionError("the LoRA has no effect")
+    if (said := compare(outputs, expected)) != EXACT:
+        raise AssertionError(f"with the LoRA: {said}")
+    pipe.unload_lora_weights()
 
 
 class Interrupted(Exception):

@@ -14,7 +14,10 @@ def pipelines() -> dict[str, type]:
     for name in dir(diffusers):
         if "Pipeline" not in name and not name.startswith("SanaWM"):
             continue
-        exported = getattr(diffusers, name)
+        try:
+            exported = getattr(diffusers, name)
+        except RuntimeError:  # its module cannot be imported beside the other libraries of an older set
+            continue
         if isinstance(exported, type) and issubclass(exported, diffusers.DiffusionPipeline):
             found[name] = exported
     del found["DiffusionPipeline"]

@@ -132,6 +132,10 @@ class Soak:
                 found[type(thing).__name__, thing.device.type] += 1
         return found
 
+    def device_bytes(self) -> str:
+        """What lies on each device, for people."""
+        return ", ".join(f"{device} {self._gpu.allocated(device)} bytes" for device in self._gpu.devices)
+
     def _pipeline(self, backend: str) -> Any:
         return models.flux_pipeline(BACKENDS[backend](self._saved, self._torch.bfloat16, None))
 
@@ -184,12 +188,14 @@ def run(
     soak.warm_up(backends)
     wrong = []
     tensors = host = None
+    say(f"before the first cycle: {soak.device_bytes()}; {host_bytes() >> 20} MiB of host memory")
     for number, plan in enumerate(cycles, start=1):
         found = [f"cycle {number} ({plan}): {what}" for what in soak.cycle(plan)]
         wrong += found
         if number == len(cycles) // 2:  # by then what a library keeps once is kept
             tensors, host = soak.tensors(), host_bytes()
         say("\n".join(found) or f"{number} of {len(cycles)}: {plan}: {host_bytes() >> 20} MiB")
+    say(f"after the last cycle: {soak.device_bytes()}; {host_bytes() >> 20} MiB of host memory")
     if more := soak.tensors() - (tensors or Counter()):
         wrong.append(f"more tensors than after half of the cycles: {dict(more)}")
     if host is not None and host_bytes() - host > HOST_TOLERANCE:

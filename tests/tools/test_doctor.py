@@ -12,7 +12,7 @@ from importlib import metadata
 import pytest
 from packaging.version import Version
 
-from diffusers_quantfix.advisories import combinations, machine, supported
+from diffusers_quantfix.advisories import combinations, machine, quantizers, supported
 from diffusers_quantfix.commands import doctor
 from diffusers_quantfix.engine.board import Answer, Board
 from tests.upstream.cells import read
@@ -109,6 +109,12 @@ def test_advice_for_a_machine_without_a_gpu():
     assert "No GPU found" not in advice("", applied="applied", bitsandbytes="0.50.2")
     assert "quantizes on a GPU only" not in advice("", bitsandbytes="0.46.0")
     assert "quantizes on a GPU only" not in advice("cuda")
+
+
+def test_a_quantizer_about_which_no_fix_is(monkeypatch):
+    monkeypatch.setattr(quantizers, "installed_version", {"sdnq": "0.2.8"}.get)
+    assert "sdnq 0.2.8: no fix is about the quantization method 'sdnq'" in advice("")
+    assert "auto-round" not in advice("")
 
 
 def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):

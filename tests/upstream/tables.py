@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from diffusers_quantfix.advisories import supported
+from tests.peers import results as peers
 
 from .cells import MAIN, Cell, Table, read
 from .results import Declarations, Results, load, valid
@@ -56,13 +57,14 @@ def fixes_page(said: Declarations) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compatibility_page(results: Results, said: Declarations, table: Table) -> str:
+def compatibility_page(results: Results, said: Declarations, table: Table, others: peers.Results) -> str:
     """The compatibility page; results that are about other declarations or sets are left out.
 
     Args:
         results: of `results.json`.
         said: the declarations.
         table: the sets.
+        others: the counts of the tests of other libraries, of `tests.peers`.
     """
     results = valid(results, said, table)
     dates = sorted({seen.date for row in results.values() for seen in row.values()})
@@ -95,6 +97,17 @@ def compatibility_page(results: Results, said: Declarations, table: Table) -> st
         also = ", ".join(f"{name} {cell.pins[name]}" for name in cell.extra)
         releases = [cell.python, *(cell.pins[name] for name in ("torch", *MAIN))]
         lines.append(f"| {cell.name} | {' | '.join(releases)} | {also} |")
+    if others:
+        lines += [
+            "",
+            "## Tests of other libraries",
+            "",
+            "Those of hooks, offloading, loading, quantization, LoRA and merging on the sets",
+            f"{', '.join(peers.sets(others))}, without the package and with it, on the CPU and on the stand-in;",
+            "`python -m tests.peers --write` runs them.",
+            "",
+            *peers.lines(others),
+        ]
     lines += ["", "## Fixes on release sets", ""]
     lines += _grid(sorted(said), table.cells, results, [cell.name for cell in table.cells])
     for library in dict.fromkeys(cell.alone for cell in table.ranges):
@@ -134,7 +147,7 @@ def pages(said: Declarations | None = None) -> dict[Path, str]:
     said = declarations() if said is None else said
     return {
         FIXES: fixes_page(said),
-        COMPATIBILITY: compatibility_page(load(), said, read()),
+        COMPATIBILITY: compatibility_page(load(), said, read(), peers.load()),
         README: readme(README.read_text(encoding="utf-8")),
     }
 

@@ -69,11 +69,11 @@ def test_results_are_shown_and_what_was_not_run_is_not_known():
     states = (PATCHED, APPLIED, HEALTHY, NOT_APPLICABLE)
     some = [ran(cell, state) for cell, state in zip(table.cells, states, strict=False)]
     found = results.merged({}, some, SAID, table)
-    text = tables.compatibility_page(found, SAID, table)
+    text = tables.compatibility_page(found, SAID, table, {})
     assert signs(text) == ["**P**", "A", "h", "-", *["?"] * (len(table.cells) - 4)]
     assert "Tests ran 2026-11-21 on Linux, " in text and "## Every bitsandbytes on its own" in text
     assert "| T01 | 3.10 | 2.5.1 | 0.31.0 |" in text and "| D14 | 3.11 | 2.13.0 | 0.42.1 |" in text
-    assert "Tests ran: none yet" in tables.compatibility_page({}, SAID, table)
+    assert "Tests ran: none yet" in tables.compatibility_page({}, SAID, table, {})
 
 
 def test_a_claim_that_changes_makes_its_own_results_stale_and_only_where_its_answer_changes():
@@ -82,13 +82,13 @@ def test_a_claim_that_changes_makes_its_own_results_stale_and_only_where_its_ans
     both = {"a-fix": {"state": PATCHED}, "b-fix": {"state": PATCHED}}
     found = results.merged({}, [ran(cell, fixes=both) for cell in table.every], said, table)
     narrower = said | {"a-fix": said["a-fix"] | {"claims": {"bitsandbytes": ">=0.43.0,<0.45.2"}}}
-    text = tables.compatibility_page(found, narrower, table)
+    text = tables.compatibility_page(found, narrower, table, {})
     concerned = [cell.pins["bitsandbytes"] == "0.45.2" for cell in table.cells]
     assert any(concerned)
     assert signs(text) == ["?" if hit else "**P**" for hit in concerned]
     assert set(signs(text, "b-fix")) == {"**P**"}
     moved = said | {"a-fix": said["a-fix"] | {"module": "elsewhere"}}
-    assert set(signs(tables.compatibility_page(found, moved, table))) == {"?"}
+    assert set(signs(tables.compatibility_page(found, moved, table, {}))) == {"?"}
     # What is stale is dropped at the next write, and the results of another run stand beside the rest.
     again = results.merged(found, [ran(table.cells[0], HEALTHY)], narrower, table)
     assert len(again["a-fix"]) == len(table.every) - sum(

@@ -28,7 +28,12 @@ FIX = Fix(
     symptom="KeyError: None from GGUFParameter.__new__ under accelerate.disk_offload",
     since="0.1.0",
     patterns=("KeyError: None",),
-    frames=("disk_offload", "gguf/utils.py:__new__", "accelerate/hooks.py:pre_forward"),
+    frames=(
+        "disk_offload",
+        "gguf/utils.py:__new__",
+        "GGUF",
+        "accelerate/utils/modeling.py:set_module_tensor_to_device",
+    ),
     hot=True,
 )
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
-from ...engine.source import recompiled, statements
+from ...engine.probe import resolve
+from ...engine.source import own_function, recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,5 +111,5 @@ if len(A.shape) > 3:
             node.body[:0] = statements(before, node.body[0])
             return node
 
-    function = function_of(resolve(functions, "matmul"))
+    function = own_function(functions, "matmul")
     draft.replace(function, "__code__", recompiled(function, Exchange()))

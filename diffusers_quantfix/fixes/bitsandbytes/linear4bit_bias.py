@@ -17,9 +17,8 @@ import contextlib
 
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.foreign import refuse_foreign
-from ...engine.probe import function_of, resolve
-from ...engine.source import recompiled, statements
+from ...engine.probe import resolve
+from ...engine.source import own_function, recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,11 +70,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             self.found += 1
             return statements("bias = bias.to(x.dtype)", node)
 
-    layer_class = resolve(modules, "Linear4bit")
-    forward = resolve(layer_class, "forward")
-    function, exchange = function_of(forward), Exchange()
+    function, exchange = own_function(modules, "Linear4bit.forward"), Exchange()
     code = recompiled(function, exchange)
     if exchange.found != 1:
-        refuse_foreign(layer_class, "forward", forward)
         raise TargetMissing("Linear4bit.forward converts its bias in another way")
     draft.replace(function, "__code__", code)

@@ -16,7 +16,7 @@ import contextlib
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
-from ...engine.source import expression, recompiled
+from ...engine.source import expression, own_function, recompiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def patch(module: ModuleType, draft: Draft) -> None:
             self.found += 1
             return expression(_FLOATING, node)
 
-    function, exchange = function_of(resolve(module, "StableCascadePriorPipeline.__call__")), Exchange()
+    function, exchange = own_function(module, "StableCascadePriorPipeline.__call__"), Exchange()
     code = recompiled(function, exchange)
     if exchange.found != 1:
         raise TargetMissing("StableCascadePriorPipeline gets its dtype in another way")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
-from ...engine.source import recompiled
+from ...engine.probe import resolve
+from ...engine.source import own_function, recompiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def patch(unet_motion_model: ModuleType, draft: Draft) -> None:
                 node.args = [node.keywords.pop().value]
             return node
 
-    function, exchange = (
-        function_of(resolve(unet_motion_model, "AnimateDiffTransformer3D.forward")),
-        Exchange(),
-    )
+    function = own_function(unet_motion_model, "AnimateDiffTransformer3D.forward")
+    exchange = Exchange()
     code = recompiled(function, exchange)
     if exchange.found != len(_CALLED):
         raise TargetMissing("AnimateDiffTransformer3D calls its layers in another way")

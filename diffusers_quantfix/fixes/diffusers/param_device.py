@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, names_used, resolve
-from ...engine.source import recompiled, statements
+from ...engine.probe import names_used, resolve
+from ...engine.source import own_function, recompiled, statements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     """Replace the code of ``ModelMixin.from_pretrained``."""
-    function = function_of(resolve(modeling_utils, "ModelMixin.from_pretrained"))
+    function = own_function(modeling_utils, "ModelMixin.from_pretrained")
     draft.replace(function, "__code__", _with_chosen_device(function))
 
 

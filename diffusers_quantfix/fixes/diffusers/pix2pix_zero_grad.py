@@ -1,7 +1,6 @@
 """Pix2Pix Zero cannot run with a quantized UNet.
 
-Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" in 4 or 8 bits; "view size is not
-    compatible with input tensor's size and stride" with quanto.
+Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" in 4 or 8 bits.
 Cause: ``prepare_unet`` makes all weights of the cross attention require gradients, quantized ones too. The pipeline
     needs the gradient of its latents only.
 Upstream: not reported.

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def flux(folder: str, compute_dtype: Any = None) -> Any:
+def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = ()) -> Any:
     """A FluxTransformer2DModel with two blocks on the CPU, its Linear weights in Q4_0, through ``from_single_file``.
+
+    The modules named in ``plain`` are dequantized while they are loaded.
 
     Raises:
         CannotReproduce: gguf is not installed, or this diffusers reads no GGUF.
@@ -36,11 +38,14 @@ def flux(folder: str, compute_dtype: Any = None) -> Any:
     # diffusers before 0.35 takes every file for one in the format of the original authors.
     entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["FluxTransformer2DModel"]
     dtype = compute_dtype or torch.float32
+    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    if plain:
+        config.modules_to_not_convert = list(plain)
     with mock.patch.dict(entry, checkpoint_mapping_fn=lambda checkpoint, **_: checkpoint):
         return diffusers.FluxTransformer2DModel.from_single_file(
             file,
             config=folder,
-            quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=dtype),
+            quantization_config=config,
             torch_dtype=dtype,
         ).eval()
 

@@ -1,0 +1,79 @@
+"""GGUF models with weights in float32 fail under sequential offload.
+
+Symptom: TypeError "new() received an invalid combination of arguments - got (Tensor, requires_grad=bool)" from
+    ``enable_sequential_cpu_offload()`` and ``accelerate.cpu_offload``, of Wan for instance; ``copy.deepcopy`` makes
+    tensors of these weights.
+Cause: ``GGUFQuantizer.create_quantized_param`` dequantizes the weights of modules that stay in float32 or are not to be
+    converted, and puts the plain tensor where a module has parameters. accelerate rebuilds it by its type.
+Upstream: not reported.
+Patch: the tensor becomes a parameter.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-gguf-plain-parameter",
+    title="GGUF models with weights in float32 fail under sequential offload",
+    module="diffusers.quantizers.gguf.gguf_quantizer",
+    claims={"diffusers": ">=0.39.0,<=0.42.1", "gguf": ""},
+    upstream=(),
+    symptom="TypeError: new() received an invalid combination of arguments - got (Tensor, requires_grad=bool)",
+    since="0.1.0",
+    patterns=(r"new\(\) received an invalid combination of arguments - got \(Tensor, requires_grad=bool\)",),
+    frames=(
+        "accelerate/utils/modeling.py:set_module_tensor_to_device",
+        "GGUF",
+        "enable_sequential_cpu_offload",
+    ),
+)
+
+
+def broken(gguf_quantizer: ModuleType) -> bool:
+    """Does a weight that is dequantized while it is loaded stop being a parameter?"""
+    import torch
+    from gguf import GGMLQuantizationType
+
+    class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
+        modules_to_not_convert = ("plain",)
+        compute_dtype = torch.float32
+
+        def __init__(self) -> None:
+            pass
+
+    model = torch.nn.Module()
+    model.plain = torch.nn.Linear(32, 1, bias=False, device="meta")
+    packed = torch.zeros(1, 18, dtype=torch.uint8)
+    weight = gguf_quantizer.GGUFParameter(packed, quant_type=GGMLQuantizationType.Q4_0)
+    Quantizer().create_quantized_param(model, weight, "plain.weight", "cpu")
+    return not isinstance(model.plain._parameters["weight"], torch.nn.Parameter)
+
+
+def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
+    def create_quantized_param(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        _make_parameter(*args, **kwargs)
+        return result
+
+    draft.wrap_wrapt(
+        resolve(gguf_quantizer, "GGUFQuantizer"), "create_quantized_param", create_quantized_param
+    )
+
+
+def _make_parameter(model: Any, param_value: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
+    import torch
+
+    path, _, name = param_name.rpartition(".")
+    parameters = model.get_submodule(path)._parameters
+    tensor = parameters.get(name)
+    if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+        parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)

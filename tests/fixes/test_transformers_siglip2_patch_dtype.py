@@ -1,0 +1,76 @@
+"""transformers-siglip2-patch-dtype: the image of a quantized SigLIP 2 reaches its first layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import four_bit
+from tests.gate import unmet
+from tests.rig import models
+
+FIX_ID = "transformers-siglip2-patch-dtype"
+# The last is that of releases in which no quantized model of transformers can be loaded without the package.
+SHOWS = r"the output differs by|does not depend on the image|Char|Byte|requires gradients must be floating"
+PATCHES = 16
+
+torch = pytest.importorskip("torch")
+
+
+def siglip2():
+    siglip = pytest.importorskip("transformers.models.siglip2", reason="SigLIP 2 came with transformers 4.50")
+    torch.manual_seed(0)
+    return siglip.modeling_siglip2.Siglip2VisionModel(
+        siglip.configuration_siglip2.Siglip2VisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_channels=4,
+            num_patches=PATCHES,
+            patch_size=4,
+            # Its attention fails with a quantized layer in transformers 5.0 and older, with an error.
+            vision_use_head=False,
+        )
+    ).eval()
+
+
+def run(model, device, seed: int = 0, dtype=None):
+    """The states of an image whose pixels are between -1 and 1, as the processor makes them."""
+    pixels = torch.rand(1, PATCHES, 64, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    with torch.no_grad():
+        return (
+            model(
+                pixels.to(device, dtype or torch.float32),
+                torch.ones(1, PATCHES, dtype=torch.long, device=device),
+                torch.tensor([[4, 4]], device=device),
+            )
+            .last_hidden_state.float()
+            .cpu()
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"bits": 4}, {"bits": 4, "bnb_4bit_quant_storage": torch.bfloat16}, {"bits": 8}],
+    ids=["4-bit", "4-bit in bfloat16", "8-bit"],
+)
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_model_from_a_checkpoint(gpu, tmp_path, options):
+    if options["bits"] == 8 and unmet("bitsandbytes>=0.45"):
+        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
+    plain, device = siglip2(), gpu.devices[0]
+    folder = models.saved(plain, tmp_path)
+    model = four_bit.load(type(plain), folder, dtype=torch.float16, device_map={"": 0}, **options)
+    expected, out = run(plain, "cpu"), run(model, device, dtype=torch.float16)
+    error = ((out - expected).norm() / expected.norm()).item()
+    assert error < {4: 0.3, 8: 0.05}[options["bits"]], f"the output differs by {error:.0%}"
+    other = run(model, device, seed=1, dtype=torch.float16)
+    assert not torch.allclose(out, other, atol=1e-3), "the output does not depend on the image"
+    assert torch.equal(run(model, device, dtype=torch.float16), out)
+
+
+def test_a_plain_model_is_as_before(gpu):
+    device = gpu.devices[0]
+    plain = siglip2()
+    expected = run(plain, "cpu")
+    torch.testing.assert_close(run(plain.to(device), device), expected)
