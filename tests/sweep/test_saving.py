@@ -11,7 +11,7 @@ import pytest
 
 from tests.gate import unmet
 from tests.rig import models
-from tests.sweep.backends import BACKENDS, KINDS
+from tests.sweep.backends import BACKENDS, ALL_BACKENDS
 from tests.sweep.placements import PLACEMENTS
 
 pytestmark = [
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the sweep is about the newest releases"),
 ]
 
-ALL = {**KINDS, "gguf": BACKENDS["gguf"]}
+ALL = {**ALL_BACKENDS, "gguf": BACKENDS["gguf"]}
 
 # (kind, way, device) as regular expressions -> what torch or torchao says of its own tensors and layers.
 KNOWN: dict[tuple[str, str, str], str] = {
@@ -72,7 +72,7 @@ def assert_same(output, expected):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_BACKENDS)
 def test_save_pretrained(rig_devices, kind, placement, saved, tmp_path):
     """Before a run of the pipeline, and after it."""
     import torch
