@@ -86,7 +86,7 @@ BACKENDS: dict[str, Callable] = {
     "quanto-int8": _quanto("int8"),
     "torchao-int8": _torchao("Int8WeightOnlyConfig"),
 }
-# Other layouts and numbers: what is quick runs for them too, what is long on request.
+# Other layouts and numbers, on request.
 MORE_BACKENDS: dict[str, Callable] = {
     "bnb-nf4-bfloat16": _bitsandbytes(4, bnb_4bit_quant_storage="bfloat16"),
     "bnb-nf4-float16": _bitsandbytes(4, bnb_4bit_quant_storage="float16"),
@@ -96,6 +96,17 @@ MORE_BACKENDS: dict[str, Callable] = {
     "torchao-float8": _torchao("Float8WeightOnlyConfig"),
 }
 ALL_BACKENDS = {**BACKENDS, **MORE_BACKENDS}
+
+
+def in_turn(*without: str) -> list:
+    """For `parametrize`: every backend but these, three of them with the other tests, the rest on request."""
+    often = ("bnb-nf4", "bnb-int8", "quanto-int8")
+    return [
+        name if name in often else pytest.param(name, marks=pytest.mark.whole)
+        for name in ALL_BACKENDS
+        if name not in without
+    ]
+
 
 _NEEDS = {"bnb": "bitsandbytes", "gguf": "gguf", "quanto": "optimum.quanto", "torchao": "torchao"}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.gate import unmet
 from tests.rig import models
 from tests.sweep.actions import ACTIONS
-from tests.sweep.backends import ALL_BACKENDS, BACKENDS, MORE_BACKENDS
+from tests.sweep.backends import ALL_BACKENDS, in_turn
 from tests.sweep.placements import PLACEMENTS
 
 pytestmark = [
@@ -101,9 +101,7 @@ def outputs(gpu, backend, placement, action, saved):
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("placement", PLACED)
-@pytest.mark.parametrize(
-    "backend", [*BACKENDS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_BACKENDS)]
-)
+@pytest.mark.parametrize("backend", in_turn())
 def test_action(gpu, backend, placement, action, saved):
     if all(map(re.fullmatch, NOT_OFFLOADED, (placement, action))):
         pytest.skip("a LoKr cannot be offloaded so, in a plain model either")

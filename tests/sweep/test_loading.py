@@ -13,7 +13,7 @@ import pytest
 
 from tests.gate import unmet
 from tests.rig import models
-from tests.sweep.backends import ALL_BACKENDS
+from tests.sweep.backends import ALL_BACKENDS, in_turn
 
 pytestmark = [
     pytest.mark.thorough,
@@ -100,7 +100,7 @@ def refusal(*said):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("plan", MAPS)
-@pytest.mark.parametrize("kind", [name for name in ALL_BACKENDS if name != "gguf"])
+@pytest.mark.parametrize("kind", in_turn("gguf"))
 def test_a_model(rig_devices, kind, plan, source, folders):
     import torch
     from diffusers import FluxTransformer2DModel

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gate import unmet
 from tests.rig import models
-from tests.sweep.backends import ALL_BACKENDS, BACKENDS, MORE_BACKENDS
+from tests.sweep.backends import ALL_BACKENDS, in_turn
 from tests.sweep.placements import PLACEMENTS
 
 pytestmark = [
@@ -99,9 +99,7 @@ def reference(backend, load, saved, here) -> dict:
 
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
 @pytest.mark.parametrize("placement", PLACED)
-@pytest.mark.parametrize(
-    "backend", [*BACKENDS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_BACKENDS)]
-)
+@pytest.mark.parametrize("backend", in_turn())
 def test_gradients(gpu, backend, placement, circumstance, saved):
     import torch
 

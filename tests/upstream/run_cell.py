@@ -156,7 +156,7 @@ def run_cell(
     runs: dict[str, Run] = {}
     for side in ("bare", "patched"):
         phase(side)
-        more = ["-m", "not thorough and not long" + (" and defect" if quick else "")]
+        more = ["-m", "not thorough and not long and not whole" + (" and defect" if quick else "")]
         more += ["--cell-inspect", str(report), *flags] if side == "bare" else []
         runs[side] = _pytest(cell, environment, side, paths, more, logs, result["seconds"])
         result["seconds"][f"{side} processor"] = runs[side].processor_seconds
