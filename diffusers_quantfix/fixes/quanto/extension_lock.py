@@ -5,6 +5,7 @@ Symptom: the first forward pass (or move, or load) of a model with int4 or int2 
 Cause: ``torch.utils.cpp_extension.load`` creates that file, compiles, and deletes it. A process that is killed
     meanwhile (SIGTERM, out of memory, a notebook's kernel restarted) leaves it there, and ``FileBaton.wait`` of every
     later process waits until someone deletes it. The file does not say who created it, or whether that process lives.
+    From torch 2.15 on the lock is one of the operating system (pytorch issue 189245), which ends with its process.
 Upstream: torch/utils/file_baton.py; not reported for quanto.
 Patch: for the extensions of quanto, and for no other, the wait ends with an error when nothing in the build folder has
     changed for 45 seconds. With ``quanto-extension-fallback`` PyTorch then does the work in this process; a compile
@@ -43,8 +44,11 @@ ABANDONED = 1800.0  # seconds without a change after which a lock is deleted: no
 
 def broken(extension: ModuleType) -> bool:
     """Has the wait no way to end but the lock's end, and are we not around both?"""
-    from torch.utils.file_baton import FileBaton
+    from torch.utils import cpp_extension
 
+    FileBaton = getattr(cpp_extension, "FileBaton", None)
+    if FileBaton is None:  # torch 2.15
+        return False
     if written_in(resolve(extension, "load"), __file__) and written_in(FileBaton.wait, __file__):
         return False
     return not any(name.endswith(("Error", "Timeout", "timeout")) for name in names_used(FileBaton.wait))
