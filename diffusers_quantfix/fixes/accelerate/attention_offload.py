@@ -1,0 +1,70 @@
+"""torch's MultiheadAttention cannot run under sequential offload.
+
+Symptom: RuntimeError "Tensor on device cuda:0 is not on the expected device meta!" from torch's
+    ``multi_head_attention_forward`` under ``enable_sequential_cpu_offload()``: the image encoders of FramePack,
+    HunyuanVideo 1.5 and Flux Redux (SigLIP), and ControlNetUnion.
+Cause: ``attach_align_device_hook`` gives the layer ``out_proj`` inside it a hook of its own, which brings the weight
+    when that layer is called. It never is: torch's function gets its weight. accelerate knows such classes as
+    ``preload_module_classes``, but diffusers names none.
+Upstream: not reported.
+Patch: it is one of these classes: its hook brings the weights of the layers inside it, too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...models.plain_weights import is_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-attention-offload",
+    title="torch's MultiheadAttention cannot run under sequential offload",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491",),
+    symptom="RuntimeError: Tensor on device cuda:0 is not on the expected device meta!, from "
+    "multi_head_attention_forward under enable_sequential_cpu_offload()",
+    patterns=(
+        r"multi_head_attention_forward.{0,2000}expected device meta",
+        r"expected device meta.{0,200}(multi_?head_?attention|siglip)",
+    ),
+    frames=("functional.py:multi_head_attention_forward", "accelerate/hooks.py:new_forward"),
+    since="0.1.0",
+)
+
+
+def broken(hooks: ModuleType) -> bool:
+    """Offload one; has the layer inside it a hook of its own?"""
+    import torch
+
+    attention = torch.nn.MultiheadAttention(1, 1)
+    attach = resolve(hooks, "attach_align_device_hook")
+    attach(attention, torch.device("cpu"), offload=True, weights_map=attention.state_dict())
+    return hasattr(attention.out_proj, "_hf_hook")
+
+
+def patch(hooks: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def attach_align_device_hook(module, *args, **kwargs):
+            if _reads_weights_of_its_layer(module):
+                known = kwargs.get("preload_module_classes") or ()
+                kwargs["preload_module_classes"] = [*known, type(module).__name__]
+            return original(module, *args, **kwargs)
+
+        return attach_align_device_hook
+
+    draft.wrap_plain(hooks, "attach_align_device_hook", make)
+
+
+def _reads_weights_of_its_layer(module: Any) -> bool:
+    # A quantized layer inside it has to be called, by the fix of the model: its own hook brings its weight.
+    return isinstance(module, sys.modules["torch"].nn.MultiheadAttention) and is_plain(module.out_proj)
