@@ -255,7 +255,14 @@ def test_the_symptom_of_a_fix_leads_to_it(fix_id):
 
 RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"]
 # A message that is somebody else's as well: a frame of the traceback has to stand beside it.
-NOT_ALONE = ("diffusers-fuse-qkv-quantized",)
+NOT_ALONE = (
+    "accelerate-attention-offload",
+    "bnb-int8-input-layout",
+    "diffusers-controlnet-union-attention",
+    "diffusers-fuse-qkv-quantized",
+    "peft-loha-packed-weight",
+    "transformers-quantized-resave",
+)
 
 
 @pytest.mark.parametrize("fix_id", [fix_id for fix_id in RECORDED if fix_id not in NOT_ALONE])

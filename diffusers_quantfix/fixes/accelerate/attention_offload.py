@@ -1,6 +1,6 @@
 """torch's MultiheadAttention cannot run under sequential offload.
 
-Symptom: RuntimeError "Tensor on device cuda:0 is not on the expected device meta!" from torch's
+Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from torch's
     ``multi_head_attention_forward`` under ``enable_sequential_cpu_offload()``: the image encoders of FramePack,
     HunyuanVideo 1.5 and Flux Redux (SigLIP), and ControlNetUnion.
 Cause: ``attach_align_device_hook`` gives the layer ``out_proj`` inside it a hook of its own, which brings the weight
@@ -31,11 +31,11 @@ FIX = Fix(
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
     upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491",),
-    symptom="RuntimeError: Tensor on device cuda:0 is not on the expected device meta!, from "
+    symptom="RuntimeError: Tensor on device meta is not on the expected device cuda:0!, from "
     "multi_head_attention_forward under enable_sequential_cpu_offload()",
     patterns=(
-        r"multi_head_attention_forward.{0,2000}expected device meta",
-        r"expected device meta.{0,200}(multi_?head_?attention|siglip)",
+        r"multi_head_attention_forward.{0,4000}Tensor on device meta is not on the expected device",
+        r"Tensor on device meta is not on the expected device.{0,200}(multi_?head_?attention|siglip)",
     ),
     frames=("functional.py:multi_head_attention_forward", "accelerate/hooks.py:new_forward"),
     since="0.1.0",

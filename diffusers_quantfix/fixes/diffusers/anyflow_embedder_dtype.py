@@ -32,7 +32,7 @@ FIX = Fix(
     harm="wrong result",
     since="0.1.0",
     patterns=(r"silu_\w+'? not implemented for '(Byte|Char)'",),
-    frames=(r"AnyFlow(?! ?FAR)", r"transformer_anyflow\.py"),
+    frames=(r"AnyFlow(?![ _]?FAR)", r"transformer_anyflow\.py"),
     hot=True,
 )
 

@@ -36,6 +36,7 @@ FIX = Fix(
     patterns=(
         r"(self|mat1|m1) and (mat2|m2).{0,200}multi_head_attention_forward",
         r"multi_head_attention_forward.{0,2000}(self|mat1|m1) and (mat2|m2)",
+        r"expecting query weights shape of",
     ),
     frames=(
         "functional.py:multi_head_attention_forward",

@@ -27,7 +27,7 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/peft/pull/2325",),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data!, with a LoKr for an 8-bit model",
     patterns=("Cannot copy out of meta tensor; no data",),
-    frames=("_replace_module", "lokr|loha", "8.?bit|int8"),
+    frames=("peft/tuners/(lokr|loha)", "lokr|loha", "8.?bit|int8"),
 )
 
 

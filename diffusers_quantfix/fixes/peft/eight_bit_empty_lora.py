@@ -31,7 +31,8 @@ FIX = Fix(
     ),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data!, from load_lora_weights of an 8-bit model",
     patterns=("Cannot copy out of meta tensor; no data",),
-    frames=("load_lora_weights", "_replace_module", "peft/", "8.?bit|int8"),
+    frames=("load_lora_weights", "peft/tuners/lora/", "8.?bit|int8"),
+    fixed_in="peft 0.15.0",
 )
 
 

@@ -27,7 +27,11 @@ FIX = Fix(
     claims={"peft": ">=0.13.2,<=0.21.2"},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/loha/layer.py",),
     symptom="RuntimeError: mat1 and mat2 shapes cannot be multiplied, with a LoHa on a 4-bit or GGUF model",
-    patterns=(r"mat1 and mat2 shapes cannot be multiplied",),
+    # the message alone is that of any layer
+    patterns=(
+        r"tuners/loha.{0,2000}mat1 and mat2 shapes cannot be multiplied",
+        r"shapes cannot be.{0,200}\bLoHa\b",
+    ),
     frames=(r"tuners/loha", "loha"),
     hot=True,
     since="0.1.0",
