@@ -50,7 +50,8 @@ def test_a_merged_lora_is_in_the_checkpoint(gpu, folder, tmp_path, bits, files):
     pipe.fuse_lora()
     merged = lora_models.run(pipe, device, torch.float16)
     pipe.transformer.save_pretrained(tmp_path, max_shard_size=files)
-    assert not [name for name in names_in(tmp_path) if "base_layer" in name or "lora" in name]
+    wrong = [name for name in names_in(tmp_path) if "base_layer" in name or "lora" in name]
+    assert not wrong, f"{len(wrong)} names of a base_layer or of a LoRA"
     again = models.flux_pipeline(FluxTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.float16))
     assert torch.equal(lora_models.run(again.to(device), device, torch.float16), merged)
     assert any("base_layer" in name for name in pipe.transformer.state_dict()), (
