@@ -84,10 +84,10 @@ def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
     Raises:
         Undecided: bitsandbytes, which may have tiles or not, is not imported yet.
     """
-    functional = sys.modules.get("bitsandbytes.functional")
-    if functional is None:
-        raise Undecided("bitsandbytes.functional")
-    if not hasattr(functional, "igemmlt"):  # the product of matrices in tiles
+    functions = sys.modules.get("bitsandbytes.autograd._functions")
+    if functions is None:
+        raise Undecided("bitsandbytes.autograd._functions")
+    if "igemmlt" not in names_used(functions.MatMul8bitLt.forward):  # the product of matrices in tiles
         return False
     return not written_in(dequantize_bnb_weight, __file__) and "igemmlt" not in names_used(
         dequantize_bnb_weight

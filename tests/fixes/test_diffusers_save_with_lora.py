@@ -9,7 +9,11 @@ from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-save-with-lora"
-SHOWS = r"base_layer|Cannot copy out of meta tensor|DID NOT RAISE|does not contain `bitsandbytes__|meta"
+SHOWS = (
+    r"base_layer|Cannot copy out of meta tensor|DID NOT RAISE|does not contain `bitsandbytes__|meta"
+    # bitsandbytes 0.48 without the package: merging into 8 bits ends before there is something to save
+    r"|'NoneType' object has no attribute 'to'"
+)
 
 
 @pytest.fixture(scope="module")

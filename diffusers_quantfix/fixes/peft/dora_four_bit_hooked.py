@@ -25,7 +25,7 @@ FIX = Fix(
     id="peft-dora-4bit-hooked",
     title="a DoRA cannot be put into a 4-bit layer that has hooks",
     module="peft.tuners.lora.dora",
-    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": "", "diffusers": ">=0.33.0"},
+    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/dora.py",),
     symptom="TypeError: cannot pickle 'module' object, when a DoRA is loaded into a 4-bit model under group offloading",
     patterns=(r"cannot pickle '(module|Stream)' object",),
