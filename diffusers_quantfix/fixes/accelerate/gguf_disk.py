@@ -23,7 +23,7 @@ FIX = Fix(
     id="accelerate-gguf-disk",
     title="GGUF models cannot be offloaded to disk",
     module="accelerate.utils.modeling",
-    claims={"accelerate": ">=0.34.2,<=1.15.0", "diffusers": ">=0.32.0", "gguf": ""},
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "diffusers": "", "gguf": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/14691",),
     symptom="KeyError: None from GGUFParameter.__new__ under accelerate.disk_offload",
     since="0.1.0",
