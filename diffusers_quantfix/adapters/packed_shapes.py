@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from ..engine.errors import TargetMissing
 from ..engine.probe import function_of, resolve
-from ..engine.source import expression, recompiled
+from ..engine.source import expression, own_function, recompiled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
     from ..engine.draft import Draft
@@ -23,11 +24,12 @@ def reads_shape_of_weight(layer_class: Any) -> bool:
     return "in_features" not in function_of(resolve(layer_class, "get_delta_weight")).__code__.co_names
 
 
-def asks_for_shapes(layer_class: Any, methods: tuple[str, ...], draft: Draft) -> None:
-    """Compile ``methods`` anew, which ask a linear layer for its numbers of features instead of ``weight.shape``.
+def asks_for_shapes(layer: ModuleType, class_name: str, methods: tuple[str, ...], draft: Draft) -> None:
+    """Replace the code of ``methods``: they ask a linear layer for its numbers of features, not for ``weight.shape``.
 
     Raises:
         TargetMissing: one of them does not look at the shape of a weight in just one place.
+        ForeignPatch: another tool has put a function of its own there.
     """
     import ast
 
@@ -39,15 +41,13 @@ def asks_for_shapes(layer_class: Any, methods: tuple[str, ...], draft: Draft) ->
             if node.attr != "shape" or not isinstance(value, ast.Attribute) or value.attr != "weight":
                 return node
             self.found += 1
-            layer = ast.unparse(value.value)
-            features = f"({layer}.out_features, {layer}.in_features)"
-            return expression(
-                f"{features} if hasattr({layer}, 'in_features') else {layer}.weight.shape", node
-            )
+            base = ast.unparse(value.value)
+            features = f"({base}.out_features, {base}.in_features)"
+            return expression(f"{features} if hasattr({base}, 'in_features') else {base}.weight.shape", node)
 
     for name in methods:
-        function, exchange = function_of(resolve(layer_class, name)), Exchange()
+        function, exchange = own_function(layer, f"{class_name}.{name}"), Exchange()
         code = recompiled(function, exchange)
         if exchange.found != 1:
-            raise TargetMissing(f"{layer_class.__name__}.{name} shapes its product in another way")
+            raise TargetMissing(f"{class_name}.{name} shapes its product in another way")
         draft.replace(function, "__code__", code)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import CodeType, FunctionType, ModuleType
     from typing import Any
 
-__all__ = ["expression", "own_function", "recompiled", "statements"]
+__all__ = ["exchanged", "expression", "own_function", "recompiled", "statements"]
 
 
 def own_function(module: ModuleType, path: str) -> FunctionType:
@@ -71,6 +71,35 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
     if sys.version_info >= (3, 11):
         new = new.replace(co_qualname=old.co_qualname)
     return new
+
+
+def exchanged(function: FunctionType, old: str, new: str) -> CodeType:
+    """The code of ``function`` with the one statement or expression ``old``, as `ast.unparse` writes it, as ``new``.
+
+    Raises:
+        TargetMissing: ``old`` is not there, or more than once; and as `recompiled`.
+        OSError: as `recompiled`.
+    """
+    import ast
+
+    wanted: Any = ast.parse(old).body[0]
+    kind = type(wanted.value if isinstance(wanted, ast.Expr) else wanted)
+
+    class Exchange(ast.NodeTransformer):
+        found = 0
+
+        def visit(self, node: Any) -> Any:
+            self.generic_visit(node)
+            if type(node) is not kind or ast.unparse(node) != old:
+                return node
+            self.found += 1
+            return statements(new, node) if isinstance(node, ast.stmt) else expression(new, node)
+
+    exchange = Exchange()
+    code = recompiled(function, exchange)
+    if exchange.found != 1:
+        raise TargetMissing(f"{function.__qualname__} does not have `{old}` in one place")
+    return code
 
 
 def statements(text: str, at: ast.stmt) -> list[ast.stmt]:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...engine.source import own_function, recompiled, statements
+from ...engine.source import exchanged, own_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,19 +58,6 @@ def broken(modules: ModuleType) -> bool:
 
 def patch(modules: ModuleType, draft: Draft) -> None:
     """Replace the code of ``Linear4bit.forward``."""
-    import ast
-
-    class Exchange(ast.NodeTransformer):
-        found = 0
-
-        def visit_Assign(self, node):
-            if ast.unparse(node) != "bias.data = bias.data.to(x.dtype)":
-                return node
-            self.found += 1
-            return statements("bias = bias.to(x.dtype)", node)
-
-    function, exchange = own_function(modules, "Linear4bit.forward"), Exchange()
-    code = recompiled(function, exchange)
-    if exchange.found != 1:
-        raise TargetMissing("Linear4bit.forward converts its bias in another way")
-    draft.replace(function, "__code__", code)
+    function = own_function(modules, "Linear4bit.forward")
+    old = "bias.data = bias.data.to(x.dtype)"
+    draft.replace(function, "__code__", exchanged(function, old, "bias = bias.to(x.dtype)"))

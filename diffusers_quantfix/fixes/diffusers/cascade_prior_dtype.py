@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
-from ...engine.source import expression, own_function, recompiled
+from ...engine.source import exchanged, own_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,20 +85,5 @@ def broken(module: ModuleType) -> bool:
 
 def patch(module: ModuleType, draft: Draft) -> None:
     """Replace the code of ``StableCascadePriorPipeline.__call__``."""
-    import ast
-
-    class Exchange(ast.NodeTransformer):
-        found = 0
-
-        def visit_Attribute(self, node):
-            self.generic_visit(node)
-            if ast.unparse(node) != "next(self.prior.parameters()).dtype":
-                return node
-            self.found += 1
-            return expression(_FLOATING, node)
-
-    function, exchange = own_function(module, "StableCascadePriorPipeline.__call__"), Exchange()
-    code = recompiled(function, exchange)
-    if exchange.found != 1:
-        raise TargetMissing("StableCascadePriorPipeline gets its dtype in another way")
-    draft.replace(function, "__code__", code)
+    function = own_function(module, "StableCascadePriorPipeline.__call__")
+    draft.replace(function, "__code__", exchanged(function, "next(self.prior.parameters()).dtype", _FLOATING))

@@ -10,10 +10,9 @@ Patch: the new layer gets the weight in the ``compute_dtype`` of the old one.
 
 from __future__ import annotations
 
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
-from ...engine.source import expression, recompiled
+from ...engine.probe import resolve
+from ...engine.source import exchanged, own_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,24 +50,8 @@ def broken(utils: ModuleType) -> bool:
 
 def patch(utils: ModuleType, draft: Draft) -> None:
     """Replace the code of ``_dequantize_gguf_and_restore_linear``."""
-    import ast
-
-    class Exchange(ast.NodeTransformer):
-        found = 0
-
-        def visit_Call(self, node):
-            self.generic_visit(node)
-            text = ast.unparse(node)
-            if text != "dequantize_gguf_tensor(module.weight)":
-                return node
-            self.found += 1
-            return expression(f"{text}.to(module.compute_dtype)", node)
-
-    function, exchange = (
-        function_of(resolve(utils, "_dequantize_gguf_and_restore_linear")),
-        Exchange(),
+    function, old = (
+        own_function(utils, "_dequantize_gguf_and_restore_linear"),
+        "dequantize_gguf_tensor(module.weight)",
     )
-    code = recompiled(function, exchange)
-    if exchange.found != 1:
-        raise TargetMissing("_dequantize_gguf_and_restore_linear dequantizes a weight in another way")
-    draft.replace(function, "__code__", code)
+    draft.replace(function, "__code__", exchanged(function, old, f"{old}.to(module.compute_dtype)"))

@@ -9,10 +9,9 @@ Patch: ``prepare_unet`` leaves weights out that are quantized.
 
 from __future__ import annotations
 
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
-from ...engine.source import expression, recompiled
+from ...engine.probe import resolve
+from ...engine.source import exchanged, own_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,20 +68,5 @@ def broken(module: ModuleType) -> bool:
 
 def patch(module: ModuleType, draft: Draft) -> None:
     """Replace the code of ``prepare_unet``."""
-    import ast
-
-    class Exchange(ast.NodeTransformer):
-        found = 0
-
-        def visit_Call(self, node):
-            self.generic_visit(node)
-            if ast.unparse(node) != "module.requires_grad_(True)":
-                return node
-            self.found += 1
-            return expression(_PLAIN, node)
-
-    function, exchange = function_of(resolve(module, "prepare_unet")), Exchange()
-    code = recompiled(function, exchange)
-    if exchange.found != 1:
-        raise TargetMissing("prepare_unet asks for gradients in another way")
-    draft.replace(function, "__code__", code)
+    function = own_function(module, "prepare_unet")
+    draft.replace(function, "__code__", exchanged(function, "module.requires_grad_(True)", _PLAIN))

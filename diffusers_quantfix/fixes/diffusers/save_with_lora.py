@@ -12,6 +12,7 @@ Patch: after ``fuse_lora()`` the merged weights are saved under the names of the
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 from ...engine.fix import Fix
@@ -87,7 +88,8 @@ def under_their_own_names(layers: dict[str, Any]) -> Any:
 
     def hook(module: Any, state_dict: Any, prefix: str, local_metadata: Any) -> None:
         for key in list(state_dict):
-            owner = next((name for name in layers if key.startswith(f"{prefix}{name}.")), None)
+            paths = itertools.accumulate(key[len(prefix) :].split("."), "{}.{}".format)
+            owner = next((path for path in paths if path in layers), None)
             if owner is None:
                 continue
             value, rest = state_dict.pop(key), key[len(prefix) + len(owner) + 1 :]

@@ -44,11 +44,4 @@ def broken(layer: ModuleType) -> bool:
 
 def patch(layer: ModuleType, draft: Draft) -> None:
     """Replace the code of ``update_layer`` and ``get_delta_weight``."""
-    asks_for_shapes(
-        resolve(layer, "LoHaLayer"),
-        (
-            "update_layer",
-            "get_delta_weight",
-        ),
-        draft,
-    )
+    asks_for_shapes(layer, "LoHaLayer", ("update_layer", "get_delta_weight"), draft)

@@ -39,4 +39,4 @@ def broken(layer: ModuleType) -> bool:
 
 def patch(layer: ModuleType, draft: Draft) -> None:
     """Replace the code of ``get_delta_weight``."""
-    asks_for_shapes(resolve(layer, "LoKrLayer"), ("get_delta_weight",), draft)
+    asks_for_shapes(layer, "LoKrLayer", ("get_delta_weight",), draft)

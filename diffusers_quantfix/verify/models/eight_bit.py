@@ -63,6 +63,18 @@ def run(model: Any, where: Any) -> Any:
         return model(inputs.to(where)).cpu()
 
 
+def dequantized_after_a_run(dequantize_bnb_weight: Any, **options: Any) -> str:
+    """Dequantize the weight of a layer that has run, by the function of a library, and compare it with its rows."""
+    where = cuda_device()
+    model = layers(where, 1)
+    rows, scales = model[0].weight.data.clone(), model[0].weight.SCB.view(-1, 1)
+    run(model, where)
+    weight = dequantize_bnb_weight(model[0].weight, state=model[0].state, **options)
+    off = (weight.float() - rows * scales / 127).abs().max().item()
+    assert off < 1e-3, f"the dequantized weight is off by {off:.2g}"
+    return "the dequantized weight is that of the rows"
+
+
 def transformer(work: str, where: Any) -> Any:
     """A Flux transformer in 8 bits on ``where``, loaded from the folder ``work``."""
     import torch

@@ -46,6 +46,16 @@ def run(pipe: Any) -> Any:
     return four_bit.run_flux(pipe.transformer, torch.device("cpu"))
 
 
+def run_with(pipe: Any, config: Any) -> str:
+    """Run with an adapter that a class of configurations of peft, such as LoKrConfig, makes for the attention."""
+    before = run(pipe)
+    names = [name for name, _ in pipe.transformer.named_modules() if name.endswith(("to_q", "to_v"))]
+    pipe.transformer.add_adapter(config(r=4, target_modules=names, init_weights=False))
+    off = (run(pipe) - before).abs().max().item()
+    assert 0 < off < float("inf"), "the adapter has no effect"
+    return f"the adapter changes the output by {off:.2g}"
+
+
 def offload(model: Any) -> None:
     """Sequential offload of one model: its weights really are on meta between two uses, on the CPU as well."""
     import torch

@@ -48,6 +48,26 @@ def error(output: Any, reference: Any) -> float:
     return float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
 
 
+def merged_and_unmerged(config: Any) -> str:
+    """Merge an adapter of peft into 8-bit weights, and take it out again."""
+    import torch
+    from peft import get_peft_model
+
+    torch.manual_seed(1)
+    model = get_peft_model(layers("qint8"), config).eval()
+    with_adapter = run(model)
+    with model.disable_adapter():
+        without = run(model)
+    model.merge_adapter()
+    merged = run(model)
+    assert not torch.equal(merged, without), "after merging the output is that without the adapter"
+    off = error(merged, with_adapter)
+    assert off < 0.05, f"relative error after merging: {off:.3f}"
+    model.unmerge_adapter()
+    assert torch.equal(run(model), with_adapter), "after unmerging the output is not what it was"
+    return f"relative error {off:.3f} after merging, from rounding; exact after unmerging"
+
+
 def flux(folder: str, weights: str = "") -> Any:
     """A tiny Flux transformer in float32 that diffusers quantizes; without ``weights`` one that was saved quantized.
 
