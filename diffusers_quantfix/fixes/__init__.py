@@ -27,6 +27,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
+    "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
@@ -109,6 +110,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-group-offload-bnb": ("diffusers.group_offload_bnb", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-buffers": (
         "diffusers.group_offload_buffers",
+        "diffusers.hooks.group_offloading",
+    ),
+    "diffusers-group-offload-containers": (
+        "diffusers.group_offload_containers",
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-group-offload-disk": ("diffusers.group_offload_disk", "diffusers.hooks.group_offloading"),
