@@ -138,6 +138,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.layerwise_casting_quantized",
         "diffusers.hooks.layerwise_casting",
     ),
+    "diffusers-load-model-lora-offloaded": ("diffusers.load_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-lora-device-offloaded": ("diffusers.lora_device_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-lora-offload-flip": ("diffusers.lora_offload_flip", "diffusers.loaders.lora_pipeline"),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),

@@ -21,6 +21,7 @@ def build(kind: str, device):
         for block in model.blocks:
             block[0] = _listed()
         return model.to(device)
+    pytest.importorskip("torch.distributed.tensor")  # peft takes it for imported
     peft = pytest.importorskip("peft", reason="peft is not installed")
     adapter, _, quantized = kind.partition(" on ")
     if quantized:
