@@ -260,6 +260,7 @@ NOT_ALONE = (
     "bnb-int8-input-layout",
     "diffusers-controlnet-union-attention",
     "diffusers-fuse-qkv-quantized",
+    "diffusers-group-offload-containers",
     "peft-loha-packed-weight",
     "transformers-quantized-resave",
 )

@@ -5,7 +5,7 @@ Symptom: PyramidAttentionBroadcast, FasterCache or FirstBlockCache with ``enable
     device" or "Input type and weight type should be the same" in the second step.
 Cause: every layer fetches the group that ran next in the first pass. A group whose layer is skipped then is not
     offloaded, since it is its layer that does so; and the layer that runs in its place was fetched by nobody.
-Upstream: diffusers PR 13211 lets such a layer fetch its group itself.
+Upstream: not reported. In diffusers 0.37.1 such a layer fetches its group itself.
 Patch: what was fetched for a layer is remembered. Another layer that runs before it, or the end of the model's forward
     pass, sends it back; and a layer for which nothing was fetched fetches its group itself.
 """
