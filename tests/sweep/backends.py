@@ -98,11 +98,13 @@ MORE_BACKENDS: dict[str, Callable] = {
 ALL_BACKENDS = {**BACKENDS, **MORE_BACKENDS}
 
 
+OFTEN = ("bnb-nf4", "bnb-int8", "quanto-int8")
+
+
 def in_turn(*without: str) -> list:
     """For `parametrize`: every backend but these, three of them with the other tests, the rest on request."""
-    often = ("bnb-nf4", "bnb-int8", "quanto-int8")
     return [
-        name if name in often else pytest.param(name, marks=pytest.mark.whole)
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.whole)
         for name in ALL_BACKENDS
         if name not in without
     ]

@@ -19,6 +19,7 @@ import pytest
 import diffusers_quantfix
 from diffusers_quantfix.verify import child, report, rig, run, side, verify
 from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
+from tests.marks import rest_is_long
 from tests.rig.fixtures import require_rig
 
 ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
@@ -230,6 +231,7 @@ def test_one_id_imports_its_own_library_only(tmp_path):
     assert answer["state"] == "applied"
 
 
+@pytest.mark.long
 def test_from_a_zipapp_the_cases_of_its_own_copy_run(tmp_path):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     package = tmp_path / "content" / "diffusers_quantfix"
@@ -317,6 +319,7 @@ def test_how_to_get_the_rest(monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_the_rig_from_the_command_line():
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     require_rig()
@@ -349,7 +352,7 @@ def test_nothing_installed_is_one_sentence():
     assert sys.executable in said
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["while it imports", "in a case"])
+@pytest.mark.parametrize("begun", rest_is_long([False, True], True), ids=["while it imports", "in a case"])
 def test_a_signal_ends_the_processes_and_removes_the_folder(tmp_path, begun):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     psutil = pytest.importorskip("psutil")
@@ -386,6 +389,7 @@ def test_an_unknown_id_is_one_sentence():
     assert "no fix is called 'no-such-fix'" in done.stderr
 
 
+@pytest.mark.long
 def test_every_defect_that_applies_here_is_patched():
     """The main job, as a user runs it; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")
