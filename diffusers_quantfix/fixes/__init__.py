@@ -27,6 +27,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
+    "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
@@ -111,6 +112,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_buffers",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-group-offload-containers": (
+        "diffusers.group_offload_containers",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-disk": ("diffusers.group_offload_disk", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-disk-device": (
         "diffusers.group_offload_disk_device",
@@ -133,6 +138,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.layerwise_casting_quantized",
         "diffusers.hooks.layerwise_casting",
     ),
+    "diffusers-load-model-lora-offloaded": ("diffusers.load_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-lora-device-offloaded": ("diffusers.lora_device_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-lora-offload-flip": ("diffusers.lora_offload_flip", "diffusers.loaders.lora_pipeline"),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
