@@ -22,7 +22,13 @@ from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
 from tests.marks import rest_is_long
 from tests.rig.fixtures import require_rig
 
-ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
+ANSWER = {
+    "id": "a-fix",
+    "title": "a defect",
+    "state": "applied",
+    "reason": "patched in somelib 1.0",
+    "above": False,
+}
 
 
 def event(kind: str, text: str = "text") -> dict[str, str]:
@@ -47,15 +53,18 @@ def test_a_fix_that_applies_is_judged_by_both_runs(before, after, verdict, ok):
 
 
 @pytest.mark.parametrize(
-    ("state", "verdict", "ok"),
+    ("state", "above", "verdict", "ok"),
     [
-        ("out-of-range", report.NOT_NEEDED, True),
-        ("failed", report.NOT_PATCHED, False),
-        ("waiting", report.NOT_PATCHED, False),
+        ("out-of-range", False, report.NOT_NEEDED, True),
+        ("failed", False, report.NOT_PATCHED, False),
+        ("waiting", False, report.NOT_PATCHED, False),
+        ("candidate", False, report.NOT_NEEDED, True),
+        # a newer release: before, "not needed" and exit code 0, where `status` says 1
+        ("candidate", True, report.NOT_PATCHED, False),
     ],
 )
-def test_a_fix_that_was_not_run_is_judged_by_its_state(state, verdict, ok):
-    line = run._line({**ANSWER, "state": state}, None, None)
+def test_a_fix_that_was_not_run_is_judged_by_its_state(state, above, verdict, ok):
+    line = run._line({**ANSWER, "state": state, "above": above}, None, None)
     assert (line.verdict, line.ok) == (verdict, ok)
     assert state in line.reason
 
