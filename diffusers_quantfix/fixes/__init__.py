@@ -30,6 +30,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
+    "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
     "bnb-int8-input-layout": ("bitsandbytes.int8_input_layout", "bitsandbytes.autograd._functions"),
