@@ -15,7 +15,7 @@ import pytest
 from tests.fixes.callers import TEXT, assert_goes_on
 from tests.fixes.callers import without_index as without_index
 from tests.gate import unmet
-from tests.marks import rest_is_long
+from tests.marks import rest_is_whole
 from tests.rig import models
 from tests.sweep.backends import BACKENDS, OFTEN
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
@@ -89,7 +89,7 @@ def refusal(backend, placement, when):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
     ("backend", "when"),
-    rest_is_long(
+    rest_is_whole(
         itertools.product(BACKENDS, LORA),
         *itertools.product(OFTEN, LORA),
         *itertools.product(BACKENDS, ["none"]),
@@ -103,7 +103,7 @@ def test_sweep(gpu, backend, placement, when, saved, lora):
 @pytest.mark.parametrize(
     "placement", ["there and back", "model offload", "sequential", "group, leaf, stream"]
 )
-@pytest.mark.parametrize("backend", rest_is_long(BACKENDS, *OFTEN))
+@pytest.mark.parametrize("backend", rest_is_whole(BACKENDS, *OFTEN))
 def test_other_dtypes(gpu, backend, placement, dtype, saved, lora):
     check(gpu, backend, placement, "none", saved, lora, dtype)
 
@@ -111,7 +111,7 @@ def test_other_dtypes(gpu, backend, placement, dtype, saved, lora):
 # diffusers makes torch.device("cuda") of it
 @pytest.mark.parametrize("without_index", [TEXT], indirect=True)
 @pytest.mark.parametrize("placement", sorted(OFFLOADS))
-@pytest.mark.parametrize("backend", rest_is_long(BACKENDS, *OFTEN))
+@pytest.mark.parametrize("backend", rest_is_whole(BACKENDS, *OFTEN))
 def test_without_an_index_interrupted_and_in_inference_mode(
     gpu, backend, placement, saved, lora, without_index
 ):
