@@ -26,11 +26,12 @@ def _need(*names: str) -> None:
             pytest.skip(f"{name} is not installed")
 
 
-def _plain(folder: Path, dtype, device_map=None, **more):
+def _plain(folder: Path, dtype, device_map=None, model_class=None, **more):
     from diffusers import FluxTransformer2DModel
 
     placement = {} if device_map is None else {"device_map": device_map}
-    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=dtype, **placement, **more)
+    kind = model_class or FluxTransformer2DModel
+    return kind.from_pretrained(folder, torch_dtype=dtype, **placement, **more)
 
 
 def _bitsandbytes(bits: int, **options) -> Callable:
