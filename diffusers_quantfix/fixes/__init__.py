@@ -212,8 +212,11 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
     "quanto-int4-cpu": ("quanto.int4_cpu", "optimum.quanto.tensor.weights.qbits"),
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
+    "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
+    "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
+    "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-dequantize-offloaded": (
