@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipelines import build, gguf_files, inputs, lora
-from tests.pipelines.backends import BACKENDS, GGUF
+from tests.pipelines.backends import BACKENDS, GGUF, UNSAVED
 from tests.pipelines.forked import forked, line
 from tests.pipelines.left import left
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
@@ -25,6 +25,7 @@ DENOISER = re.compile(
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
 EXACT = "exact"
+PLAIN = "plain"  # un-quantized
 
 
 def quantized_parts(pipe) -> dict[str, Any]:
@@ -52,36 +53,47 @@ class Subject:
         self.config = build.settings(pipe)
         self.others = {k: v for k, v in pipe.components.items() if not isinstance(v, torch.nn.Module)}
         self.quantized = set(quantized_parts(pipe))
+        self.unsaved: dict[str, Any] = {}  # what is quantized at each load -> its configuration
         self.classes: dict[str, type] = {}
         self.dtypes: dict[str, Any] = {}
         for part, model in pipe.components.items():
             if isinstance(model, torch.nn.Module):
                 self.classes[part] = type(model)
                 self.dtypes[part] = next((p.dtype for p in model.parameters()), torch.bfloat16)
-                model.save_pretrained(folder / "plain" / part)
+                model.save_pretrained(folder / PLAIN / part)
 
     def quantize(self, backend: str) -> None:
         """Quantize while loading, and save: what ``load`` with this backend loads from then on."""
         for part in self.quantized:
             if backend == GGUF and gguf_files.is_read(self.classes[part]):
-                gguf_files.write(self._load(part, self.folder / "plain"), self.folder / backend / part)
+                gguf_files.write(self._load(part, self.folder / PLAIN), self.folder / backend / part)
                 continue
-            config = BACKENDS[backend](self.library(part))
-            if config is not None:
-                self._load(part, self.folder / "plain", quantization_config=config).save_pretrained(
-                    self.folder / backend / part
-                )
+            library = self.library(part)
+            config = BACKENDS[backend](library)
+            if (backend, library) in UNSAVED:
+                self.unsaved[part] = config
+            elif config is not None:
+                model = self._load(part, self.folder / PLAIN, quantization_config=config)
+                model.save_pretrained(self.folder / backend / part)
+
+    def is_taken(self, part: str, backend: str) -> bool:
+        """Whether a backend has a way to quantize a component."""
+        if backend == GGUF:
+            return gguf_files.is_read(self.classes[part])
+        return part in self.quantized
 
     def library(self, part: str) -> str:
         return "transformers" if _is_transformers(self.classes[part]) else "diffusers"
 
     def load(self, source: str, device_map=None):
-        """The pipeline with its models from ``source``: ``plain`` or a backend."""
+        """The pipeline with its models from ``source``: ``plain``, a backend, or what was saved of one of them."""
         parts = {}
         for part in self.classes:
             saved = self.folder / source / part
             more = {"device_map": device_map} if device_map is not None and part in self.quantized else {}
-            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / "plain", **more)
+            if part in self.unsaved and not source.startswith(PLAIN):
+                more["quantization_config"] = copy.deepcopy(self.unsaved[part])
+            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / PLAIN, **more)
         pipe = self.kind(**parts, **copy.deepcopy(self.others), **self.config)
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -155,7 +167,8 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         pipe.enable_sequential_cpu_offload(device=here)
         again = f"{source}-again"
         for part, model in quantized_parts(pipe).items():
-            model.save_pretrained(subject.folder / again / part)
+            if source == PLAIN or part not in subject.unsaved:
+                model.save_pretrained(subject.folder / again / part)
         pipe = subject.load(again)
         pipe.to(here)
     elif placement in LORAS:
@@ -271,6 +284,13 @@ def _note(reached: set[str], name: str, *call) -> None:
     reached.add(name)
 
 
+def _has_quantized_weights(model) -> bool:
+    """Whether a model holds weights of a class of their own, as all backends have them."""
+    import torch
+
+    return any(type(weight) not in (torch.nn.Parameter, torch.Tensor) for weight in model.parameters())
+
+
 class Source:
     """A pipeline that was loaded once, from ``plain`` or a backend; each use of it is a forked process."""
 
@@ -304,11 +324,15 @@ def examine(name: str, backend: str, placements, devices, folder: Path) -> Itera
 
     def plain() -> str:
         """Whether the un-quantized pipeline runs on one device."""
-        return EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], "plain", devices))
+        return EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], PLAIN, devices))
 
     def quantized() -> Source:
         made["subject"].quantize(backend)
-        return Source(made["subject"], backend, devices)
+        source = Source(made["subject"], backend, devices)
+        for part, model in quantized_parts(source.pipe).items():
+            if made["subject"].is_taken(part, backend) and not _has_quantized_weights(model):
+                raise AssertionError(f"no weight of {part} is quantized")
+        return source
 
     built = step("subject", lambda: Subject(name, folder))
     loaded = step("quantized", quantized) if built == EXACT else ""
