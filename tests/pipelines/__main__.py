@@ -115,6 +115,8 @@ def possible(name: str, backend: str) -> list[str]:
     left_out = set(CANNOT.get(backend, ()))
     if not lora.is_loaded_by(pipelines()[name]):
         left_out.update(check.LORAS)
+    if name not in check.COMPILES:
+        left_out.update(check.COMPILED)
     return [one for one in check.ALL if one not in left_out]
 
 

@@ -147,12 +147,26 @@ GROUPS = {
     "group, block, stream": {"offload_type": "block_level", "num_blocks_per_group": 1, "use_stream": True},
 }
 LORAS = ("LoRA", "LoRA, model offload")
-MORE = ("device map", "interrupted", "saved under offload", *LORAS)
+COMPILED = {
+    "compiled, " + name: name for name in ("model offload", "group, leaf", "group, leaf, stream", "group, block")
+}
+# Tracing takes long: one pipeline for each of the common kinds of denoisers
+COMPILES = {
+    "FluxPipeline",
+    "LTXPipeline",
+    "QwenImagePipeline",
+    "SanaPipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusionXLPipeline",
+    "WanPipeline",
+}
+MORE = ("device map", "interrupted", "saved under offload", *LORAS, *COMPILED)
 ALL = (*(name for name in PLACEMENTS if name != "stay"), *MORE)
 
 
 def place(subject: Subject, source: str, pipe, placement: str, here, there) -> Iterator[list]:
     """Place and run: the outputs of each run, and the check of what lies on the devices between."""
+    compiled, placement = placement in COMPILED, COMPILED.get(placement, placement)
     if placement == "device map":
         pipe = subject.load(source, {"": str(there)})
         pipe.to(there)
@@ -173,7 +187,11 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         pipe.to(here)
     elif placement in LORAS:
         _with_lora(subject, pipe, placement, here)
+    if compiled:
+        _compile(pipe)
     yield subject.run(pipe)
+    if compiled:
+        _assert_compiled()
     if placement in OFFLOADS:
         if placement == "model offload":
             pipe.maybe_free_model_hooks()
@@ -182,6 +200,24 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         if size := left(pipe, staying, buffers=placement == "sequential"):
             raise AssertionError(f"{size} bytes stayed on the device")
         yield subject.run(pipe)
+
+
+def _compile(pipe) -> None:
+    """Compile the denoisers, by their repeated blocks where they name them. Inductor has no kernels for the stand-ins."""
+    for name, model in quantized_parts(pipe).items():
+        if not DENOISER.fullmatch(name):
+            continue
+        if getattr(model, "_repeated_blocks", None):
+            model.compile_repeated_blocks(backend="eager")
+        else:
+            model.compile(backend="eager")
+
+
+def _assert_compiled() -> None:
+    from torch._dynamo.utils import counters
+
+    if not counters["stats"]["unique_graphs"]:
+        raise AssertionError("nothing was compiled")
 
 
 def _with_lora(subject: Subject, pipe, placement: str, here) -> None:
