@@ -37,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--slice", action="store_true", help="each pipeline with one backend and one placement"
     )
-    parser.add_argument("--families", action="store_true", help="the slice of one pipeline of each family")
+    parser.add_argument("--families", action="store_true", help="one pipeline of each family")
+    parser.add_argument(
+        "--part", type=_part, default=(1, 1), metavar="K/M", help="of M parts that cover all together, the K-th"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=300, help="seconds for one step of a pipeline")
     parser.add_argument("--again", action="store_true", help="what went wrong once more")
@@ -57,12 +60,14 @@ def run(given: argparse.Namespace) -> int:
     for index, name in enumerate(names):
         if name in NOT_BUILT or not re.search(given.family, name):
             continue
-        if given.slice or given.families:
+        if given.slice:
             work.append((name, *portion(index, name)))
             continue
-        for backend in given.backend or BACKENDS:
-            if takes(pipelines()[name], backend):
-                work.append((name, backend, [one for one in possible(name, backend) if one in chosen]))
+        for turn, backend in enumerate(BACKENDS):
+            if backend in (given.backend or BACKENDS) and takes(pipelines()[name], backend):
+                part, parts = given.part
+                placements = possible(name, backend)[(part + index + turn) % parts :: parts]
+                work.append((name, backend, [one for one in placements if one in chosen]))
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
@@ -90,6 +95,13 @@ def run(given: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole")
+    return part, parts
+
+
 def portion(index: int, name: str) -> tuple[str, list[str]]:
     """The one backend and the one placement of a pipeline in a slice: both rotate through the list of pipelines."""
     backends = [one for one in BACKENDS if takes(pipelines()[name], one)]
@@ -103,6 +115,8 @@ def possible(name: str, backend: str) -> list[str]:
     left_out = set(CANNOT.get(backend, ()))
     if not lora.is_loaded_by(pipelines()[name]):
         left_out.update(check.LORAS)
+    if name not in check.COMPILES:
+        left_out.update(check.COMPILED)
     return [one for one in check.ALL if one not in left_out]
 
 

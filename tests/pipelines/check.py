@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipelines import build, gguf_files, inputs, lora
-from tests.pipelines.backends import BACKENDS, GGUF
+from tests.pipelines.backends import BACKENDS, GGUF, UNSAVED
 from tests.pipelines.forked import forked, line
 from tests.pipelines.left import left
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
@@ -25,6 +25,7 @@ DENOISER = re.compile(
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
 EXACT = "exact"
+PLAIN = "plain"  # un-quantized
 
 
 def quantized_parts(pipe) -> dict[str, Any]:
@@ -52,36 +53,47 @@ class Subject:
         self.config = build.settings(pipe)
         self.others = {k: v for k, v in pipe.components.items() if not isinstance(v, torch.nn.Module)}
         self.quantized = set(quantized_parts(pipe))
+        self.unsaved: dict[str, Any] = {}  # what is quantized at each load -> its configuration
         self.classes: dict[str, type] = {}
         self.dtypes: dict[str, Any] = {}
         for part, model in pipe.components.items():
             if isinstance(model, torch.nn.Module):
                 self.classes[part] = type(model)
                 self.dtypes[part] = next((p.dtype for p in model.parameters()), torch.bfloat16)
-                model.save_pretrained(folder / "plain" / part)
+                model.save_pretrained(folder / PLAIN / part)
 
     def quantize(self, backend: str) -> None:
         """Quantize while loading, and save: what ``load`` with this backend loads from then on."""
         for part in self.quantized:
             if backend == GGUF and gguf_files.is_read(self.classes[part]):
-                gguf_files.write(self._load(part, self.folder / "plain"), self.folder / backend / part)
+                gguf_files.write(self._load(part, self.folder / PLAIN), self.folder / backend / part)
                 continue
-            config = BACKENDS[backend](self.library(part))
-            if config is not None:
-                self._load(part, self.folder / "plain", quantization_config=config).save_pretrained(
-                    self.folder / backend / part
-                )
+            library = self.library(part)
+            config = BACKENDS[backend](library)
+            if (backend, library) in UNSAVED:
+                self.unsaved[part] = config
+            elif config is not None:
+                model = self._load(part, self.folder / PLAIN, quantization_config=config)
+                model.save_pretrained(self.folder / backend / part)
+
+    def is_taken(self, part: str, backend: str) -> bool:
+        """Whether a backend has a way to quantize a component."""
+        if backend == GGUF:
+            return gguf_files.is_read(self.classes[part])
+        return part in self.quantized
 
     def library(self, part: str) -> str:
         return "transformers" if _is_transformers(self.classes[part]) else "diffusers"
 
     def load(self, source: str, device_map=None):
-        """The pipeline with its models from ``source``: ``plain`` or a backend."""
+        """The pipeline with its models from ``source``: ``plain``, a backend, or what was saved of one of them."""
         parts = {}
         for part in self.classes:
             saved = self.folder / source / part
             more = {"device_map": device_map} if device_map is not None and part in self.quantized else {}
-            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / "plain", **more)
+            if part in self.unsaved and not source.startswith(PLAIN):
+                more["quantization_config"] = copy.deepcopy(self.unsaved[part])
+            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / PLAIN, **more)
         pipe = self.kind(**parts, **copy.deepcopy(self.others), **self.config)
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -135,12 +147,26 @@ GROUPS = {
     "group, block, stream": {"offload_type": "block_level", "num_blocks_per_group": 1, "use_stream": True},
 }
 LORAS = ("LoRA", "LoRA, model offload")
-MORE = ("device map", "interrupted", "saved under offload", *LORAS)
+COMPILED = {
+    "compiled, " + name: name for name in ("model offload", "group, leaf", "group, leaf, stream", "group, block")
+}
+# Tracing takes long: one pipeline for each of the common kinds of denoisers
+COMPILES = {
+    "FluxPipeline",
+    "LTXPipeline",
+    "QwenImagePipeline",
+    "SanaPipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusionXLPipeline",
+    "WanPipeline",
+}
+MORE = ("device map", "interrupted", "saved under offload", *LORAS, *COMPILED)
 ALL = (*(name for name in PLACEMENTS if name != "stay"), *MORE)
 
 
 def place(subject: Subject, source: str, pipe, placement: str, here, there) -> Iterator[list]:
     """Place and run: the outputs of each run, and the check of what lies on the devices between."""
+    compiled, placement = placement in COMPILED, COMPILED.get(placement, placement)
     if placement == "device map":
         pipe = subject.load(source, {"": str(there)})
         pipe.to(there)
@@ -155,12 +181,17 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         pipe.enable_sequential_cpu_offload(device=here)
         again = f"{source}-again"
         for part, model in quantized_parts(pipe).items():
-            model.save_pretrained(subject.folder / again / part)
+            if source == PLAIN or part not in subject.unsaved:
+                model.save_pretrained(subject.folder / again / part)
         pipe = subject.load(again)
         pipe.to(here)
     elif placement in LORAS:
         _with_lora(subject, pipe, placement, here)
+    if compiled:
+        _compile(pipe)
     yield subject.run(pipe)
+    if compiled:
+        _assert_compiled()
     if placement in OFFLOADS:
         if placement == "model offload":
             pipe.maybe_free_model_hooks()
@@ -169,6 +200,24 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         if size := left(pipe, staying, buffers=placement == "sequential"):
             raise AssertionError(f"{size} bytes stayed on the device")
         yield subject.run(pipe)
+
+
+def _compile(pipe) -> None:
+    """Compile the denoisers, by their repeated blocks where they name them. Inductor has no kernels for the stand-ins."""
+    for name, model in quantized_parts(pipe).items():
+        if not DENOISER.fullmatch(name):
+            continue
+        if getattr(model, "_repeated_blocks", None):
+            model.compile_repeated_blocks(backend="eager")
+        else:
+            model.compile(backend="eager")
+
+
+def _assert_compiled() -> None:
+    from torch._dynamo.utils import counters
+
+    if not counters["stats"]["unique_graphs"]:
+        raise AssertionError("nothing was compiled")
 
 
 def _with_lora(subject: Subject, pipe, placement: str, here) -> None:
@@ -271,6 +320,13 @@ def _note(reached: set[str], name: str, *call) -> None:
     reached.add(name)
 
 
+def _has_quantized_weights(model) -> bool:
+    """Whether a model holds weights of a class of their own, as all backends have them."""
+    import torch
+
+    return any(type(weight) not in (torch.nn.Parameter, torch.Tensor) for weight in model.parameters())
+
+
 class Source:
     """A pipeline that was loaded once, from ``plain`` or a backend; each use of it is a forked process."""
 
@@ -304,11 +360,15 @@ def examine(name: str, backend: str, placements, devices, folder: Path) -> Itera
 
     def plain() -> str:
         """Whether the un-quantized pipeline runs on one device."""
-        return EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], "plain", devices))
+        return EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], PLAIN, devices))
 
     def quantized() -> Source:
         made["subject"].quantize(backend)
-        return Source(made["subject"], backend, devices)
+        source = Source(made["subject"], backend, devices)
+        for part, model in quantized_parts(source.pipe).items():
+            if made["subject"].is_taken(part, backend) and not _has_quantized_weights(model):
+                raise AssertionError(f"no weight of {part} is quantized")
+        return source
 
     built = step("subject", lambda: Subject(name, folder))
     loaded = step("quantized", quantized) if built == EXACT else ""
