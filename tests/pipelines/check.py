@@ -203,7 +203,7 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
 
 
 def _compile(pipe) -> None:
-    """Compile the denoisers, by their repeated blocks where they name them. Inductor has no kernels for the stand-ins."""
+    """Compile the denoisers, by their repeated blocks where they name them. Inductor cannot compile the stand-ins."""
     for name, model in quantized_parts(pipe).items():
         if not DENOISER.fullmatch(name):
             continue
