@@ -39,7 +39,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--families", action="store_true", help="one pipeline of each family")
     parser.add_argument(
-        "--part", type=_part, default=(1, 1), metavar="K/M", help="of M parts that cover all together, the K-th"
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/M",
+        help="of M parts that cover all together, the K-th",
     )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=300, help="seconds for one step of a pipeline")

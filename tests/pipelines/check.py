@@ -148,7 +148,8 @@ GROUPS = {
 }
 LORAS = ("LoRA", "LoRA, model offload")
 COMPILED = {
-    "compiled, " + name: name for name in ("model offload", "group, leaf", "group, leaf, stream", "group, block")
+    "compiled, " + name: name
+    for name in ("model offload", "group, leaf", "group, leaf, stream", "group, block")
 }
 # Tracing takes long: one pipeline for each of the common kinds of denoisers
 COMPILES = {
