@@ -92,7 +92,8 @@ def page(sets: dict[str, dict]) -> str:
         "",
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
         "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
-        "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is. Empty: not run yet.",
+        "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is.",
+        "Empty: not run yet.",
     ]
     for found in sets.values():
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
