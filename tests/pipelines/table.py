@@ -1,6 +1,6 @@
 """The page of pipelines, and the README's line of totals, from the committed results.
 
-    python -m tests.pipelines.table [--write | --check]
+python -m tests.pipelines.table [--write | --check]
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def totals(found: dict) -> list[str]:
         cells = []
         for placement in placements:
             kinds = Counter(kind(outcomes[placement]) for outcomes in tried if placement in outcomes)
-            others = [f"{kinds[word]} {sign}" for word, sign in SIGNS.items() if word != "exact" and kinds[word]]
+            others = [
+                f"{kinds[word]} {sign}" for word, sign in SIGNS.items() if word != "exact" and kinds[word]
+            ]
             cells.append(", ".join([str(kinds["exact"]), *others]) if kinds else "")
         ran = sum(any(step not in STEPS for step in outcomes) for outcomes in tried)
         rows.append(f"| {backend} | {ran} | " + " | ".join(cells) + " |")
@@ -88,9 +90,10 @@ def page(sets: dict[str, dict]) -> str:
         "Generated from tests/pipelines/results*.json by `python -m tests.pipelines.table --write`; do not edit.",
         "`python -m tests.pipelines.sets` runs, in the newest release set and in two older ones, what is not in them.",
         "",
-        "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized. **=**: the",
-        "output of the same quantized pipeline on one device, bit for bit, and nothing left behind. **u**: fails",
-        "un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is. Empty: not run yet.",
+        "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
+        "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
+        "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is.",
+        "Empty: not run yet. In the tables of totals a number alone is exact.",
     ]
     for found in sets.values():
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -145,9 +148,10 @@ def _remarks(found: dict) -> tuple[list[str], dict[str, str]]:
 
 def _placements(found: dict) -> list[str]:
     from tests.pipelines.check import ALL
+    from tests.pipelines.modular import ALL as MODULAR
 
     said = {step for backends in found["outcomes"].values() for one in backends.values() for step in one}
-    return [placement for placement in ALL if placement in said]
+    return [placement for placement in dict.fromkeys((*ALL, *MODULAR)) if placement in said]
 
 
 def _code(text: str) -> str:
