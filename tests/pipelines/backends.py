@@ -77,4 +77,6 @@ def takes(kind: type, backend: str) -> bool:
         return False
     if backend != GGUF:
         return True
+    if not hasattr(kind, "_get_signature_types"):  # a modular pipeline: its components come from its blocks
+        return False
     return any(gguf_files.is_read(one) for kinds in kind._get_signature_types().values() for one in kinds)

@@ -93,7 +93,7 @@ def page(sets: dict[str, dict]) -> str:
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
         "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
         "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is.",
-        "Empty: not run yet.",
+        "Empty: not run yet. In the tables of totals a number alone is exact.",
     ]
     for found in sets.values():
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -148,9 +148,10 @@ def _remarks(found: dict) -> tuple[list[str], dict[str, str]]:
 
 def _placements(found: dict) -> list[str]:
     from tests.pipelines.check import ALL
+    from tests.pipelines.modular import ALL as MODULAR
 
     said = {step for backends in found["outcomes"].values() for one in backends.values() for step in one}
-    return [placement for placement in ALL if placement in said]
+    return [placement for placement in dict.fromkeys((*ALL, *MODULAR)) if placement in said]
 
 
 def _code(text: str) -> str:
