@@ -30,6 +30,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
+    "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
     "bnb-int8-input-layout": ("bitsandbytes.int8_input_layout", "bitsandbytes.autograd._functions"),
@@ -63,6 +64,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-ace-step-tokenizer-weights": (
+        "diffusers.ace_step_tokenizer_weights",
+        "diffusers.pipelines.ace_step.modeling_ace_step",
+    ),
     "diffusers-anyflow-embedder-dtype": (
         "diffusers.anyflow_embedder_dtype",
         "diffusers.models.transformers.transformer_anyflow",
@@ -93,6 +98,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.controlnets.controlnet_union",
     ),
     "diffusers-cpu-only": ("diffusers.cpu_only", "diffusers.quantizers.bitsandbytes.bnb_quantizer"),
+    "diffusers-custom-diffusion-dtype": (
+        "diffusers.custom_diffusion_dtype",
+        "diffusers.models.attention_processor",
+    ),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
     "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),
     "diffusers-from-pipe-cast": ("diffusers.from_pipe_cast", "diffusers.pipelines.pipeline_utils"),
@@ -177,6 +186,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-quanto-warmup": ("diffusers.quanto_warmup", "diffusers.models.model_loading_utils"),
     "diffusers-save-with-lora": ("diffusers.save_with_lora", "diffusers.models.modeling_utils"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
+    "diffusers-shap-e-quantized-renderer": (
+        "diffusers.shap_e_quantized_renderer",
+        "diffusers.pipelines.shap_e.renderer",
+    ),
     "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
     "diffusers-spread-guard": ("diffusers.spread_guard", "diffusers.pipelines.pipeline_utils"),
@@ -228,6 +241,14 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.quantizers.quantizer_quanto",
     ),
     "transformers-sharded-companions": ("transformers.sharded_companions", "transformers.modeling_utils"),
+    "transformers-siglip-head-attention": (
+        "transformers.siglip_head_attention",
+        "transformers.models.siglip.modeling_siglip",
+    ),
+    "transformers-siglip2-head-attention": (
+        "transformers.siglip2_head_attention",
+        "transformers.models.siglip2.modeling_siglip2",
+    ),
     "transformers-siglip2-patch-dtype": (
         "transformers.siglip2_patch_dtype",
         "transformers.models.siglip2.modeling_siglip2",

@@ -29,8 +29,11 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py",
     ),
     symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu!, from a LoKr or LoHa under enable_group_offload(offload_type='leaf_level')",
-    patterns=(r"tuners/lo(kr|ha)/layer.{0,4000}Expected all tensors to be on the same device",),
+    "cpu!, from get_delta_weight of a LoKr or LoHa under enable_group_offload(offload_type='leaf_level')",
+    patterns=(
+        r"tuners/lo(kr|ha)/layer.{0,4000}Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device.{0,400}get_delta_weight",
+    ),
     frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "diffusers/hooks/hooks.py:new_forward"),
     since="0.1.0",
 )

@@ -79,8 +79,10 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     def make_post_forward(original):
         def post_forward(self, module, output):
             output = original(self, module, output)
-            if hasattr(self, _TOP):
-                after(_stream(self))
+            stream = _stream(self)
+            # Before 0.35.0 blocks fetch each other from the first pass on, which nobody has traced.
+            if stream is not None and (hasattr(self, _TOP) or self.group.stream is None):
+                after(stream)
             return output
 
         return post_forward

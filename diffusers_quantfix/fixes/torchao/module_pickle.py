@@ -35,7 +35,7 @@ FIX = Fix(
 )
 
 
-class ExtraRepr(functools.partial):
+class ExtraRepr(functools.partial[str]):
     """A ``functools.partial`` that pickle can name, as a method of a module."""
 
     __name__ = "extra_repr"
