@@ -58,11 +58,10 @@ class _Attention:
         attention = self._attention
         # accelerate's, which brings the weights that are the attention's own under sequential offload
         hook = getattr(attention, "_hf_hook", None)
-        given = (query, key, value)
         if hook is None:
-            return _attended(attention, *given, attn_mask), None
-        given, _kwargs = hook.pre_forward(attention, *given)
-        return hook.post_forward(attention, _attended(attention, *given, attn_mask)), None
+            return _attended(attention, query, key, value, attn_mask), None
+        (query, key, value), _kwargs = hook.pre_forward(attention, query, key, value)
+        return hook.post_forward(attention, _attended(attention, query, key, value, attn_mask)), None
 
 
 def _attended(attention: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
