@@ -53,7 +53,8 @@ class ComponentBytes:
             for name, component in self._components.items():
                 module = component()
                 if module is not None and (outline := self._outlines.get(name)) is not None:
-                    if not outline.look(module, seconds) and self._estimates.pop(name, None):
+                    if not outline.look(module, seconds) and name in self._estimates:
+                        del self._estimates[name]
                         self._never_exact.add(name)
                     blocks.append(outline.blocks)
                 elif module is not None:
