@@ -44,11 +44,11 @@ def linear(
     return layer.to(device).eval()
 
 
-def stack(device, quant_type: str = "nf4", double_quant: bool = False, layers: int = 2):
+def stack(device, quant_type: str = "nf4", double_quant: bool = False, layers: int = 2, **options):
     """A model of 4-bit layers with a normal one between them, on ``device``."""
     import torch
 
-    parts = [linear(device, quant_type, double_quant, seed=i) for i in range(layers)]
+    parts = [linear(device, quant_type, double_quant, seed=i, **options) for i in range(layers)]
     return torch.nn.Sequential(*parts[:1], torch.nn.LayerNorm(FEATURES, device=device), *parts[1:]).eval()
 
 
