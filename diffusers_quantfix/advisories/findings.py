@@ -12,7 +12,7 @@ from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS, INDEX
 from .libraries import SELF
 from .ranges import alternatives, comparable, exact_version, inside, overlap
-from .supported import RELEASES
+from .supported import RELEASES, TORCH, outside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,8 +125,10 @@ def environment_pins() -> dict[str, str]:
 
 
 def unknown_releases(pins: Mapping[str, str]) -> list[str]:
-    """Sentences about pinned releases that are newer than every one that was tested."""
-    sentences = []
+    """Sentences about pinned releases that are newer than every one that was tested, and about such a torch, or an
+    older one."""
+    torches = filter(None, map(exact_version, alternatives(pins.get("torch", ""))))
+    sentences = [said for torch in torches if (said := outside("torch", torch, TORCH))]
     for distribution, (_, version) in RELEASES.items():
         for pin in alternatives(pins.get(canonicalize_name(distribution), "")):
             exact = exact_version(pin)

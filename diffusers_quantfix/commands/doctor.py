@@ -84,7 +84,9 @@ def examine(board: Board) -> dict[str, Any]:
     """
     fixed = {fix.id: fix.fixed_in for fix in declarations()}
     applied = [answer for answer in board if answer.state in (states.APPLIED, states.UNCLAIMED)]
-    bad = (states.FAILED, states.OVERWRITTEN, states.WAITING)
+    bad = [answer for answer in board if answer.state in (states.FAILED, states.OVERWRITTEN, states.WAITING)]
+    above = sum(answer.above for answer in board)
+    newer = f"known bugs in releases newer than this version of the package supports: {above}, see candidates"
     kind, seen = machine.accelerator()
     pins = environment_pins()
     retired = {answer.id for answer in applied}
@@ -93,9 +95,7 @@ def examine(board: Board) -> dict[str, Any]:
     return {
         "accelerator": seen,
         # One library that cannot be imported keeps all its fixes waiting: report it once.
-        "problems": list(
-            dict.fromkeys(_problem(answer) for answer in board if answer.above or answer.state in bad)
-        ),
+        "problems": list(dict.fromkeys([*map(_problem, bad), *([newer] if above else [])])),
         "advice": machine.advice(board, kind),
         "candidates": [
             f"{answer.id}: {answer.reason}" for answer in board if answer.state == states.CANDIDATE

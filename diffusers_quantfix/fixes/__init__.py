@@ -27,6 +27,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
+    "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
@@ -63,6 +64,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.eight_bit_offload_detection",
         "diffusers.pipelines.pipeline_utils",
     ),
+    "diffusers-ace-step-tokenizer-weights": (
+        "diffusers.ace_step_tokenizer_weights",
+        "diffusers.pipelines.ace_step.modeling_ace_step",
+    ),
     "diffusers-anyflow-embedder-dtype": (
         "diffusers.anyflow_embedder_dtype",
         "diffusers.models.transformers.transformer_anyflow",
@@ -93,6 +98,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.controlnets.controlnet_union",
     ),
     "diffusers-cpu-only": ("diffusers.cpu_only", "diffusers.quantizers.bitsandbytes.bnb_quantizer"),
+    "diffusers-custom-diffusion-dtype": (
+        "diffusers.custom_diffusion_dtype",
+        "diffusers.models.attention_processor",
+    ),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
     "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),
     "diffusers-from-pipe-cast": ("diffusers.from_pipe_cast", "diffusers.pipelines.pipeline_utils"),
@@ -112,6 +121,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_buffers",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-group-offload-containers": (
+        "diffusers.group_offload_containers",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-disk": ("diffusers.group_offload_disk", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-disk-device": (
         "diffusers.group_offload_disk_device",
@@ -119,6 +132,10 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-skipped": (
+        "diffusers.group_offload_skipped",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-torchao": (
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",
@@ -134,6 +151,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.layerwise_casting_quantized",
         "diffusers.hooks.layerwise_casting",
     ),
+    "diffusers-load-model-lora-offloaded": ("diffusers.load_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-lora-device-offloaded": ("diffusers.lora_device_offloaded", "diffusers.loaders.lora_base"),
     "diffusers-lora-offload-flip": ("diffusers.lora_offload_flip", "diffusers.loaders.lora_pipeline"),
     "diffusers-meta-component-device": ("diffusers.meta_component_device", "diffusers.models.modeling_utils"),
@@ -168,6 +186,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-quanto-warmup": ("diffusers.quanto_warmup", "diffusers.models.model_loading_utils"),
     "diffusers-save-with-lora": ("diffusers.save_with_lora", "diffusers.models.modeling_utils"),
     "diffusers-sequential-guard": ("diffusers.sequential_guard", "diffusers.pipelines.pipeline_utils"),
+    "diffusers-shap-e-quantized-renderer": (
+        "diffusers.shap_e_quantized_renderer",
+        "diffusers.pipelines.shap_e.renderer",
+    ),
     "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
     "diffusers-spread-guard": ("diffusers.spread_guard", "diffusers.pipelines.pipeline_utils"),
@@ -194,8 +216,11 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
     "quanto-int4-cpu": ("quanto.int4_cpu", "optimum.quanto.tensor.weights.qbits"),
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
+    "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
+    "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
+    "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-dequantize-offloaded": (
@@ -216,6 +241,14 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.quantizers.quantizer_quanto",
     ),
     "transformers-sharded-companions": ("transformers.sharded_companions", "transformers.modeling_utils"),
+    "transformers-siglip-head-attention": (
+        "transformers.siglip_head_attention",
+        "transformers.models.siglip.modeling_siglip",
+    ),
+    "transformers-siglip2-head-attention": (
+        "transformers.siglip2_head_attention",
+        "transformers.models.siglip2.modeling_siglip2",
+    ),
     "transformers-siglip2-patch-dtype": (
         "transformers.siglip2_patch_dtype",
         "transformers.models.siglip2.modeling_siglip2",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..text import WIDTH, human
+from ..text import WIDTH, human, wrapped
 from .samples import caller_of, peak_of
 
 TYPE_CHECKING = False
@@ -18,7 +18,9 @@ _COLUMN = 11
 _FIRST, _LAST = 4, 2
 
 
-def track_table(subject: str, samples: Sequence[Sample], left_out: int = 0) -> str:
+def track_table(
+    subject: str, samples: Sequence[Sample], left_out: int = 0, estimated: Sequence[str] = ()
+) -> str:
     """One line per sample: seconds, what happened, and per device the bytes and the peak since the line before."""
     if not samples:
         return f"{subject}: nothing was sampled"
@@ -44,6 +46,8 @@ def track_table(subject: str, samples: Sequence[Sample], left_out: int = 0) -> s
     lines.append(f"peak: {peak}" if peak else "peak: no memory")
     if left_out:
         lines.append(f"{left_out} beginnings and ends of calls without a sample of their own")
+    if estimated:
+        lines += wrapped(f"some bytes of {', '.join(estimated)} are estimates, see `track`", "", "  ")
     return "\n".join(lines)
 
 

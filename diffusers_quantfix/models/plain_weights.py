@@ -1,8 +1,8 @@
 """Quantized layers under code that takes their weights for plain ones.
 
 Such code casts its input to ``layer.weight.dtype``, which is uint8 or int8 where the weight is packed: the input is
-destroyed. For one call that code gets an object in the place of its module, in which these layers have a parameter of
-the dtype that the input is to have.
+destroyed. Or it gives the weight to ``torch.nn.functional.linear`` itself. For one call it gets an object in the place
+of its module, in which these layers have a weight of the dtype that the input is to have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["LayerCalled", "is_packed", "is_plain", "packed_stand_in", "with_floating_weights"]
+__all__ = [
+    "InPlaceOf",
+    "LayerCalled",
+    "is_packed",
+    "is_plain",
+    "packed_stand_in",
+    "with_called_weights",
+    "with_floating_weights",
+]
 
 
 def is_packed(module: Any) -> bool:
@@ -35,15 +43,27 @@ def is_plain(layer: Any) -> bool:
     return type(layer.weight) is sys.modules["torch"].nn.Parameter and not is_packed(layer)
 
 
-def with_floating_weights(module: Any, *names: str) -> Any:
-    """``module``, or what to pass as ``self`` to one of its methods where one of the children ``names`` is packed."""
+def with_floating_weights(module: Any, *names: str, dtype: Any = None) -> Any:
+    """``module``, or what to pass as ``self`` to one of its methods where one of the children ``names`` is packed.
+
+    The weights that it shows there have ``dtype``, by default that of the layer's bias.
+    """
     packed = [name for name in names if is_packed(getattr(module, name))]
     if not packed:
         return module
-    return _InPlaceOf(module, {name: _Floating(getattr(module, name)) for name in packed})
+    return InPlaceOf(module, {name: _Floating(getattr(module, name), dtype) for name in packed})
 
 
-class _InPlaceOf:
+def with_called_weights(module: Any, *names: str) -> Any:
+    """``module``, or what to pass as ``self`` to one of its methods, which gives the weights and the biases of the
+    children ``names`` as float32 to ``torch.nn.functional.linear``: quantized children are called instead."""
+    quantized = [name for name in names if not is_plain(getattr(module, name))]
+    if not quantized:
+        return module
+    return InPlaceOf(module, {name: _Called(getattr(module, name)) for name in quantized})
+
+
+class InPlaceOf:
     """A module in which some children are others."""
 
     def __init__(self, module: Any, children: dict[str, Any]) -> None:
@@ -55,21 +75,43 @@ class _InPlaceOf:
         return children[name] if name in children else getattr(self._module, name)
 
 
-class _Floating:
-    """A child, or a sequence of layers, that computes as before, and shows one empty weight of the dtype of its biases,
-    which are not packed."""
+class _Called:
+    """A layer with a bias, as its weight: ``linear`` of it calls the layer, and its bias is the layer's business."""
 
-    def __init__(self, child: Any) -> None:
+    bias = None
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self.weight = self
+        self.dtype = layer.bias.dtype
+
+    def float(self) -> _Called:
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs, weight, bias = args
+        if func is not sys.modules["torch"].nn.functional.linear or kwargs or bias is not None:
+            return NotImplemented
+        return weight._layer(inputs.to(weight.dtype)).float()
+
+
+class _Floating:
+    """A child, or a sequence of layers, that computes as before, and shows one empty weight of ``dtype``, or of the
+    dtype of its biases, which are not packed."""
+
+    def __init__(self, child: Any, dtype: Any) -> None:
         torch = sys.modules["torch"]
         floating = (parameter.dtype for parameter in child.parameters() if not _holds_packed(parameter))
         self._child = child
-        self.weight = torch.empty(0, dtype=next(floating, torch.float32))
+        self._dtype = dtype
+        self.weight = torch.empty(0, dtype=dtype or next(floating, torch.float32))
 
     def parameters(self) -> Iterator[Any]:
         return iter((self.weight,))
 
     def __getitem__(self, index: int) -> Any:
-        return _Floating(self._child[index])
+        return _Floating(self._child[index], self._dtype)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._child(*args, **kwargs)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from itertools import islice
+from operator import add, le
 
 import torch
 
-from .tensors import nbytes, span, tensors_of
+from .tensors import nbytes, span
 
-__all__ = ["Blocks", "ComponentBytes"]
+__all__ = ["Blocks"]
 
 _UNKNOWN = 0
 _CPU = torch.device("cpu")
+_CHUNK = 256
+# Called by `map`, without a step of Python for each tensor.
+_ADDRESS, _IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
+_IS_CPU, _NBYTES = torch.Tensor.is_cpu.__get__, torch.Tensor.nbytes.__get__
 
 
 class Blocks:
@@ -45,8 +49,29 @@ class Blocks:
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
         """Add plain tensors. Their memory has to be held until `added`: freed memory is given out again."""
+        several = iter(tensors)
+        # Few tensors at a time, while the processor's cache has them: a large model has 100,000.
+        while chunk := list(islice(several, _CHUNK)):
+            try:
+                simple = all(map(_IS_CPU, chunk)) and all(map(_IS_CONTIGUOUS, chunk))
+                addresses = list(map(_ADDRESS, chunk)) if simple else ()
+            except (NotImplementedError, RuntimeError, ValueError):
+                addresses = ()
+            if addresses and all(addresses):
+                self.devices += [_CPU] * len(chunk)
+                self.addresses += addresses
+                self.sizes += map(_NBYTES, chunk)
+            else:
+                self._extend_singly(chunk)
+
+    def append(self, other: Blocks) -> None:
+        """Add what another one has."""
+        self.devices += other.devices
+        self.addresses += other.addresses
+        self.sizes += other.sizes
+
+    def _extend_singly(self, tensors: Iterable[torch.Tensor]) -> None:
         devices, addresses, sizes = self.devices, self.addresses, self.sizes
-        # All of one tensor at a time, while the processor's cache has it: a large model has 100,000.
         for tensor in tensors:
             device = _CPU if tensor.is_cpu else tensor.device
             try:
@@ -67,6 +92,8 @@ class Blocks:
     def added(self) -> list[int]:
         """How many bytes each block adds to those before it: what two have in common is counted for the first."""
         added = list(self.sizes)
+        if self._apart():
+            return added
         on_cpu = []
         storages: set[tuple[torch.device, int]] = set()
         for index, (device, address) in enumerate(zip(self.devices, self.addresses, strict=True)):
@@ -94,6 +121,14 @@ class Blocks:
             self._share_out(together, added)
         return added
 
+    def _apart(self) -> bool:
+        """Whether all blocks are on the CPU, and none overlaps another."""
+        if len(set(self.devices)) > 1 or _CPU not in self.devices or _UNKNOWN in self.addresses:
+            return False
+        # At most one block is open at any address: each begins where the one that began before it has ended.
+        begins, ends = sorted(self.addresses), sorted(map(add, self.addresses, self.sizes))
+        return all(map(le, ends, islice(begins, 1, None)))
+
     def _share_out(self, together: list[int], added: list[int]) -> None:
         """Give to each of some blocks that overlap what those before it did not get."""
         covered: list[tuple[int, int]] = []
@@ -113,51 +148,3 @@ def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((low, high))
     return merged
-
-
-class ComponentBytes:
-    """Component -> device -> bytes without "meta", asked for again and again.
-
-    Each time all tensors are looked at, since offload hooks exchange them without telling anyone. From one time to the
-    next only the devices, addresses and sizes are kept, no tensor and no module, so that nothing is kept alive. Where
-    they are all as they were, so are the sums.
-
-    Args:
-        components: name -> module.
-    """
-
-    def __init__(self, components: Mapping[str, Any]) -> None:
-        self._components = {name: weakref.ref(component) for name, component in components.items()}
-        self._known: tuple[list[int], Blocks] | None = None
-        self._sums: dict[str, dict[str, int]] = {}
-
-    def now(self) -> dict[str, dict[str, int]]:
-        """The bytes as they are now. The dicts are shared between calls: they are to be read only."""
-        blocks, ends = Blocks(), []
-        # A tensor subclass needs tens of microseconds for every attribute otherwise.
-        with torch._C.DisableTorchFunctionSubclass():
-            for component in self._components.values():
-                module = component()
-                if module is not None:
-                    blocks.extend(tensors_of(module))
-                ends.append(len(blocks))
-        if (ends, blocks) != self._known:
-            self._known = ends, blocks
-            self._sums = _sums(dict(zip(self._components, ends, strict=True)), blocks)
-        return self._sums
-
-
-def _sums(ends: Mapping[str, int], blocks: Blocks) -> dict[str, dict[str, int]]:
-    added = blocks.added()
-    sums: dict[str, dict[str, int]] = {}
-    first = 0
-    for name, end in ends.items():
-        counts = dict.fromkeys(blocks.devices[first:end], 0)
-        if len(counts) == 1:
-            counts = dict.fromkeys(counts, sum(added[first:end]))
-        else:
-            for device, count in zip(blocks.devices[first:end], added[first:end], strict=True):
-                counts[device] += count
-        sums[name] = {str(device): count for device, count in counts.items() if device.type != "meta"}
-        first = end
-    return sums

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["modules_of", "named_modules", "no_collection"]
+__all__ = ["containers_and_leaves", "modules_of", "named_modules", "no_collection"]
 
 
 def named_modules(root: Any) -> list[tuple[str, Any]]:
@@ -40,6 +40,22 @@ def modules_of(root: Any) -> list[Any]:
                     seen.add(id(child))
                     found.append(child)
     return found
+
+
+def containers_and_leaves(root: Any) -> tuple[list[Any], list[Any]]:
+    """The modules of ``root`` with modules in them, each once, and those without, once for each place."""
+    containers: list[Any] = []
+    leaves: list[Any] = []
+    seen: set[int] = set()
+    level = [root]
+    while level:
+        inner = [module for module in level if module._modules]
+        if len(inner) < len(level):
+            leaves += [module for module in level if not module._modules]
+        inner = [module for module in inner if not (id(module) in seen or seen.add(id(module)))]  # type: ignore[func-returns-value]
+        containers += inner
+        level = [child for module in inner for child in module._modules.values() if child is not None]
+    return containers, leaves
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ import torch
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
 from .hooks import HOOK_ATTRIBUTES, Resting
-from .modules import modules_of, named_modules
+from .modules import named_modules
 
 __all__ = [
+    "PLAIN",
     "Held",
     "device_name",
     "held_tensors",
@@ -40,7 +41,7 @@ __all__ = [
 # What every Module has: walked by name below, or without tensors.
 _OF_MODULE = frozenset(vars(torch.nn.Module()))
 # A tensor of one of these types is itself the data, and nothing belongs to it.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 _DEPTH = 6
 _LEAVES = (
     str,
@@ -105,13 +106,16 @@ def held_tensors(component: str, value: Any) -> Iterator[Held]:
             yield held
 
 
-def tensors_of(root: Any) -> Iterator[torch.Tensor]:
-    """The tensors of `held_tensors` of a module, without their names: quick enough for every sample of `track`.
+def tensors_of(modules: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors of `held_tensors` of modules, without their names: quick enough for every sample of `track`.
 
     A tied weight comes twice: whoever adds bytes up counts memory once.
+
+    Args:
+        modules: all below one root, or some of them.
     """
     others: list[tuple[str, Any]] = []
-    for module in modules_of(root):
+    for module in modules:
         if not _only_registered(module):
             others.append(("", module))
             continue
@@ -134,7 +138,7 @@ def _only_registered(module: Any) -> bool:
     for name in _own_names(tuple(state)):
         if type(state[name]) not in _LEAF_TYPES:
             return False
-    return _PLAIN.issuperset(map(type, module._parameters.values())) and _PLAIN.issuperset(
+    return PLAIN.issuperset(map(type, module._parameters.values())) and PLAIN.issuperset(
         map(type, module._buffers.values())
     )
 

@@ -24,8 +24,9 @@ class Line:
 
     Attributes:
         verdict: "patched"; "not needed" (the fix does not apply here); "cannot reproduce" (not on this machine); "NOT
-            PATCHED" (wrong with the package too); "NOT REPRODUCED" (the fix applies, but the defect did not occur
-            without it); "timed out" (a case did not end, which proves nothing about the fix).
+            PATCHED" (wrong with the package too, or a defect that seems to be there in a release newer than the claimed
+            ones); "NOT REPRODUCED" (the fix applies, but the defect did not occur without it); "timed out" (a case did
+            not end, which proves nothing about the fix).
         before: what happened without the package; empty when it was not run.
         after: what happened with it; empty when it was not run.
         reason: the sentence on the board for this fix.

@@ -103,7 +103,8 @@ def _line(answer: dict[str, Any], before: dict[str, Any] | None, after: dict[str
 
     on_rig = bool(after and after.get("on_rig"))
     if before is None or after is None:
-        verdict = NOT_PATCHED if answer["state"] in ("failed", "overwritten", "waiting") else NOT_NEEDED
+        open_ = answer["above"] or answer["state"] in ("failed", "overwritten", "waiting")
+        verdict = NOT_PATCHED if open_ else NOT_NEEDED
         return line(verdict, reason=f"{answer['state']}: {answer['reason']}")
     for event, said in (("cannot reproduce", CANNOT_REPRODUCE), ("timed out", TIMED_OUT)):
         for side, name in ((before, "without the package"), (after, "with it")):

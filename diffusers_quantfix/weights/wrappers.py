@@ -11,13 +11,23 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["BACKENDS", "WITH_WRAPPERS", "backend_of", "follow", "inner_places", "is_wrapper"]
+__all__ = [
+    "BACKENDS",
+    "WITH_WRAPPERS",
+    "backend_of",
+    "follow",
+    "following",
+    "inner_places",
+    "is_torn_by_a_map",
+    "is_wrapper",
+]
 
 WITH_WRAPPERS = ("optimum", "torchao")
 BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
+_FOLLOWS = "_quantfix_follows"
 _known_types: dict[type, str] = {}
 
 
@@ -63,6 +73,34 @@ def follow(wrapper: Any) -> None:
                 dtype=wrapper.dtype,
                 device=inner[0].device,
             )
+
+
+def following(setstate: Callable[..., Any]) -> Callable[..., Any]:
+    """``__setstate__`` of a class of wrappers, after which the wrapper tells the device of its inner tensors."""
+
+    def __setstate__(self: Any, state: Any) -> None:
+        setstate(self, state)
+        if not any(tensor.is_meta for _, tensor in _inner_tensors(self)):  # torch takes no such data
+            follow(self)
+
+    vars(__setstate__)[_FOLLOWS] = True
+    return __setstate__
+
+
+def is_torn_by_a_map(cls: Any) -> bool:
+    """Whether ``torch.load`` with a dict of devices leaves a weight of the class ``cls`` on two devices; for probes.
+
+    torch looks the memory's device up by text, and that of a wrapper by ``torch.device``: in vain.
+    """
+    if hasattr(cls.__setstate__, _FOLLOWS):
+        return False
+    torch = sys.modules["torch"]
+    look_up, loading = torch._utils._get_restore_location, torch.serialization._serialization_tls
+    before, loading.map_location = loading.map_location, {"cpu": "meta"}
+    try:
+        return bool(look_up(torch.device("cpu")) == torch.device("cpu"))
+    finally:
+        loading.map_location = before
 
 
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:

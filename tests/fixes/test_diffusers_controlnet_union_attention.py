@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
 from tests.gate import unmet
 from tests.rig import models
@@ -62,6 +64,32 @@ def test_the_attention_with_torchao(gpu):
     quantized, plain = quantized_and_plain(torchao_linear, device)
     with torch.no_grad():
         torch.testing.assert_close(quantized(tokens(device)), plain(tokens(device)))
+
+
+@pytest.mark.defect(FIX_ID, shows=r"meta|RuntimeError|AssertionError")
+def test_under_sequential_offload(gpu, each_spelling):
+    """The attention's own weights, which are not those of its layer, are brought too."""
+    from accelerate import cpu_offload
+
+    device = gpu.devices[0]
+    given = tokens(device)
+
+    def run(model):
+        with torch.no_grad():
+            return model(given).cpu()
+
+    expected = run(quantized_and_plain(four_bit.linear, device)[0])
+    before = gpu.allocated(device)
+    offloaded = quantized_and_plain(four_bit.linear, device)[0].cpu()
+    cpu_offload(offloaded, spelled(device))
+
+    def check(output):
+        torch.testing.assert_close(output, expected)
+        assert gpu.allocated(device) == before, "weights stayed on the device"
+
+    for _ in range(2):
+        check(run(offloaded))
+    assert_goes_on(lambda: run(offloaded), check)
 
 
 def union():

@@ -7,6 +7,7 @@ import copy
 import pytest
 
 from tests.fixes import gguf_models
+from tests.gate import unmet
 
 FIX_ID = "diffusers-gguf-plain-parameter"
 SHOWS = r"new\(\) received an invalid combination of arguments"
@@ -47,6 +48,7 @@ def test_every_weight_is_a_parameter(folder):
         assert not layer.weight.requires_grad
 
 
+@pytest.mark.skipif(bool(unmet(NEEDS)), reason="older ones leave the packed bytes in plain layers")
 def test_the_whole_model_under_sequential_offload(gpu, folder):
     from accelerate import cpu_offload
 

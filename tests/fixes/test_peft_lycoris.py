@@ -123,4 +123,5 @@ def test_merged_into_quanto(kind, qtype):
         assert torch.equal(run(), merged)
         adapter.unmerge()
         assert torch.equal(run(), with_adapter)
-        assert all(torch.equal(now, packed[name]) for name, now in adapter.base_layer.state_dict().items())
+        for name, now in adapter.base_layer.state_dict().items():  # torch 2.5 compares no float8
+            assert torch.equal(now.float(), packed[name].float())

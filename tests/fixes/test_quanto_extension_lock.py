@@ -39,7 +39,10 @@ def build(monkeypatch, tmp_path):
 
 
 def ends(work, lock, seconds: float = 20.0) -> list[object]:
-    """What ``work`` returned or raised; an assertion when it still waits for ``lock``."""
+    """What ``work`` returned or raised; an assertion when it still waits for ``lock``.
+
+    A compile, which writes its files beside the lock, may take a minute or more.
+    """
     found: list[object] = []
 
     def run():
@@ -51,6 +54,9 @@ def ends(work, lock, seconds: float = 20.0) -> list[object]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
+    for _ in range(600):
+        if thread.is_alive() and len(os.listdir(lock.parent)) > 1:
+            thread.join(1.0)
     waits = thread.is_alive()
     if waits:
         lock.unlink(missing_ok=True)

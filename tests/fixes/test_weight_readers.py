@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from diffusers_quantfix.fixes import INDEX
 from tests.gate import unmet
 
 # Functions that run once, when a model is made or loaded, or for an adapter.
@@ -28,13 +29,12 @@ OTHER_NAME = re.compile(
 )
 
 KEPT = "its model keeps the layer out of quantization (_keep_in_fp32_modules)"
+# quanto looks for the names of layers only, not of blocks, and quantizes it: then a run ends in an error.
+KEPT_WHOLE = "its model keeps the block out of quantization (_keep_in_fp32_modules), but for quanto"
 GUARDED = "asks first whether the dtype is a floating one"
 FIRST = "the first parameter is that of a convolution or a table, which nobody quantizes"
 ADAPTER = "a layer that is trained beside the quantized ones, and not quantized"
 UNUSED = "no pipeline of diffusers calls it"
-# They raise an error, or compute something else, as soon as somebody quantizes that model: audio codecs, the renderer
-# of Shap-E, and the processors of Custom Diffusion, which are for Stable Diffusion 1.
-OPEN = "not patched"
 
 # Why a place does no harm, or which fix mends it -> "file: class: expression" of the models.
 MODELS = {
@@ -91,10 +91,12 @@ MODELS = {
         attention_processor: CustomDiffusionXFormersAttnProcessor: self.to_v_custom_diffusion.weight
         lora: LoRALinearLayer: self.down.weight
     """,
-    OPEN: """
+    "diffusers-custom-diffusion-dtype": """
         attention_processor: CustomDiffusionAttnProcessor2_0: attn.to_q.weight
         attention_processor: CustomDiffusionAttnProcessor: attn.to_q.weight
         attention_processor: CustomDiffusionXFormersAttnProcessor: attn.to_q.weight
+    """,
+    KEPT_WHOLE: """
         autoencoder_kl_minimax_h3_audio: MiniMaxH3AudioAttnProcessor: attn.qkv.weight
     """,
 }
@@ -118,9 +120,11 @@ PIPELINES = {
     "diffusers-cascade-prior-dtype": """
         pipeline_stable_cascade_prior: StableCascadePriorPipeline: self.prior.parameters()
     """,
-    OPEN: """
+    "diffusers-ace-step-tokenizer-weights": """
         modeling_ace_step: _AceStepResidualFSQ: self.project_in.weight
         modeling_ace_step: _AceStepResidualFSQ: self.project_out.weight
+    """,
+    "diffusers-shap-e-quantized-renderer": """
         renderer: ChannelsProj: self.proj.weight
     """,
 }
@@ -283,6 +287,42 @@ def test_what_is_kept_out_of_quantization_is_kept_out(place):
     kept = re.search(r"_keep_in_fp32_modules = (\[[^]]*\])", text)
     layer = re.search(r"self\.(\w+)", expression)
     assert kept and layer and layer[1] in ast.literal_eval(kept[1])
+
+
+def test_the_audio_codec_of_minimax_is_kept_out(gpu, tmp_path):
+    the_newest("diffusers>=0.42.1", "bitsandbytes>=0.46")
+    import torch
+    from diffusers import AutoencoderKLMiniMaxH3Audio
+
+    from tests.rig import models
+
+    model = AutoencoderKLMiniMaxH3Audio(
+        encoder_dim=8, latent_dim=256, latent_channels=32, num_attention_heads=2, decoder_dim=256
+    )
+    folder = models.saved(model, tmp_path)
+    for bits in (4, 8):
+        loaded = models.load_quantized(type(model), folder, bits=bits)
+        assert type(loaded.pre_block.attn.qkv) is torch.nn.Linear
+
+
+def test_every_fix_that_is_named_is_there():
+    named = {reason for lists in (MODELS, PIPELINES, TEXT_ENCODERS) for reason in lists if " " not in reason}
+    assert named and named <= set(INDEX)
+
+
+@pytest.mark.parametrize(
+    "name", ["SanaWMLTX2Refiner: LTX2VideoTransformer3DModel", "Cosmos3AVAEAudioTokenizer"]
+)
+def test_the_first_parameter_is_of_no_linear_layer(name):
+    """Of the models of pipelines that nothing else shows to be so."""
+    the_newest("diffusers>=0.42.1")
+    import diffusers
+    import torch
+
+    with torch.device("meta"):
+        model = getattr(diffusers, name.rpartition(": ")[2])()
+    first = next(name for name, _ in model.named_parameters())
+    assert not isinstance(model.get_submodule(first.rpartition(".")[0]), torch.nn.Linear), first
 
 
 def test_a_place_is_found(tmp_path):

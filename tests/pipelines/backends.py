@@ -5,7 +5,8 @@ GGUF has none: its models are files, see ``gguf_files``.
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
 from collections.abc import Callable
 
 from tests.pipelines import gguf_files
@@ -27,15 +28,13 @@ def _bitsandbytes(bits: int) -> Callable:
 def _quanto(library: str):
     if library == "diffusers":
         return importlib.import_module("diffusers").QuantoConfig(weights_dtype="int8")
-    return None
+    return importlib.import_module("transformers").QuantoConfig(weights="int8")
 
 
 def _torchao(library: str):
-    if library == "diffusers":
-        from torchao.quantization import Int8WeightOnlyConfig
+    from torchao.quantization import Int8WeightOnlyConfig
 
-        return importlib.import_module("diffusers").TorchAoConfig(Int8WeightOnlyConfig())
-    return None
+    return importlib.import_module(library).TorchAoConfig(Int8WeightOnlyConfig())
 
 
 def _gguf(library: str):
@@ -51,14 +50,42 @@ BACKENDS: dict[str, Callable] = {
     GGUF: _gguf,
 }
 
+# (backend, library) -> the library cannot save what it quantized: its models are quantized at each load
+UNSAVED = {("quanto-int8", "transformers")}
+
+# (backend, class of a component) -> why it stays as it is
+REFUSED = {
+    (
+        "torchao-int8",
+        "MultilingualCLIP",
+    ): "transformers asks a model that torchao quantizes for its input embeddings, "
+    "and this one has no get_input_embeddings(): NotImplementedError while loading",
+}
+
 # What a backend has no way to do
 CANNOT: dict[str, set[str]] = {
     GGUF: {"saved under offload", "device map"},  # it is written by other programs; a file has no string map
 }
 
 
+# The module without which a backend is not there: older release sets have not all of them
+_MODULES = {"bnb": "bitsandbytes", "quanto": "optimum.quanto", "torchao": "torchao", "gguf": "gguf"}
+
+
+@functools.cache
+def is_installed(backend: str) -> bool:
+    try:
+        return importlib.util.find_spec(_MODULES[backend.partition("-")[0]]) is not None
+    except ModuleNotFoundError:  # the package above it
+        return False
+
+
 def takes(kind: type, backend: str) -> bool:
-    """Whether a backend has a way to quantize a model of a class of pipelines."""
+    """Whether a backend is installed, and has a way to quantize a model of a class of pipelines."""
+    if not is_installed(backend):
+        return False
     if backend != GGUF:
         return True
+    if not hasattr(kind, "_get_signature_types"):  # a modular pipeline: its components come from its blocks
+        return False
     return any(gguf_files.is_read(one) for kinds in kind._get_signature_types().values() for one in kinds)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipelines import build, gguf_files, inputs, lora
-from tests.pipelines.backends import BACKENDS, GGUF
+from tests.pipelines.backends import BACKENDS, GGUF, REFUSED, UNSAVED
 from tests.pipelines.forked import forked, line
 from tests.pipelines.left import left
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
@@ -25,6 +25,7 @@ DENOISER = re.compile(
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
 EXACT = "exact"
+PLAIN = "plain"  # un-quantized
 
 
 def quantized_parts(pipe) -> dict[str, Any]:
@@ -44,44 +45,65 @@ class Subject:
     """A pipeline as it lies on the disk: its models in folders, un-quantized or quantized, and its other components."""
 
     def __init__(self, name: str, folder: Path):
-        import torch
-
         self.name, self.folder = name, folder
         pipe = build.pipeline(name)
         self.kind = type(pipe)
         self.config = build.settings(pipe)
+        self._save(pipe)
+
+    def _save(self, pipe) -> None:
+        """Save the models, and keep the other components."""
+        import torch
+
         self.others = {k: v for k, v in pipe.components.items() if not isinstance(v, torch.nn.Module)}
         self.quantized = set(quantized_parts(pipe))
+        self.unsaved: dict[str, Any] = {}  # what is quantized at each load -> its configuration
         self.classes: dict[str, type] = {}
         self.dtypes: dict[str, Any] = {}
         for part, model in pipe.components.items():
             if isinstance(model, torch.nn.Module):
                 self.classes[part] = type(model)
                 self.dtypes[part] = next((p.dtype for p in model.parameters()), torch.bfloat16)
-                model.save_pretrained(folder / "plain" / part)
+                model.save_pretrained(self.folder / PLAIN / part)
 
     def quantize(self, backend: str) -> None:
         """Quantize while loading, and save: what ``load`` with this backend loads from then on."""
         for part in self.quantized:
-            if backend == GGUF and gguf_files.is_read(self.classes[part]):
-                gguf_files.write(self._load(part, self.folder / "plain"), self.folder / backend / part)
+            if (backend, self.classes[part].__name__) in REFUSED:
                 continue
-            config = BACKENDS[backend](self.library(part))
-            if config is not None:
-                self._load(part, self.folder / "plain", quantization_config=config).save_pretrained(
-                    self.folder / backend / part
-                )
+            if backend == GGUF and gguf_files.is_read(self.classes[part]):
+                gguf_files.write(self._load(part, self.folder / PLAIN), self.folder / backend / part)
+                continue
+            library = self.library(part)
+            config = BACKENDS[backend](library)
+            if (backend, library) in UNSAVED:
+                self.unsaved[part] = config
+            elif config is not None:
+                model = self._load(part, self.folder / PLAIN, quantization_config=config)
+                model.save_pretrained(self.folder / backend / part)
+
+    def is_taken(self, part: str, backend: str) -> bool:
+        """Whether a backend has a way to quantize a component."""
+        if backend == GGUF:
+            return gguf_files.is_read(self.classes[part])
+        return part in self.quantized and (backend, self.classes[part].__name__) not in REFUSED
 
     def library(self, part: str) -> str:
         return "transformers" if _is_transformers(self.classes[part]) else "diffusers"
 
     def load(self, source: str, device_map=None):
-        """The pipeline with its models from ``source``: ``plain`` or a backend."""
+        """The pipeline with its models from ``source``: ``plain``, a backend, or what was saved of one of them."""
         parts = {}
         for part in self.classes:
             saved = self.folder / source / part
             more = {"device_map": device_map} if device_map is not None and part in self.quantized else {}
-            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / "plain", **more)
+            if part in self.unsaved and not source.startswith(PLAIN):
+                more["quantization_config"] = copy.deepcopy(self.unsaved[part])
+            parts[part] = self._load(part, saved.parent if saved.exists() else self.folder / PLAIN, **more)
+        return self._together(parts)
+
+    def _together(self, parts: dict[str, Any]):
+        """The pipeline of these models."""
         pipe = self.kind(**parts, **copy.deepcopy(self.others), **self.config)
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -106,7 +128,7 @@ def _is_transformers(kind: type) -> bool:
 # ---- placements: those of the sweep, and some that need more than a pipeline
 
 
-def _group(options: dict[str, Any], pipe, here) -> None:
+def group(options: dict[str, Any], pipe, here) -> None:
     """Group offload for what is quantized; the rest, a VAE for instance, goes to the device."""
     import torch
     from diffusers.hooks import apply_group_offloading
@@ -135,17 +157,32 @@ GROUPS = {
     "group, block, stream": {"offload_type": "block_level", "num_blocks_per_group": 1, "use_stream": True},
 }
 LORAS = ("LoRA", "LoRA, model offload")
-MORE = ("device map", "interrupted", "saved under offload", *LORAS)
+COMPILED = {
+    "compiled, " + name: name
+    for name in ("model offload", "group, leaf", "group, leaf, stream", "group, block")
+}
+# Tracing takes long: one pipeline for each of the common kinds of denoisers
+COMPILES = {
+    "FluxPipeline",
+    "LTXPipeline",
+    "QwenImagePipeline",
+    "SanaPipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusionXLPipeline",
+    "WanPipeline",
+}
+MORE = ("device map", "interrupted", "saved under offload", *LORAS, *COMPILED)
 ALL = (*(name for name in PLACEMENTS if name != "stay"), *MORE)
 
 
 def place(subject: Subject, source: str, pipe, placement: str, here, there) -> Iterator[list]:
     """Place and run: the outputs of each run, and the check of what lies on the devices between."""
+    compiled, placement = placement in COMPILED, COMPILED.get(placement, placement)
     if placement == "device map":
         pipe = subject.load(source, {"": str(there)})
         pipe.to(there)
     elif placement in GROUPS:
-        _group(GROUPS[placement], pipe, here)
+        group(GROUPS[placement], pipe, here)
     elif placement in PLACEMENTS:
         PLACEMENTS[placement](pipe, here, there)
     elif placement == "interrupted":
@@ -155,20 +192,46 @@ def place(subject: Subject, source: str, pipe, placement: str, here, there) -> I
         pipe.enable_sequential_cpu_offload(device=here)
         again = f"{source}-again"
         for part, model in quantized_parts(pipe).items():
-            model.save_pretrained(subject.folder / again / part)
+            if source == PLAIN or part not in subject.unsaved:
+                model.save_pretrained(subject.folder / again / part)
         pipe = subject.load(again)
         pipe.to(here)
     elif placement in LORAS:
         _with_lora(subject, pipe, placement, here)
+    if compiled:
+        _compile(pipe)
     yield subject.run(pipe)
+    if compiled:
+        _assert_compiled()
     if placement in OFFLOADS:
         if placement == "model offload":
             pipe.maybe_free_model_hooks()
-        # ``_group`` put the models there that are not quantized; upstream leaves buffers where they are used.
+        # ``group`` put the models there that are not quantized; upstream leaves buffers where they are used.
         staying = set(pipe.components) - set(quantized_parts(pipe)) if placement in GROUPS else set()
         if size := left(pipe, staying, buffers=placement == "sequential"):
             raise AssertionError(f"{size} bytes stayed on the device")
         yield subject.run(pipe)
+
+
+def _compile(pipe) -> None:
+    """Compile the denoisers, by their repeated blocks where they name them.
+
+    Only traced: Inductor has no kernels for the stand-ins.
+    """
+    for name, model in quantized_parts(pipe).items():
+        if not DENOISER.fullmatch(name):
+            continue
+        if getattr(model, "_repeated_blocks", None):
+            model.compile_repeated_blocks(backend="eager")
+        else:
+            model.compile(backend="eager")
+
+
+def _assert_compiled() -> None:
+    from torch._dynamo.utils import counters
+
+    if not counters["stats"]["unique_graphs"]:
+        raise AssertionError("nothing was compiled")
 
 
 def _with_lora(subject: Subject, pipe, placement: str, here) -> None:
@@ -271,11 +334,20 @@ def _note(reached: set[str], name: str, *call) -> None:
     reached.add(name)
 
 
+def _has_quantized_weights(model) -> bool:
+    """Whether a model with linear layers holds weights of a class of their own, as all backends have them."""
+    import torch
+
+    if not any(isinstance(layer, torch.nn.Linear) for layer in model.modules()):  # GPT-2 has none
+        return True
+    return any(type(weight) not in (torch.nn.Parameter, torch.Tensor) for weight in model.parameters())
+
+
 class Source:
     """A pipeline that was loaded once, from ``plain`` or a backend; each use of it is a forked process."""
 
-    def __init__(self, subject: Subject, name: str, devices):
-        self.subject, self.name, self.devices = subject, name, devices
+    def __init__(self, subject: Subject, name: str, devices, way: Callable = place):
+        self.subject, self.name, self.devices, self.place = subject, name, devices, way
         self.pipe = subject.load(name)
         self.expected = forked(lambda: reference(subject, self.pipe, devices[0]))
 
@@ -284,15 +356,20 @@ class Source:
 
     def _outcome(self, placement: str) -> str:
         said = EXACT
-        for outputs in place(self.subject, self.name, self.pipe, placement, *self.devices):
+        for outputs in self.place(self.subject, self.name, self.pipe, placement, *self.devices):
             said = compare(outputs, self.expected)
             if said != EXACT:
                 break
         return said
 
 
-def examine(name: str, backend: str, placements, devices, folder: Path) -> Iterator[tuple[str, str]]:
-    """(placement, outcome) for each: ``exact``, ``upstream: ...`` or what went wrong; ``build`` and ``load`` first."""
+def examine(
+    name: str, backend: str, placements, devices, folder: Path, kind: type = Subject, way: Callable = place
+) -> Iterator[tuple[str, str]]:
+    """(placement, outcome) for each: ``exact``, ``upstream: ...`` or what went wrong; ``build`` and ``load`` first.
+
+    ``kind`` is the class of the subject, ``way`` how it is placed: those of modular pipelines are others.
+    """
     made: dict[str, Any] = {}
 
     def step(key: str, function: Callable[[], Any]) -> str:
@@ -304,13 +381,19 @@ def examine(name: str, backend: str, placements, devices, folder: Path) -> Itera
 
     def plain() -> str:
         """Whether the un-quantized pipeline runs on one device."""
-        return EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], "plain", devices))
+        return (
+            EXACT if "plain" in made else step("plain", lambda: Source(made["subject"], PLAIN, devices, way))
+        )
 
     def quantized() -> Source:
         made["subject"].quantize(backend)
-        return Source(made["subject"], backend, devices)
+        source = Source(made["subject"], backend, devices, way)
+        for part, model in quantized_parts(source.pipe).items():
+            if made["subject"].is_taken(part, backend) and not _has_quantized_weights(model):
+                raise AssertionError(f"no weight of {part} is quantized")
+        return source
 
-    built = step("subject", lambda: Subject(name, folder))
+    built = step("subject", lambda: kind(name, folder))
     loaded = step("quantized", quantized) if built == EXACT else ""
     if loaded not in ("", EXACT):
         built = plain()

@@ -1,4 +1,4 @@
-"""The file of results: pipeline -> backend -> placement -> outcome."""
+"""The files of results, one for each release set: pipeline -> backend -> placement -> outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.pipelines.check import EXACT
 
-FILE = Path(__file__).parent / "results.json"
+FILE = Path(__file__).parent / "results.json"  # of the newest releases
+OLDER = ("D12", "D09")  # rows of tests/upstream/cells.toml
 LATE = "TimeoutError: not done"
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum-quanto", "torchao")
 
@@ -25,6 +26,11 @@ def read(path: Path | None) -> dict:
         }
         return {**found, "outcomes": {name: said for name, said in outcomes.items() if said}}
     return {"versions": versions(), "outcomes": {}}
+
+
+def older(cell: str) -> Path:
+    """The file of an older release set."""
+    return FILE.with_name(f"results-{cell}.json")
 
 
 def reserve(path: Path) -> bool:

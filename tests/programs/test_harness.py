@@ -11,7 +11,7 @@ import pytest
 from tests.programs import harness
 from tests.programs.harness import Failed, run
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.long]
 
 # A process that starts another and tells its id; both then wait in `hang`.
 HANGS = """
@@ -41,7 +41,7 @@ print("RESULT", len(runs.read_text()))
 def program(tmp_path, monkeypatch):
     """Writes the text of a program and gives it a few seconds."""
     monkeypatch.setattr(harness, "HERE", tmp_path)
-    monkeypatch.setattr(harness, "SECONDS", 10)
+    monkeypatch.setattr(harness, "SECONDS", 5)
 
     def write(text: str) -> str:
         (tmp_path / "program.py").write_text(text)
@@ -63,7 +63,7 @@ def test_all_processes_of_a_program_that_hangs_tell_where_and_end(program, tmp_p
     name = program(HANGS.format(session=session, then=""))
     with (
         pytest.warns(UserWarning, match="program hangs without the package, so it is started once more"),
-        pytest.raises(Failed, match="twice it ran longer than 10 seconds") as failed,
+        pytest.raises(Failed, match="twice it ran longer than 5 seconds") as failed,
     ):
         run(name, tmp_path, package=False)
     assert str(failed.value).count("in hang") == 2
@@ -81,7 +81,7 @@ def test_code_of_others_that_hangs_is_started_once_more(program, tmp_path) -> No
 
 
 def test_a_hang_with_the_package_alone_is_a_failure(program, tmp_path) -> None:
-    with pytest.raises(Failed, match="ran longer than 10 seconds"):
+    with pytest.raises(Failed, match="ran longer than 5 seconds"):
         run(program(HANGS_ONCE.format(where="package")), tmp_path)
     assert [len((tmp_path / side / "runs").read_text()) for side in ("with", "without")] == [1, 1]
 

@@ -26,12 +26,16 @@ def _depthwise_3d(self, weight, kernel_size, bias, stride, padding, dilation):
 
 
 def _to_int4pack(self, innerKTiles):
+    """The bytes that the CPU packs, in the dtype and shape of CUDA, which callers look at."""
     values = torch.stack((self >> 4, self & 15), -1).flatten(1).to(torch.int32)
-    return torch._convert_weight_to_int4pack_for_cpu(values, innerKTiles)
+    packed = torch._convert_weight_to_int4pack_for_cpu(values, innerKTiles)
+    rows, columns = values.shape
+    return packed.view(torch.int32).view(rows // 8, columns // (innerKTiles * 16), 32, innerKTiles // 2)
 
 
 def _int4pack_mm(self, mat2, qGroupSize, qScaleAndZeros):
-    return torch._weight_int4pack_mm_for_cpu(self, mat2, qGroupSize, qScaleAndZeros)
+    packed = mat2.view(-1, self.shape[1] // 8).view(torch.uint8)
+    return torch._weight_int4pack_mm_for_cpu(self, packed, qGroupSize, qScaleAndZeros)
 
 
 _STAND_INS = {

@@ -20,6 +20,7 @@ FILES = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_tests_of_offloading_on_xpu():
     """Some of them; tests/rig/accelerator.py says how to run any."""
     if reason := rig.unavailable_reason():

@@ -48,6 +48,7 @@ def states_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_accelerate_launch(stack_environment: Environment):
     program = stack_environment.folder / "launched.py"
     program.write_text(f"import sys; print('active:', {ACTIVE}, sys.argv[1:])\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixes import gguf_models
+from tests.marks import rest_is_whole
 from tests.rig import models
 
 
@@ -25,11 +26,12 @@ def _need(*names: str) -> None:
             pytest.skip(f"{name} is not installed")
 
 
-def _plain(folder: Path, dtype, device_map=None, **more):
+def _plain(folder: Path, dtype, device_map=None, model_class=None, **more):
     from diffusers import FluxTransformer2DModel
 
     placement = {} if device_map is None else {"device_map": device_map}
-    return FluxTransformer2DModel.from_pretrained(folder, torch_dtype=dtype, **placement, **more)
+    kind = model_class or FluxTransformer2DModel
+    return kind.from_pretrained(folder, torch_dtype=dtype, **placement, **more)
 
 
 def _bitsandbytes(bits: int, **options) -> Callable:
@@ -98,14 +100,12 @@ MORE_BACKENDS: dict[str, Callable] = {
 ALL_BACKENDS = {**BACKENDS, **MORE_BACKENDS}
 
 
+OFTEN = ("bnb-nf4", "bnb-int8", "quanto-int8")
+
+
 def in_turn(*without: str) -> list:
     """For `parametrize`: every backend but these, three of them with the other tests, the rest on request."""
-    often = ("bnb-nf4", "bnb-int8", "quanto-int8")
-    return [
-        name if name in often else pytest.param(name, marks=pytest.mark.whole)
-        for name in ALL_BACKENDS
-        if name not in without
-    ]
+    return rest_is_whole((name for name in ALL_BACKENDS if name not in without), *OFTEN)
 
 
 _NEEDS = {"bnb": "bitsandbytes", "gguf": "gguf", "quanto": "optimum.quanto", "torchao": "torchao"}

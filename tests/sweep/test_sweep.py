@@ -7,6 +7,7 @@ What upstream refuses by design is listed in REFUSED with its message; such a re
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 
 import pytest
@@ -14,8 +15,9 @@ import pytest
 from tests.fixes.callers import TEXT, assert_goes_on
 from tests.fixes.callers import without_index as without_index
 from tests.gate import unmet
+from tests.marks import rest_is_whole
 from tests.rig import models
-from tests.sweep.backends import BACKENDS
+from tests.sweep.backends import BACKENDS, OFTEN
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
 
 pytestmark = [
@@ -84,9 +86,15 @@ def refusal(backend, placement, when):
     return ""
 
 
-@pytest.mark.parametrize("when", LORA)
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "when"),
+    rest_is_whole(
+        itertools.product(BACKENDS, LORA),
+        *itertools.product(OFTEN, LORA),
+        *itertools.product(BACKENDS, ["none"]),
+    ),
+)
 def test_sweep(gpu, backend, placement, when, saved, lora):
     check(gpu, backend, placement, when, saved, lora, "bfloat16")
 
@@ -95,7 +103,7 @@ def test_sweep(gpu, backend, placement, when, saved, lora):
 @pytest.mark.parametrize(
     "placement", ["there and back", "model offload", "sequential", "group, leaf, stream"]
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", rest_is_whole(BACKENDS, *OFTEN))
 def test_other_dtypes(gpu, backend, placement, dtype, saved, lora):
     check(gpu, backend, placement, "none", saved, lora, dtype)
 
@@ -103,7 +111,7 @@ def test_other_dtypes(gpu, backend, placement, dtype, saved, lora):
 # diffusers makes torch.device("cuda") of it
 @pytest.mark.parametrize("without_index", [TEXT], indirect=True)
 @pytest.mark.parametrize("placement", sorted(OFFLOADS))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", rest_is_whole(BACKENDS, *OFTEN))
 def test_without_an_index_interrupted_and_in_inference_mode(
     gpu, backend, placement, saved, lora, without_index
 ):

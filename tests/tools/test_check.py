@@ -11,6 +11,7 @@ import pytest
 from packaging.version import Version
 
 from diffusers_quantfix.advisories.findings import AFFECTED, MAYBE, findings, table
+from diffusers_quantfix.advisories.supported import TORCH
 from diffusers_quantfix.advisories.upgrades import upgrades
 
 CODE = "bnb-quant-state-code"  # bitsandbytes >=0.43.0,<0.45.3
@@ -115,6 +116,17 @@ def test_each_version_of_a_pin_is_held_against_the_newest_that_is_known(tmp_path
     notes = json.loads(check(tmp_path / "uv.lock", "--json").stdout)["notes"]
     newer = [note for note in notes if "newer than" in note]
     assert [note.partition(" is ")[0] for note in newer] == ["bitsandbytes 99.0"]
+
+
+def test_a_torch_that_was_not_tested():
+    oldest, newest = TORCH
+    for version, said in (("2.4.1+cu121", f"older than {oldest}"), ("2.99.0", f"newer than {newest}")):
+        done = check("-", "--json", stdin=f"torch=={version}\ndiffusers==0.36.0\n")
+        (note,) = json.loads(done.stdout)["notes"]
+        assert note.startswith(f"torch {version} is {said}, the ") and "diffusers_quantfix verify" in note
+    for inside in (f"=={oldest}", f"=={newest}+cu130", ">=2.4", ""):
+        done = check("-", "--json", stdin=f"torch{inside}\ndiffusers==0.36.0\n")
+        assert json.loads(done.stdout)["notes"] == []
 
 
 def test_a_constraint_installs_nothing(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from diffusers_quantfix.advisories.pins import Reading, UnreadableInput, read
 from diffusers_quantfix.commands import check
+from tests.marks import rest_is_long
 
 FOLDER = pathlib.Path(__file__).with_name("pin_files")
 FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
@@ -84,7 +85,7 @@ def options(*files: pathlib.Path, **more: object) -> argparse.Namespace:
     return parsed
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", rest_is_long(range(9), 0))
 def test_what_is_read_or_refused(folder, seed):
     """A thousand inputs each: nothing but `UnreadableInput` comes out of the readers, and that in a clean sentence."""
     random_ = random.Random(seed)
@@ -112,7 +113,7 @@ def test_what_is_read_or_refused(folder, seed):
     assert 300 < refused < 850, "the inputs are neither all broken nor all whole"
 
 
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", rest_is_long(range(100, 110), 100, 101, 102))
 def test_what_the_command_says(folder, seed, capsys):
     """A hundred inputs each, through all of the command: one of three exit codes, and only 2 says nothing on stdout."""
     random_ = random.Random(seed)

@@ -206,6 +206,7 @@ def test_a_hundred_thousand_lines_take_a_second(tmp_path: pathlib.Path, kind):
     assert time.process_time() - started < 2
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_notes_are_one(tmp_path):
     """The line of an entry of a project file has to be searched for."""
     entries = "".join(f"\"torch==1.{n} ; python_version < '3'\",\n" for n in range(100_000))

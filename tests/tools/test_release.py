@@ -10,6 +10,7 @@ import pytest
 
 import diffusers_quantfix as qf
 from diffusers_quantfix.memory import ReleasedError
+from tests.marks import rest_is_long
 from tests.rig import models
 from tests.tools.pipelines import flux
 
@@ -24,7 +25,7 @@ def before(gpu) -> dict:
 
 
 @pytest.mark.parametrize("after_forward", [False, True], ids=["", "used"])
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", rest_is_long([None, 4, 8], 8))
 def test_everything_goes_though_every_name_still_points_at_it(gpu, before, tmp_path, bits, after_forward):
     device = gpu.devices[0]
     pipeline = flux(tmp_path, bits, text=True, device=device)
@@ -99,7 +100,7 @@ def test_twice_is_no_error(gpu, before, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sequential", "model", "group", "group stream"])
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", rest_is_long([None, 4, 8], 4))
 def test_offloaded_pipelines(gpu, before, tmp_path, bits, mode):
     device = gpu.devices[0]
     pipeline = flux(tmp_path, bits)
@@ -146,7 +147,7 @@ def test_device_mapped_models(gpu, before):
         model.to("cpu")
 
 
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", rest_is_long([None, 4, 8], 4))
 def test_peft_adapters_go_too(gpu, before, tmp_path, bits):
     peft = pytest.importorskip("peft")
     pipeline = flux(tmp_path, bits, device=gpu.devices[0])

@@ -11,6 +11,7 @@ import pytest
 
 import diffusers_quantfix as qf
 from diffusers_quantfix.memory import InUseError, ReleasedError
+from tests.marks import rest_is_long
 
 SIZE = 16
 
@@ -130,7 +131,9 @@ _EXPORTERS = {
 }
 
 
-@pytest.mark.parametrize("name", _EXPORTERS)
+@pytest.mark.parametrize(
+    "name", rest_is_long(_EXPORTERS, "numpy", "DLPack capsule", "ctypes pointer", "object with an interface")
+)
 def test_what_reads_a_weight_from_outside_goes_on_reading_it(name):
     """Before: the array read whatever was put there next, -1.08e14 for one, and the report said "freed"."""
     pytest.importorskip("numpy")
@@ -207,7 +210,7 @@ def test_mapped_and_shared_memory_goes_from_this_process(tmp_path):
     assert model[0].weight.numel() == model[1].weight.numel() == 0
 
 
-@pytest.mark.parametrize("kind", ["cuda.CUDAGraph", "xpu.XPUGraph"])
+@pytest.mark.parametrize("kind", rest_is_long(["cuda.CUDAGraph", "xpu.XPUGraph"], "cuda.CUDAGraph"))
 def test_a_captured_graph_keeps_the_memory_of_devices(gpu, kind):
     """The rig captures nothing: an object of the type, that says what a captured one says."""
     import torch
@@ -254,7 +257,7 @@ class _Gallery:
 GALLERY = _Gallery(None)
 
 
-@pytest.mark.parametrize("levels", [1, 7, 30])
+@pytest.mark.parametrize("levels", rest_is_long([1, 7, 30], 7))
 def test_a_holder_is_followed_up_to_its_owner(levels):
     """Before: nothing survived, and a chain ended at seven levels at the latest."""
     pytest.importorskip("numpy")

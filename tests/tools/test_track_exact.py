@@ -35,11 +35,11 @@ def _offload(pipeline, way: str, device) -> None:
 def recounted(monkeypatch):
     """Count everything again after every sample, with `audit`, and compare; yields the number of comparisons."""
     compared: list[str] = []
-    mark = Track.mark
+    take = Track._take
 
-    def checked(self, label):
+    def checked(self, label, seconds=None):
         targets = {name: component() for name, component in self._bytes._components.items()}
-        mark(self, label)
+        take(self, label, seconds)
         again = qf.audit(targets).component_bytes()
         for name, counted in self.samples[-1].components.items():
             assert {d: n for d, n in counted.items() if n} == {
@@ -47,7 +47,7 @@ def recounted(monkeypatch):
             }, (label, name)
         compared.append(label)
 
-    monkeypatch.setattr(Track, "mark", checked)
+    monkeypatch.setattr(Track, "_take", checked)
     return compared
 
 

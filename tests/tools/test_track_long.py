@@ -90,6 +90,44 @@ def test_short_calls_are_not_all_sampled_and_the_first_are():
     assert max(map(len, memory.table().splitlines())) <= 80
 
 
+def test_short_calls_have_one_hook_and_a_failing_one_keeps_its_error():
+    model, x = _tiny()
+    with qf.track(model) as memory:
+        for _ in range(100):
+            model(x)
+        assert not model._forward_hooks
+        assert len(model._forward_pre_hooks) == 1
+        for _ in range(2):
+            with pytest.raises(TypeError, match="linear"):
+                model("no tensor")
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert memory.left_out + len(memory.samples) == 2 + 2 * 102
+
+
+def test_long_calls_after_short_ones_are_sampled_at_both_ends():
+    import time
+
+    import torch
+
+    class Slow(torch.nn.Linear):
+        seconds = 0.0
+
+        def forward(self, x):
+            time.sleep(self.seconds)
+            return super().forward(x)
+
+    model, x = Slow(4, 4), torch.ones(1, 4)
+    with qf.track(model) as memory:
+        for _ in range(100):
+            model(x)
+        assert not model._forward_hooks
+        model.seconds = 0.03
+        for _ in range(4):
+            model(x)
+    assert [sample.label for sample in memory.samples[-3:]] == ["Slow begins", "Slow ends", "end"]
+
+
 def test_the_interval_is_the_callers(monkeypatch):
     import time
 

@@ -19,9 +19,16 @@ import pytest
 import diffusers_quantfix
 from diffusers_quantfix.verify import child, report, rig, run, side, verify
 from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
+from tests.marks import rest_is_long
 from tests.rig.fixtures import require_rig
 
-ANSWER = {"id": "a-fix", "title": "a defect", "state": "applied", "reason": "patched in somelib 1.0"}
+ANSWER = {
+    "id": "a-fix",
+    "title": "a defect",
+    "state": "applied",
+    "reason": "patched in somelib 1.0",
+    "above": False,
+}
 
 
 def event(kind: str, text: str = "text") -> dict[str, str]:
@@ -46,15 +53,18 @@ def test_a_fix_that_applies_is_judged_by_both_runs(before, after, verdict, ok):
 
 
 @pytest.mark.parametrize(
-    ("state", "verdict", "ok"),
+    ("state", "above", "verdict", "ok"),
     [
-        ("out-of-range", report.NOT_NEEDED, True),
-        ("failed", report.NOT_PATCHED, False),
-        ("waiting", report.NOT_PATCHED, False),
+        ("out-of-range", False, report.NOT_NEEDED, True),
+        ("failed", False, report.NOT_PATCHED, False),
+        ("waiting", False, report.NOT_PATCHED, False),
+        ("candidate", False, report.NOT_NEEDED, True),
+        # a newer release: before, "not needed" and exit code 0, where `status` says 1
+        ("candidate", True, report.NOT_PATCHED, False),
     ],
 )
-def test_a_fix_that_was_not_run_is_judged_by_its_state(state, verdict, ok):
-    line = run._line({**ANSWER, "state": state}, None, None)
+def test_a_fix_that_was_not_run_is_judged_by_its_state(state, above, verdict, ok):
+    line = run._line({**ANSWER, "state": state, "above": above}, None, None)
     assert (line.verdict, line.ok) == (verdict, ok)
     assert state in line.reason
 
@@ -230,6 +240,7 @@ def test_one_id_imports_its_own_library_only(tmp_path):
     assert answer["state"] == "applied"
 
 
+@pytest.mark.long
 def test_from_a_zipapp_the_cases_of_its_own_copy_run(tmp_path):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     package = tmp_path / "content" / "diffusers_quantfix"
@@ -317,6 +328,7 @@ def test_how_to_get_the_rest(monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_the_rig_from_the_command_line():
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     require_rig()
@@ -349,7 +361,7 @@ def test_nothing_installed_is_one_sentence():
     assert sys.executable in said
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["while it imports", "in a case"])
+@pytest.mark.parametrize("begun", rest_is_long([False, True], True), ids=["while it imports", "in a case"])
 def test_a_signal_ends_the_processes_and_removes_the_folder(tmp_path, begun):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     psutil = pytest.importorskip("psutil")
@@ -386,6 +398,7 @@ def test_an_unknown_id_is_one_sentence():
     assert "no fix is called 'no-such-fix'" in done.stderr
 
 
+@pytest.mark.long
 def test_every_defect_that_applies_here_is_patched():
     """The main job, as a user runs it; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")

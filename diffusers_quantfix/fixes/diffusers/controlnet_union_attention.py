@@ -10,16 +10,13 @@ Patch: where that weight is quantized, the same attention is computed by calling
 
 from __future__ import annotations
 
-import sys
-
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.plain_weights import LayerCalled, is_plain, packed_stand_in
+from ...models.packed_attention import PATTERN, calls_output_layer, with_called_output_layer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -33,8 +30,8 @@ FIX = Fix(
     "multi_head_attention_forward in ControlNetUnionModel",
     since="0.1.0",
     patterns=(
-        r"controlnet_union.{0,4000}multi_head_attention_forward.{0,2000}(self|mat1|m1) and (mat2|m2)",
-        r"(self|mat1|m1) and (mat2|m2).{0,200}ControlNetUnion",
+        rf"controlnet_union.{{0,4000}}multi_head_attention_forward.{{0,2000}}{PATTERN}",
+        rf"{PATTERN}.{{0,200}}ControlNetUnion",
     ),
     frames=(
         "diffusers/models/controlnets/controlnet_union.py:attention",
@@ -50,33 +47,14 @@ def broken(controlnet_union: ModuleType) -> bool:
 
     with torch.device("meta"):
         block = resolve(controlnet_union, "ResidualAttentionBlock")(4, 1)
-        block.attn.out_proj = packed_stand_in(4)
-        try:
-            block.attention(torch.empty(1, 1, 4))
-        except LayerCalled:
-            return False
-        except (AssertionError, RuntimeError):
-            return True
-    return False
+        return not calls_output_layer(block.attn, lambda: block.attention(torch.empty(1, 1, 4)))
 
 
 def patch(controlnet_union: ModuleType, draft: Draft) -> None:
     def make(original):
         def attention(self, x):
-            return original(self, x) if is_plain(self.attn.out_proj) else _attended(self, x)
+            return original(with_called_output_layer(self, "attn"), x)
 
         return attention
 
     draft.wrap_plain(resolve(controlnet_union, "ResidualAttentionBlock"), "attention", make)
-
-
-def _attended(block: Any, x: Any) -> Any:
-    """The tokens [tokens, batch, features] attend to each other."""
-    torch = sys.modules["torch"]
-    attn, mask = block.attn, block.attn_mask
-    projected = torch.nn.functional.linear(x, attn.in_proj_weight, attn.in_proj_bias)
-    query, key, value = projected.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 1, 3, 0, 4)
-    if mask is not None:
-        mask = mask.to(x)
-    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    return attn.out_proj(attended.permute(2, 0, 1, 3).flatten(2))

@@ -1,0 +1,59 @@
+"""Adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under sequential offload.
+
+Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from a LoKr or LoHa under
+    ``enable_sequential_cpu_offload()``. Where the CPU is the execution device there is no error: torch reads memory
+    that nobody has written, and each run gives another image, or black ones.
+Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that brings them when the
+    module is called. A ``ParameterDict`` or ``ParameterList`` is never called.
+Upstream: not reported.
+Patch: the module that has them gets a hook that calls theirs.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.containers import bring_containers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-parameter-containers",
+    title="adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under sequential offload",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491",),
+    symptom="RuntimeError: Tensor on device meta is not on the expected device cuda:0!, or another output in each run, "
+    "with a LoKr or LoHa under enable_sequential_cpu_offload()",
+    harm="wrong result",
+    patterns=(r"tuners/lo(kr|ha)/layer.{0,4000}Tensor on device meta is not on the expected device",),
+    frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "accelerate/hooks.py:new_forward"),
+    since="0.1.0",
+)
+
+
+def broken(hooks: ModuleType) -> bool:
+    """Offload a module that has nothing but such a container; does it have a hook?"""
+    import torch
+
+    module = torch.nn.Module()
+    module.factors = torch.nn.ParameterDict({"one": torch.nn.Parameter(torch.zeros(1))})
+    attach = resolve(hooks, "attach_align_device_hook")
+    attach(module, torch.device("cpu"), offload=True, weights_map=module.state_dict())
+    return not hasattr(module, "_hf_hook")
+
+
+def patch(hooks: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def attach_align_device_hook(module, *args, **kwargs):
+            attached = original(module, *args, **kwargs)  # calls this function for all children
+            bring_containers(module)
+            return attached
+
+        return attach_align_device_hook
+
+    draft.wrap_plain(hooks, "attach_align_device_hook", make)

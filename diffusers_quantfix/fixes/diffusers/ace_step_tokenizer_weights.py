@@ -1,0 +1,67 @@
+"""The audio tokenizer of ACE-Step computes with the bytes of quantized weights.
+
+Symptom: RuntimeError "mat1 and mat2 shapes cannot be multiplied" (4 bits) or ValueError "The dtype of a weights Tensor
+    cannot be changed" (quanto) from ``_AceStepResidualFSQ``; no error in 8 bits, but its codes are noise.
+Cause: ``_AceStepResidualFSQ`` gives ``project_in.weight.float()`` and ``project_out.weight.float()`` to
+    ``torch.nn.functional.linear``: of an 8-bit layer the integers, without their scales.
+Upstream: not reported.
+Patch: where a weight is quantized, its layer is called.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...models.plain_weights import LayerCalled, packed_stand_in, with_called_weights
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-ace-step-tokenizer-weights",
+    title="the audio tokenizer of ACE-Step computes with the bytes of quantized weights",
+    module="diffusers.pipelines.ace_step.modeling_ace_step",
+    claims={"diffusers": ">=0.38.0,<=0.42.1"},
+    upstream=(),
+    symptom="RuntimeError: mat1 and mat2 shapes cannot be multiplied, in get_output_from_indices or forward of "
+    "_AceStepResidualFSQ; in 8 bits the sound of ACE-Step with audio codes or a source audio is noise",
+    harm="wrong result",
+    since="0.1.0",
+    patterns=(
+        r"_AceStepResidualFSQ|(modeling_ace_step.{0,2000}(mat1 and mat2|dtype of a .{0,30} cannot be changed))",
+    ),
+    frames=("diffusers/pipelines/ace_step/modeling_ace_step.py:(forward|get_output_from_indices)",),
+    hot=True,
+)
+
+_CLASS = "_AceStepResidualFSQ"
+
+
+def broken(modeling_ace_step: ModuleType) -> bool:
+    """Is a layer with a packed weight called?"""
+    import torch
+
+    with torch.device("meta"):
+        quantizer = resolve(modeling_ace_step, _CLASS)(1)
+        quantizer.project_out = packed_stand_in(1)
+        try:
+            quantizer.get_output_from_indices(torch.empty(1, 1, dtype=torch.long))
+        except LayerCalled:
+            return False
+        except RuntimeError:
+            return True
+    return True
+
+
+def patch(modeling_ace_step: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def act(self, *args, **kwargs):
+            return original(with_called_weights(self, "project_in", "project_out"), *args, **kwargs)
+
+        return act
+
+    for name in ("forward", "get_output_from_indices"):
+        draft.wrap_plain(resolve(modeling_ace_step, _CLASS), name, make)

@@ -1,0 +1,83 @@
+"""An adapter that is loaded into an offloaded model is lost.
+
+Symptom: after ``transformer.load_lora_adapter()`` or ``add_adapter()`` under sequential offload RuntimeError "Tensor on
+    device meta is not on the expected device", or, where the CPU is the execution device, noise or NaN. Under group
+    offload with a stream "KeyError: Parameter containing".
+Cause: peft moves the adapter to where its layer is: to meta, which has no data. ``load_lora_weights`` of a pipeline
+    takes the hooks off before and puts them back afterwards, and makes the groups anew; the methods of a model do not.
+Upstream: not reported.
+Patch: the same for calls of the model's own methods.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.errors import Undecided
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.hooks import is_group_offloaded
+from ...offloading.suspended import hooks_aside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-load-model-lora-offloaded",
+    title="an adapter that is loaded into an offloaded model is lost",
+    module="diffusers.loaders.peft",
+    claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
+    upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py",),
+    symptom="noise, NaN or 'Tensor on device meta is not on the expected device' after transformer.load_lora_adapter() "
+    "or add_adapter() under sequential offload; KeyError: Parameter containing, under group offload with a stream",
+    harm="wrong result",
+    frames=("load_lora_adapter", "add_adapter", "loaders/peft.py"),
+    since="0.1.0",
+)
+
+
+def broken(peft: ModuleType) -> bool:
+    """Add an adapter to an offloaded layer; is it on meta, with no hook that could bring it?
+
+    Raises:
+        Undecided: accelerate or peft is not imported yet; until then nothing can be offloaded or adapted.
+    """
+    for needed in ("accelerate.big_modeling", "peft"):
+        if needed not in sys.modules:
+            raise Undecided(needed)
+    import torch
+
+    mixin = resolve(peft, "PeftAdapterMixin")
+    resolve(mixin, "add_adapter")
+    model = type("Model", (torch.nn.Module, mixin), {})()
+    model.layer = torch.nn.Linear(1, 1)
+    sys.modules["accelerate.big_modeling"].cpu_offload(model, torch.device("cpu"))
+    model.add_adapter(sys.modules["peft"].LoraConfig(r=1, target_modules=["layer"]))
+    adapter = model.layer.lora_A["default"]
+    return bool(adapter.weight.is_meta and not hasattr(adapter, "_hf_hook"))
+
+
+def patch(peft: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def load_or_add(self, *args, **kwargs):
+            if kwargs.get("_pipeline") is not None:  # which has taken the hooks off
+                return original(self, *args, **kwargs)
+            with hooks_aside(self):
+                result = original(self, *args, **kwargs)
+            if is_group_offloaded(self):
+                offloading = sys.modules["diffusers.hooks.group_offloading"]
+                # Before 0.35.0 no LoRA could be loaded into groups, of a pipeline neither: upstream's own error.
+                again = getattr(offloading, "_maybe_remove_and_reapply_group_offloading", None)
+                if again is not None:
+                    again(self)
+            return result
+
+        return load_or_add
+
+    mixin = resolve(peft, "PeftAdapterMixin")
+    for method in ("load_lora_adapter", "add_adapter"):
+        if hasattr(mixin, method):
+            draft.wrap_plain(mixin, method, make)

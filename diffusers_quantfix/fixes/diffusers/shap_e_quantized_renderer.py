@@ -1,0 +1,66 @@
+"""The renderer of Shap-E ignores the object with quantized layers, or cannot run.
+
+Symptom: with quanto, every image of Shap-E shows the same thing; with bitsandbytes and torchao an error such as "shape
+    '[64, 93, 64]' is invalid for input of size 190464" ends the run.
+Cause: ``ShapERenderer`` computes the weights of its MLP from the latents, and copies them into the state dict of the
+    MLP under the names of plain layers. quanto's have other names, and are passed over; packed weights take no copy.
+Upstream: not reported.
+Patch: an error that says what to do instead, before the first copy. There is nothing to quantize: the weights of the
+    MLP are new for every object.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+from ...models.plain_weights import is_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-shap-e-quantized-renderer",
+    title="the renderer of Shap-E ignores the object with quantized layers, or cannot run",
+    module="diffusers.pipelines.shap_e.renderer",
+    claims={"diffusers": ">=0.31.0,<=0.42.1"},
+    upstream=(),
+    symptom="every image of Shap-E with a renderer quantized by quanto shows the same thing; with bitsandbytes: "
+    "RuntimeError: shape '[64, 93, 64]' is invalid for input of size 190464",
+    harm="wrong result",
+    since="0.1.0",
+    patterns=(
+        r"shap_e/renderer.{0,2000}(shape '.{0,40}' is invalid for input|same dtype|unimplemented operator)",
+    ),
+    frames=("diffusers/pipelines/shap_e/renderer.py",),
+)
+
+QUANTIZED = (
+    "the renderer of Shap-E cannot be quantized, it computes the weights of its layers from the latents: load "
+    "`shap_e_renderer` without a quantization config, and name the other components in `components_to_quantize`"
+)
+_METHODS = ("decode_to_image", "decode_to_mesh")
+
+
+def broken(renderer: ModuleType) -> bool:
+    """Do they copy into the state dict, whatever is in it?"""
+    decode = [resolve(renderer, f"ShapERenderer.{name}") for name in _METHODS]
+    return any("copy_" in names_used(one) and not written_in(one, __file__) for one in decode)
+
+
+def patch(renderer: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def decode(self, *args, **kwargs):
+            linear = sys.modules["torch"].nn.Linear
+            if not all(is_plain(layer) for layer in self.modules() if isinstance(layer, linear)):
+                raise ValueError(QUANTIZED)
+            return original(self, *args, **kwargs)
+
+        return decode
+
+    for name in _METHODS:
+        draft.wrap_plain(resolve(renderer, "ShapERenderer"), name, make)

@@ -1,0 +1,55 @@
+"""``torch.load`` with a dict of devices leaves weights of quanto on two devices.
+
+Symptom: after ``torch.load(file, map_location={"cuda:0": "cuda:1"})`` RuntimeError "Expected all tensors to be on the
+    same device"; ``.to("cuda:0")`` moves nothing.
+Cause: torch looks the device of a wrapper up by ``torch.device`` in a dict whose keys are text. The inner tensors go
+    where the dict says, and the wrapper still tells the device that was saved.
+Upstream: not reported.
+Patch: a tensor of quanto that is unpickled tells the device of its inner tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...weights.wrappers import following, is_torn_by_a_map
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="quanto-load-map",
+    title="torch.load with a dict of devices leaves weights of quanto on two devices",
+    module="optimum.quanto.tensor.weights",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131",),
+    symptom="RuntimeError: Expected all tensors to be on the same device, after "
+    "torch.load(..., map_location={'cuda:0': 'cuda:1'}) of a quanto model",
+    patterns=(
+        r"map_location.{0,2000}quanto.{0,4000}Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device.{0,400}map_location.{0,400}quanto",
+    ),
+    frames=("map_location", "quanto"),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(weights: ModuleType) -> bool:
+    return is_torn_by_a_map(resolve(weights, "WeightQBytesTensor"))
+
+
+def patch(weights: ModuleType, draft: Draft) -> None:
+    import torch
+
+    def make(original):
+        return following(
+            torch._utils._set_obj_state
+        )  # what torch does where a class has no method of its own
+
+    draft.wrap_plain(sys.modules["optimum.quanto.tensor.qtensor"].QTensor, "__setstate__", make)

@@ -1,0 +1,61 @@
+"""``torch.load`` with a dict of devices leaves weights of torchao on two devices.
+
+Symptom: after ``torch.load(file, map_location={"cuda:0": "cuda:1"})`` RuntimeError "Expected all tensors to be on the
+    same device"; ``.to("cuda:0")`` moves nothing.
+Cause: as for quanto (``quanto-load-map``): torch does not find the device of a wrapper in the dict.
+Upstream: not reported.
+Patch: a tensor of torchao that is unpickled tells the device of its inner tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...weights.wrappers import following, is_torn_by_a_map
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="torchao-load-map",
+    title="torch.load with a dict of devices leaves weights of torchao on two devices",
+    module="torchao.quantization.quant_api",
+    claims={"torchao": ">=0.15.0,<=0.18.0"},
+    upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131",),
+    symptom="RuntimeError: Expected all tensors to be on the same device, after "
+    "torch.load(..., map_location={'cuda:0': 'cuda:1'}) of weights of torchao",
+    patterns=(
+        r"map_location.{0,2000}torchao.{0,4000}Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device.{0,400}map_location.{0,400}torchao",
+    ),
+    frames=("map_location", "torchao"),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(quant_api: ModuleType) -> bool:
+    return is_torn_by_a_map(resolve(quant_api, "Float8Tensor"))
+
+
+def patch(quant_api: ModuleType, draft: Draft) -> None:
+    base = resolve(sys.modules["torchao.utils"], "TorchAOBaseTensor")
+    classes = [cls for cls in _subclasses(base) if "__setstate__" in vars(cls)]
+    if not classes:
+        raise TargetMissing("no tensor of torchao is unpickled by a method of its own")
+    for cls in classes:
+        draft.wrap_plain(cls, "__setstate__", following)
+
+
+def _subclasses(base: Any) -> Iterator[Any]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)

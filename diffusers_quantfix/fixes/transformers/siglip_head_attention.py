@@ -1,0 +1,69 @@
+"""The head of SigLIP cannot run with quantized layers.
+
+Symptom: RuntimeError "self and mat2 must have the same dtype, but got BFloat16 and Byte" from torch's
+    ``multi_head_attention_forward``, from a SiglipVisionModel in 4 or 8 bits: the image encoder of Flux Redux,
+    FramePack and HunyuanVideo 1.5.
+Cause: bitsandbytes' layer is put in the place of ``out_proj`` of ``torch.nn.MultiheadAttention``, which never calls
+    that layer: it gives its weight, a packed one too, to torch's function. transformers leaves it as it is since
+    5.5.4 or earlier; models that were quantized before, or by other means, fail there, too.
+Upstream: not reported.
+Patch: where that weight is quantized, the same attention is computed by calling the layer. Twin:
+    ``transformers-siglip2-head-attention``.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...models.packed_attention import PATTERN, calls_output_layer, with_called_output_layer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="transformers-siglip-head-attention",
+    title="the head of SigLIP cannot run with quantized layers",
+    module="transformers.models.siglip.modeling_siglip",
+    claims={"transformers": ">=4.44.2,<=5.23.0"},
+    upstream=(),
+    symptom="RuntimeError: self and mat2 must have the same dtype, from multi_head_attention_forward in "
+    "SiglipMultiheadAttentionPoolingHead",
+    since="0.1.0",
+    patterns=(
+        rf"modeling_siglip\.py.{{0,4000}}multi_head_attention_forward.{{0,2000}}{PATTERN}",
+        rf"{PATTERN}.{{0,200}}Siglip[MV]",
+    ),
+    frames=(
+        "functional.py:multi_head_attention_forward",
+        "transformers/models/siglip/modeling_siglip.py:forward",
+        "SiglipMultiheadAttentionPoolingHead",
+    ),
+    hot=True,
+)
+
+_HEAD = "SiglipMultiheadAttentionPoolingHead"
+
+
+def broken(modeling_siglip: ModuleType) -> bool:
+    """Is an output layer with a packed weight called?"""
+    import torch
+
+    with torch.device("meta"):
+        config = resolve(modeling_siglip, "SiglipVisionConfig")(
+            hidden_size=4, num_attention_heads=1, intermediate_size=1
+        )
+        head = resolve(modeling_siglip, _HEAD)(config)
+        return not calls_output_layer(head.attention, lambda: head(torch.empty(1, 1, 4)))
+
+
+def patch(modeling_siglip: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def forward(self, *args, **kwargs):
+            return original(with_called_output_layer(self, "attention"), *args, **kwargs)
+
+        return forward
+
+    draft.wrap_plain(resolve(modeling_siglip, _HEAD), "forward", make)

@@ -1,0 +1,22 @@
+"""A processor of Custom Diffusion on an attention whose query layer is in 4 bits."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from diffusers.models import attention_processor
+
+    from ..models import four_bit
+
+    where = four_bit.device()
+    torch.manual_seed(0)
+    attention = attention_processor.Attention(64, heads=2, dim_head=32).to(where).eval()
+    processor = attention_processor.CustomDiffusionAttnProcessor2_0(train_kv=False, train_q_out=False)
+    inputs = torch.randn(2, 4, 64, device=where)
+    with torch.no_grad():
+        expected = processor(attention, inputs)
+        attention.to_q = four_bit.linear(attention.to_q, where)
+        error = ((processor(attention, inputs) - expected).norm() / expected.norm()).item()
+    assert error < 0.3, f"differs by {error:.0%}"
+    return "runs"

@@ -1,0 +1,9 @@
+"""Weights of quanto are loaded with a dict of devices."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from ..models import mapped, quanto_models
+
+    return mapped.check({qtype: quanto_models.layers(qtype) for qtype in quanto_models.QTYPES})

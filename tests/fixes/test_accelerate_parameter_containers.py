@@ -1,0 +1,85 @@
+"""accelerate-parameter-containers: LoKr and LoHa cannot run under sequential offload."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from tests.fixes import lycoris_models, offloaded
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import spelling as spelling
+
+torch = pytest.importorskip("torch")
+
+FIX_ID = "accelerate-parameter-containers"
+SHOWS = r"not on the expected device|off by|on the same device"
+
+each_kind = pytest.mark.parametrize("kind", lycoris_models.KINDS)
+
+
+def assert_equal(output, expected):
+    assert torch.equal(output, expected), f"off by {(output - expected).abs().max()}"
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@each_kind
+def test_under_offload(gpu, kind):
+    check_offloaded(gpu.devices[0], gpu, kind)
+
+
+def test_on_4bit_layers(gpu):
+    check_offloaded(gpu.devices[0], gpu, lycoris_models.QUANTIZED)
+
+
+def check_offloaded(device, gpu, kind):
+    from accelerate.hooks import remove_hook_from_submodules
+
+    expected = lycoris_models.run(lycoris_models.build(kind, device), device)
+    before = gpu.allocated(device)
+    model = lycoris_models.build(kind, device).to("cpu")
+    offloaded.offload(model, device=device)
+
+    def run():
+        return lycoris_models.run(model, device)
+
+    def check(output):
+        assert_equal(output, expected)
+        assert gpu.allocated(device) == before, "weights stayed on the device"
+
+    for _ in range(2):
+        check(run())
+    assert_goes_on(run, check)
+    remove_hook_from_submodules(model)
+    assert_equal(lycoris_models.run(model.to(device), device), expected)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@each_kind
+def test_from_the_disk(gpu, kind, tmp_path):
+    from accelerate import disk_offload
+
+    device = gpu.devices[0]
+    expected = lycoris_models.run(lycoris_models.build(kind, device), device)
+    model = disk_offload(lycoris_models.build(kind, "cpu"), str(tmp_path), device)
+    for _ in range(2):
+        assert_equal(lycoris_models.run(model, device), expected)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_on_the_cpu():
+    """There torch reads memory that nobody has written, without an error."""
+    expected = lycoris_models.run(lycoris_models.build("LoKr", "cpu"), "cpu")
+    model = lycoris_models.build("LoKr", "cpu")
+    offloaded.offload(model)
+    assert_equal(lycoris_models.run(model, "cpu"), expected)
+
+
+def test_the_hook_is_copied_and_pickled_with_its_model(gpu):
+    model = lycoris_models.build("LoKr", "cpu")
+    expected = lycoris_models.run(model, "cpu")
+    offloaded.offload(model)
+    hooked = next(module for module in model.modules() if hasattr(module, "lokr_w1"))
+    assert_equal(lycoris_models.run(copy.deepcopy(model), "cpu"), expected)
+    assert pickle.loads(pickle.dumps(hooked._hf_hook)).pre_forward is hooked._hf_hook.pre_forward

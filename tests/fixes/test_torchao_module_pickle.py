@@ -1,0 +1,56 @@
+"""torchao-module-pickle: models with weights of torchao cannot be pickled."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from tests.fixes import mapped
+from tests.fixes import torchao_models as ao
+
+torch = pytest.importorskip("torch")
+
+FIX_ID = "torchao-module-pickle"
+SHOWS = "'functools.partial' object has no attribute '__name__'"
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
+@pytest.mark.parametrize("weights", ao.WEIGHTS)
+def test_torch_save(weights):
+    model = ao.layers(weights)
+    twin = mapped.reloaded(model, None)
+    assert torch.equal(ao.run(twin), ao.run(model))
+    assert type(twin[0].weight) is type(model[0].weight)
+    assert torch.equal(ao.run(mapped.reloaded(twin, None)), ao.run(model)), "a second time"
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
+def test_pickle():
+    model = ao.layers("int8")
+    assert torch.equal(ao.run(pickle.loads(pickle.dumps(model))), ao.run(model))
+
+
+def test_another_process_without_this_package_reads_it(tmp_path):
+    model = ao.layers("int8")
+    torch.save(model, tmp_path / "model.pt")
+    program = (
+        "import sys, torch\n"
+        "model = torch.load(sys.argv[1], weights_only=False)\n"
+        "assert 'diffusers_quantfix' not in sys.modules\n"
+        "print(float(model(torch.ones(1, 64, dtype=torch.bfloat16)).sum()))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "model.pt"], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) == float(model(torch.ones(1, 64, dtype=torch.bfloat16)).sum())
+
+
+def test_the_text_of_a_layer_stays():
+    layer = ao.layers("int8")[0]
+    assert "Int8Tensor" in repr(layer)
+    assert repr(copy.deepcopy(layer)) == repr(layer)
