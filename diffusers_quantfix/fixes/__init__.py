@@ -103,6 +103,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.attention_processor",
     ),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
+    "diffusers-dequantize-storage": (
+        "diffusers.dequantize_storage",
+        "diffusers.quantizers.bitsandbytes.utils",
+    ),
     "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),
     "diffusers-from-pipe-cast": ("diffusers.from_pipe_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-fuse-lora-gguf": ("diffusers.fuse_lora_gguf", "diffusers.loaders.peft"),
