@@ -54,7 +54,8 @@ def _normalized() -> Any:
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
-    model_hook, add_hook = resolve(hooks, "ModelHook"), resolve(hooks, "add_hook_to_module")
+    model_hook: Any = resolve(hooks, "ModelHook")
+    add_hook = resolve(hooks, "add_hook_to_module")
 
     class NormalizeWeight(model_hook):
         """Computes the weight when the parameters are there."""
