@@ -29,6 +29,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
+    "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
