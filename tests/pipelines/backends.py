@@ -54,12 +54,10 @@ BACKENDS: dict[str, Callable] = {
 UNSAVED = {("quanto-int8", "transformers")}
 
 # (backend, class of a component) -> why it stays as it is
+_NO_EMBEDDINGS = "transformers asks for the input embeddings of what torchao quantizes; this one raises NotImplementedError"
 REFUSED = {
-    (
-        "torchao-int8",
-        "MultilingualCLIP",
-    ): "transformers asks a model that torchao quantizes for its input embeddings, "
-    "and this one has no get_input_embeddings(): NotImplementedError while loading",
+    ("torchao-int8", "ClapModel"): _NO_EMBEDDINGS,
+    ("torchao-int8", "MultilingualCLIP"): _NO_EMBEDDINGS,
 }
 
 # What a backend has no way to do
