@@ -54,10 +54,13 @@ BACKENDS: dict[str, Callable] = {
 UNSAVED = {("quanto-int8", "transformers")}
 
 # (backend, class of a component) -> why it stays as it is
-_NO_EMBEDDINGS = "transformers asks for the input embeddings of what torchao quantizes; this one raises NotImplementedError"
 REFUSED = {
-    ("torchao-int8", "ClapModel"): _NO_EMBEDDINGS,
-    ("torchao-int8", "MultilingualCLIP"): _NO_EMBEDDINGS,
+    ("torchao-int8", "ClapModel"): "RuntimeError of transformers in the conversion of its weights",
+    (
+        "torchao-int8",
+        "MultilingualCLIP",
+    ): "RuntimeError of transformers in the conversion of its weights: torchao's asks "
+    "for the input embeddings, and get_input_embeddings() raises NotImplementedError",
 }
 
 # What a backend has no way to do
