@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", action="store_true", help="one pipeline of each family")
     parser.add_argument(
         "--part",
-        type=_part,
+        type=read_part,
         default=(1, 1),
         metavar="K/M",
         help="of M parts that cover all together, the K-th",
@@ -69,8 +69,7 @@ def run(given: argparse.Namespace) -> int:
             continue
         for turn, backend in enumerate(BACKENDS):
             if backend in (given.backend or BACKENDS) and takes(every()[name], backend):
-                part, parts = given.part
-                placements = possible(name, backend)[(part + index + turn) % parts :: parts]
+                placements = part_of(possible(name, backend), given.part, index + turn)
                 work.append((name, backend, [one for one in placements if one in chosen]))
     found = results.read(given.json)
     todo = []
@@ -99,11 +98,17 @@ def run(given: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _part(text: str) -> tuple[int, int]:
+def read_part(text: str) -> tuple[int, int]:
+    """``K/M`` as numbers."""
     part, parts = map(int, text.split("/"))
     if not 1 <= part <= parts:
         raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole")
     return part, parts
+
+
+def part_of(placements: list[str], part: tuple[int, int], turn: int) -> list[str]:
+    """Every M-th placement; which is the first goes on with ``turn``, from pipeline to pipeline."""
+    return placements[(part[0] + turn) % part[1] :: part[1]]
 
 
 def portion(index: int, name: str) -> tuple[str, list[str]]:

@@ -54,12 +54,17 @@ def pipeline(name: str, dtype=None):
     return made
 
 
+def plain_name(name: str) -> str:
+    """The pipeline that a modular one is the like of: what is said of it holds for both."""
+    return name.replace("ModularPipeline", "Pipeline")
+
+
 def modular(name: str):
     """A modular pipeline with random weights, its blocks those that upstream has for its class."""
     import torch
 
     pipe = families.modular()[name]()
-    said = overrides(name)
+    said = overrides(plain_name(name))
     parts = {}
     for part in pipe.component_names:
         spec = pipe.get_component_spec(part)

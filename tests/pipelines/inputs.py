@@ -170,6 +170,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "Kandinsky6TI2VA": {"image": ...},
     "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
     "LTX2DFR": {"num_frames": 17},
+    "Echo": {"num_frames": 9},
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
     "UnCLIP": {"output_type": "np"},
 }

@@ -38,16 +38,15 @@ class Subject(check.Subject):
 
         pipe = self.kind(components_manager=diffusers.ComponentsManager())
         pipe.update_components(**parts, **copy.deepcopy(self.others))
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
+        return _prepared(pipe)
 
     def run(self, pipe) -> list:
         import torch
 
-        said = {
-            key: value for pattern, more in inputs.CALLS.items() if re.match(pattern, self.name)
-            for key, value in more.items()
-        }  # fmt: skip
+        said: dict[str, Any] = {}
+        for pattern, more in inputs.CALLS.items():
+            if re.match(pattern, build.plain_name(self.name)):
+                said.update(more)
         given = {}
         for one in pipe.blocks.inputs:
             if one.name in said and said[one.name] is not ...:
@@ -69,8 +68,14 @@ class Subject(check.Subject):
             configs = {part: BACKENDS[backend](self.library(part)) for part in self.quantized}
             more["quantization_config"] = configs
         pipe.load_components(torch_dtype={**self.dtypes, "default": None}, **more)
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
+        return _prepared(pipe)
+
+
+def _prepared(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    if hasattr(pipe, "disable_safety_checker"):
+        pipe.disable_safety_checker()
+    return pipe
 
 
 def place(subject: Subject, source: str, pipe, placement: str, here, there) -> Iterator[list]:

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.pipelines import results
+from tests.pipelines.backends import REFUSED
 from tests.pipelines.families import NOT_BUILT
 
 PAGE = Path(__file__).resolve().parents[2] / "diffusers_quantfix" / "PIPELINES.md"
@@ -108,6 +109,10 @@ def page(sets: dict[str, dict]) -> str:
         lines += ["", f"## What is not exact, diffusers {release}", "", *(notes or ["Nothing."])]
         lines += ["", f"## Not built here, diffusers {release}", ""]
         lines += [f"- {name}: {_code(reason)}" for name, reason in sorted(unbuilt.items())]
+    lines += ["", "## Components that a backend leaves as they are", ""]
+    lines += [
+        f"- {model}, {backend}: {_code(reason)}" for (backend, model), reason in sorted(REFUSED.items())
+    ]
     lines += ["", "## Not run yet", "", ", ".join(pending(newest)) or "none"]
     return "\n".join(lines) + "\n"
 

@@ -262,6 +262,7 @@ NOT_ALONE = (
     "diffusers-controlnet-union-attention",
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
+    "diffusers-group-offload-containers",
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
     "transformers-quantized-resave",
