@@ -1,6 +1,6 @@
-"""What `doctor` says of the libraries behind diffusers' other quantizers, about which this package has no fix.
+"""The quantizers of diffusers, and what `doctor` says of the libraries behind those about which no fix is.
 
-Upstream: diffusers/quantizers/auto.py. Its quantizers "bfl" and "nunchaku_lite" have no library of their own.
+Upstream: diffusers/quantizers/auto.py, whose names are used here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# distribution -> the quantization method of diffusers
-_OTHERS = {"auto-round": "auto-round", "nvidia-modelopt": "modelopt", "sdnq": "sdnq"}
+__all__ = ["OTHERS", "PATCHED", "advice"]
+
+# Fixes are about these.
+PATCHED = ("bitsandbytes_4bit", "bitsandbytes_8bit", "gguf", "quanto", "torchao")
+_SEEN = (
+    "`audit`, `release` and `track` count its tensors, and its models move and are offloaded as others are"
+)
+_UNSEEN = "`audit`, `release` and `track` were not tested with it"
+# The others -> their distribution, empty where diffusers has the code itself, and what was seen of their models
+# (tests/tools/test_other_quantizers.py). nunchaku_lite downloads its kernels, for NVIDIA's GPUs only.
+OTHERS = {
+    "auto-round": ("auto-round", _UNSEEN),
+    "bfl": ("", _SEEN),
+    "modelopt": ("nvidia-modelopt", _UNSEEN),
+    "nunchaku_lite": ("", _UNSEEN),
+    "sdnq": ("sdnq", _SEEN),
+}
 
 
 def advice() -> Iterator[str]:
     """One sentence for each of these libraries that is installed."""
-    for name, method in _OTHERS.items():
-        if version := installed_version(name):
-            yield (
-                f"{name} {version}: no fix is about the quantization method {method!r}; `audit`, `release` and `track` "
-                "count its tensors as they count all others"
-            )
+    for method, (name, seen) in OTHERS.items():
+        if name and (version := installed_version(name)):
+            yield f"{name} {version}: no fix is about the quantization method {method!r}; {seen}"

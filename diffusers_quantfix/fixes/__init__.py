@@ -132,6 +132,10 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-skipped": (
+        "diffusers.group_offload_skipped",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-torchao": (
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",

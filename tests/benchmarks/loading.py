@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.pipelines import gguf_files
+
 from .figure import Row, figure
 from .measure import CannotMeasure, child
 
@@ -16,7 +18,7 @@ LAYERS = (64, 256, 1024, 4096)
 @figure("load")
 def load() -> Iterator[Row]:
     """The same checkpoint, with and without; and how the time of one layer grows with their number."""
-    for kind in ("4-bit", "8-bit", "quanto", "torchao"):
+    for kind in ("4-bit", "8-bit", "quanto", "torchao", "GGUF"):
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             try:
                 child("loading:save", folder, kind, list(LAYERS))
@@ -83,9 +85,27 @@ def _config(kind: str):
     return TorchAoConfig(Int8WeightOnlyConfig(version=2))
 
 
+def _flux(layers: int):
+    """A Flux transformer of about so many small Linear layers: diffusers reads GGUF files of such models only."""
+    from tests.rig import models
+
+    return models.flux_transformer(num_layers=1, num_single_layers=max(1, layers // 6))
+
+
 def save(folder: str, kind: str, counts: list[int]) -> None:
     """Save pre-quantized checkpoints."""
     from .memory import _devices
+
+    if kind == "GGUF":
+        try:
+            import gguf  # noqa: F401
+        except ImportError as error:
+            raise CannotMeasure(str(error)) from error
+        for layers in counts:
+            path = Path(folder) / str(layers)
+            path.mkdir()
+            gguf_files.write(_flux(layers), path)
+        return
 
     stack, _ = _devices()
     with stack:
@@ -107,10 +127,20 @@ def seconds(folder: str, kind: str, layers: int) -> float:
     with stack:
         # As the format asks for it: 8-bit layers are loaded to a GPU.
         where = {"device_map": {"": gpu.devices[0]}} if kind == "8-bit" else {}
-        cls.from_pretrained(Path(folder) / str(min(LAYERS)), **where)
+
+        def load(path: Path) -> None:
+            if kind == "GGUF":
+                import torch
+                from diffusers import FluxTransformer2DModel
+
+                gguf_files.load(FluxTransformer2DModel, path, torch.float32)
+            else:
+                cls.from_pretrained(path, **where)
+
+        load(Path(folder) / str(min(LAYERS)))
         best = float("inf")
         for _ in range(3 if layers < 4096 else 1):
             began = time.process_time()
-            cls.from_pretrained(Path(folder) / str(layers), **where)
+            load(Path(folder) / str(layers))
             best = min(best, time.process_time() - began)
         return best

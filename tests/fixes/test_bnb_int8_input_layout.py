@@ -10,7 +10,7 @@ from tests.rig import models
 FIX_ID = "bnb-int8-input-layout"
 SHOWS = (
     r"size of tensor a \(\d+\) must match the size of tensor b|shape|AssertionError|self must be a matrix|out of bounds"
-    r"|UnboundLocalError: (cannot access )?local variable 'rows'"
+    r"|Dimension out of range|UnboundLocalError: (cannot access )?local variable 'rows'"
 )
 
 torch = pytest.importorskip("torch")
@@ -38,6 +38,17 @@ def test_a_layer(gpu, shape, outliers):
         assert out.shape == (*shape, eight_bit.FEATURES)
         assert torch.equal(out.flatten(0, -2), expected)
         assert torch.equal(layer(given), out)
+
+
+@pytest.mark.parametrize("outliers", [False, True], ids=["plain", "outliers"])
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.47")
+def test_a_vector(gpu, outliers):
+    device = gpu.devices[0]
+    layer, given = eight_bit.linear(device), inputs(device, (3,), outliers)
+    with torch.no_grad():
+        out = layer(given[0])
+        assert out.shape == (eight_bit.FEATURES,)
+        assert torch.equal(out, layer(given[:1])[0])
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

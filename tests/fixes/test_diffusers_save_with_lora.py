@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit, lora_models
+from tests.fixes.callers import each_spelling as each_spelling
+from tests.fixes.callers import interrupt, spelled
 from tests.gate import unmet
 from tests.rig import models
 
@@ -83,6 +85,26 @@ def test_a_lora_that_is_not_merged_is_refused(gpu, folder, tmp_path, bits):
 
 def saved_without(folder, place, bits):
     return models.saved(pipeline(folder, bits).transformer, place)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_each_spelling_and_after_a_save_that_ended(gpu, folder, tmp_path, each_spelling):
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    device = gpu.devices[0]
+    pipe = pipeline(folder, 4, "one").to(spelled(device))
+    pipe.fuse_lora()
+    merged = lora_models.run(pipe, device, torch.float16)
+    interrupt(lambda: pipe.transformer.save_pretrained(tmp_path / "ended"), 0.5)
+    assert any("base_layer" in name for name in pipe.transformer.state_dict()), "a hook was left"
+    pipe.transformer.save_pretrained(tmp_path / "whole")
+    assert not [name for name in names_in(tmp_path / "whole") if "base_layer" in name], (
+        "names of a base_layer"
+    )
+    again = FluxTransformer2DModel.from_pretrained(tmp_path / "whole", torch_dtype=torch.float16)
+    again = models.flux_pipeline(again).to(spelled(device))
+    assert torch.equal(lora_models.run(again, device, torch.float16), merged)
 
 
 def test_saving_that_fails_leaves_no_hook(gpu, folder, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import each_spelling as each_spelling
 from tests.gate import unmet
 from tests.rig import models
 
@@ -73,6 +75,19 @@ def test_a_model_from_a_checkpoint(gpu, tmp_path, options):
     other = run(model, device, seed=1, dtype=torch.float16)
     assert not torch.allclose(out, other, atol=1e-3), "the output does not depend on the image"
     assert torch.equal(run(model, device, dtype=torch.float16), out)
+
+
+def test_each_spelling_and_after_a_run_that_ended(gpu, tmp_path, each_spelling):
+    plain, device = siglip2(), gpu.devices[0]
+    folder = models.saved(plain, tmp_path)
+    model = four_bit.load(type(plain), folder, dtype=torch.float16, device_map={"": spelled(device)})
+    expected = run(plain, "cpu")
+
+    def check(out):
+        error = ((out - expected).norm() / expected.norm()).item()
+        assert error < 0.3, f"the output differs by {error:.0%}"
+
+    assert_goes_on(lambda: run(model, device, dtype=torch.float16), check)
 
 
 def test_a_plain_model_is_as_before(gpu):

@@ -22,9 +22,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines import check, lora, results
+from tests.pipelines import check, lora, modular, results
 from tests.pipelines.backends import BACKENDS, CANNOT, takes
-from tests.pipelines.families import NOT_BUILT, families, pipelines
+from tests.pipelines.families import NOT_BUILT, every, families
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", action="store_true", help="one pipeline of each family")
     parser.add_argument(
         "--part",
-        type=_part,
+        type=read_part,
         default=(1, 1),
         metavar="K/M",
         help="of M parts that cover all together, the K-th",
@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> int:
     """What the command line asks for; 1 where something went wrong that is not upstream's."""
-    names = sorted(min(one) for one in families().values()) if given.families else sorted(pipelines())
-    chosen = [one for one in check.ALL if re.search(given.placement, one)]
+    names = sorted(min(one) for one in families().values()) if given.families else sorted(every())
+    chosen = [one for one in (*check.ALL, *modular.ALL) if re.search(given.placement, one)]
     work = []
     for index, name in enumerate(names):
         if name in NOT_BUILT or not re.search(given.family, name):
@@ -68,9 +68,8 @@ def run(given: argparse.Namespace) -> int:
             work.append((name, *portion(index, name)))
             continue
         for turn, backend in enumerate(BACKENDS):
-            if backend in (given.backend or BACKENDS) and takes(pipelines()[name], backend):
-                part, parts = given.part
-                placements = possible(name, backend)[(part + index + turn) % parts :: parts]
+            if backend in (given.backend or BACKENDS) and takes(every()[name], backend):
+                placements = part_of(possible(name, backend), given.part, index + turn)
                 work.append((name, backend, [one for one in placements if one in chosen]))
     found = results.read(given.json)
     todo = []
@@ -99,16 +98,22 @@ def run(given: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _part(text: str) -> tuple[int, int]:
+def read_part(text: str) -> tuple[int, int]:
+    """``K/M`` as numbers."""
     part, parts = map(int, text.split("/"))
     if not 1 <= part <= parts:
         raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole")
     return part, parts
 
 
+def part_of(placements: list[str], part: tuple[int, int], turn: int) -> list[str]:
+    """Every M-th placement; which is the first goes on with ``turn``, from pipeline to pipeline."""
+    return placements[(part[0] + turn) % part[1] :: part[1]]
+
+
 def portion(index: int, name: str) -> tuple[str, list[str]]:
     """The one backend and the one placement of a pipeline in a slice: both rotate through the list of pipelines."""
-    backends = [one for one in BACKENDS if takes(pipelines()[name], one)]
+    backends = [one for one in BACKENDS if takes(every()[name], one)]
     backend = backends[index % len(backends)]
     placements = possible(name, backend)
     return backend, [placements[index // len(BACKENDS) % len(placements)]]
@@ -116,8 +121,10 @@ def portion(index: int, name: str) -> tuple[str, list[str]]:
 
 def possible(name: str, backend: str) -> list[str]:
     """The placements that a pipeline and a backend have a way for."""
+    if name in modular.pipelines():
+        return list(modular.ALL)
     left_out = set(CANNOT.get(backend, ()))
-    if not lora.is_loaded_by(pipelines()[name]):
+    if not lora.is_loaded_by(every()[name]):
         left_out.update(check.LORAS)
     if name not in check.COMPILES:
         left_out.update(check.COMPILED)
@@ -138,7 +145,7 @@ def ready():
     import torch
 
     torch.set_num_threads(1)
-    pipelines()
+    every()
     with rig.devices():
         yield
 
@@ -222,7 +229,8 @@ def _child(name: str, backend: str, placements: list[str], writer: Any, folder: 
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
         devices = torch.device("cuda:0"), torch.device("cuda:1")
-        for key, said in check.examine(name, backend, placements, devices, folder):
+        others = (modular.Subject, modular.place) if name in modular.pipelines() else ()
+        for key, said in check.examine(name, backend, placements, devices, folder, *others):
             writer.send((key, said))
         writer.send(("seconds", round(sum(os.times()[:4]), 1)))
     writer.close()

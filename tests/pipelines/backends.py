@@ -53,6 +53,15 @@ BACKENDS: dict[str, Callable] = {
 # (backend, library) -> the library cannot save what it quantized: its models are quantized at each load
 UNSAVED = {("quanto-int8", "transformers")}
 
+# (backend, class of a component) -> why it stays as it is
+REFUSED = {
+    (
+        "torchao-int8",
+        "MultilingualCLIP",
+    ): "transformers asks a model that torchao quantizes for its input embeddings, "
+    "and this one has no get_input_embeddings(): NotImplementedError while loading",
+}
+
 # What a backend has no way to do
 CANNOT: dict[str, set[str]] = {
     GGUF: {"saved under offload", "device map"},  # it is written by other programs; a file has no string map
@@ -77,4 +86,6 @@ def takes(kind: type, backend: str) -> bool:
         return False
     if backend != GGUF:
         return True
+    if not hasattr(kind, "_get_signature_types"):  # a modular pipeline: its components come from its blocks
+        return False
     return any(gguf_files.is_read(one) for kinds in kind._get_signature_types().values() for one in kinds)

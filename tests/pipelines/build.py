@@ -7,8 +7,7 @@ import inspect
 import re
 from typing import Any
 
-from tests.pipelines import components, configs
-from tests.pipelines.families import pipelines
+from tests.pipelines import components, configs, families
 
 # Checkers and watermarkers that every pipeline may go without.
 LEFT_OUT = {"safety_checker", "requires_safety_checker", "watermarker", "add_watermarker"}
@@ -31,7 +30,7 @@ def pipeline(name: str, dtype=None):
     """The pipeline with random weights, un-quantized, on the CPU."""
     import torch
 
-    kind = pipelines()[name]
+    kind = families.pipelines()[name]
     said = overrides(name)
     kinds = kind._get_signature_types()
     parts: dict[str, Any] = {}
@@ -53,6 +52,29 @@ def pipeline(name: str, dtype=None):
     made.to(dtype=getattr(torch, said.get("dtype", "bfloat16")) if dtype is None else dtype)
     made.set_progress_bar_config(disable=True)
     return made
+
+
+def plain_name(name: str) -> str:
+    """The pipeline that a modular one is the like of: what is said of it holds for both."""
+    return name.replace("ModularPipeline", "Pipeline")
+
+
+def modular(name: str):
+    """A modular pipeline with random weights, its blocks those that upstream has for its class."""
+    import torch
+
+    pipe = families.modular()[name]()
+    said = overrides(plain_name(name))
+    parts = {}
+    for part in pipe.component_names:
+        spec = pipe.get_component_spec(part)
+        if spec.default_creation_method == "from_pretrained":
+            parts[part] = components.component((spec.type_hint,), said.get(part, {}))
+    pipe.update_components(**parts)
+    for model in pipe.components.values():
+        if isinstance(model, torch.nn.Module):
+            model.to(dtype=getattr(torch, said.get("dtype", "bfloat16")))
+    return pipe
 
 
 def _is_needed(part: str) -> bool:

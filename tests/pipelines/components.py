@@ -189,6 +189,7 @@ def tokenizer(max_length: int = 77, positions: bool = False):
         sep_token="[SEP]",
         mask_token="<mask>",
         model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
         additional_special_tokens=SPECIAL[4:],
     )
     made.chat_template = CHAT

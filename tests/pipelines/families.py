@@ -24,6 +24,21 @@ def pipelines() -> dict[str, type]:
     return found
 
 
+@functools.cache
+def modular() -> dict[str, type]:
+    """Name -> class of every modular pipeline that diffusers exports."""
+    import diffusers
+
+    found = {name: getattr(diffusers, name) for name in dir(diffusers) if name.endswith("ModularPipeline")}
+    base = getattr(diffusers, "ModularPipeline", None)
+    return {name: kind for name, kind in found.items() if kind is not base and issubclass(kind, base)}
+
+
+def every() -> dict[str, type]:
+    """Name -> class of all pipelines, of both kinds."""
+    return {**pipelines(), **modular()}
+
+
 def families() -> dict[str, list[str]]:
     """Family, a folder of diffusers' pipelines -> the names of its pipelines that are built here."""
     found: dict[str, list[str]] = {}

@@ -17,7 +17,7 @@ def left(pipe, staying: set[str], buffers: bool) -> int:
     _forget(pipe)
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
-        for tensor in _allowed(pipe, staying | set(pipe._exclude_from_cpu_offload), buffers)
+        for tensor in _allowed(pipe, staying | set(getattr(pipe, "_exclude_from_cpu_offload", ())), buffers)
         if tensor.device.type == "cuda"
     }
     return sum(rig.allocated(device) for device in range(rig.device_count())) - sum(storages.values())

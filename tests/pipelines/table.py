@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.pipelines import results
+from tests.pipelines.backends import REFUSED
 from tests.pipelines.families import NOT_BUILT
 
 PAGE = Path(__file__).resolve().parents[2] / "diffusers_quantfix" / "PIPELINES.md"
@@ -93,7 +94,7 @@ def page(sets: dict[str, dict]) -> str:
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
         "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
         "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is.",
-        "Empty: not run yet.",
+        "Empty: not run yet. In the tables of totals a number alone is exact.",
     ]
     for found in sets.values():
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -108,6 +109,10 @@ def page(sets: dict[str, dict]) -> str:
         lines += ["", f"## What is not exact, diffusers {release}", "", *(notes or ["Nothing."])]
         lines += ["", f"## Not built here, diffusers {release}", ""]
         lines += [f"- {name}: {_code(reason)}" for name, reason in sorted(unbuilt.items())]
+    lines += ["", "## Components that a backend leaves as they are", ""]
+    lines += [
+        f"- {model}, {backend}: {_code(reason)}" for (backend, model), reason in sorted(REFUSED.items())
+    ]
     lines += ["", "## Not run yet", "", ", ".join(pending(newest)) or "none"]
     return "\n".join(lines) + "\n"
 
@@ -148,9 +153,10 @@ def _remarks(found: dict) -> tuple[list[str], dict[str, str]]:
 
 def _placements(found: dict) -> list[str]:
     from tests.pipelines.check import ALL
+    from tests.pipelines.modular import ALL as MODULAR
 
     said = {step for backends in found["outcomes"].values() for one in backends.values() for step in one}
-    return [placement for placement in ALL if placement in said]
+    return [placement for placement in dict.fromkeys((*ALL, *MODULAR)) if placement in said]
 
 
 def _code(text: str) -> str:

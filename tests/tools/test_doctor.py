@@ -116,7 +116,10 @@ def test_advice_for_a_machine_without_a_gpu():
 def test_a_quantizer_about_which_no_fix_is(monkeypatch):
     monkeypatch.setattr(quantizers, "installed_version", {"sdnq": "0.2.8"}.get)
     assert "sdnq 0.2.8: no fix is about the quantization method 'sdnq'" in advice("")
+    assert "count its tensors" in advice("")
     assert "auto-round" not in advice("")
+    monkeypatch.setattr(quantizers, "installed_version", {"auto-round": "0.16.1"}.get)
+    assert "were not tested with it" in advice("")
 
 
 def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):

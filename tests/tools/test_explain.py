@@ -258,10 +258,16 @@ RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"
 NOT_ALONE = (
     "accelerate-attention-offload",
     "bnb-int8-input-layout",
+    "diffusers-ace-step-tokenizer-weights",
     "diffusers-controlnet-union-attention",
+    "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
+    "diffusers-group-offload-containers",
+    "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
     "transformers-quantized-resave",
+    "transformers-siglip-head-attention",
+    "transformers-siglip2-head-attention",
 )
 
 

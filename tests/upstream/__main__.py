@@ -14,7 +14,7 @@ from typing import Any
 from . import newest, results, tables
 from .cells import Cell, read
 from .edges import loose
-from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked
+from .environments import CACHE_VARIABLE, CannotInstall, cache_folder, find_uv, locked, prepare
 from .forecast import forecast
 from .report import Progress, summary
 from .run_cell import blank, declarations, previous, relevant, run_cell, stop
@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, CannotInstall) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.install:
+        return install(cells, options.folder, options.jobs)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -58,6 +60,24 @@ def main(arguments: list[str] | None = None) -> int:
     took = f"{time.monotonic() - began:.0f} s with {options.jobs} at a time"
     print(f"{took}; results and logs in {options.folder}")
     return int(bool(too_wide) or any(result["failures"] for result in ran))
+
+
+def install(cells: list[Cell], folder: Path, jobs: int) -> int:
+    """Make the environments of these cells; 1 where one cannot be made, and why."""
+
+    def one(cell: Cell) -> str:
+        log = folder / "logs" / cell.name / "install.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            prepare(cell, folder, log)
+        except CannotInstall as error:
+            return f"{cell.name}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        refused = [said for said in pool.map(one, cells) if said]
+    print("\n".join([*refused, f"{len(cells) - len(refused)} of {len(cells)} environments are ready"]))
+    return int(bool(refused))
 
 
 def run(
@@ -121,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fixes", nargs="+", default=(), metavar="ID", help="with --cells: run only the test files of these fixes"
     )  # fmt: skip
+    parser.add_argument(
+        "--install", action="store_true", help="with --cells: only make the environments, for a later run"
+    )
     parser.add_argument(
         "--write", action="store_true",
         help="write what was seen into results.json and the generated pages; with --add also the set, and every claim "

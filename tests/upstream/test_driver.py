@@ -134,6 +134,25 @@ def test_what_was_seen_is_written_when_asked(counted, monkeypatch, tmp_path):
     assert driver.main(["--cells", "D04", "--fixes", "no-such-fix", "--folder", str(tmp_path)]) == 2
 
 
+def test_environments_alone(counted, monkeypatch, tmp_path, capsys):
+    def prepare(cell, folder, log):
+        if cell.name == "D05":
+            raise environments.CannotInstall("no release is called so")
+        assert log.parent.is_dir()
+
+    monkeypatch.setattr(driver, "find_uv", lambda: ["uv"])
+    monkeypatch.setattr(driver, "prepare", prepare)
+    asked = ["--install", "--folder", str(tmp_path), "--cells"]
+    assert driver.main([*asked, "D03", "D04"]) == 0 and not counted
+    assert driver.main([*asked, "D04", "D05"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "2 of 2 environments are ready",
+        "D05: no release is called so",
+        "1 of 2 environments are ready",
+    ]
+
+
 def test_a_fault_of_the_driver_is_a_failure_of_its_cell_and_the_others_go_on(counted, monkeypatch, tmp_path):
     made = driver.run_cell
 

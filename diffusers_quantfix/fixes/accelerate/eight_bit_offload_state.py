@@ -16,6 +16,7 @@ Patch: the three hook methods. When a weight was put on meta, its tensors are re
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 
@@ -25,7 +26,9 @@ from ...engine.versions import contains, installed_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -66,8 +69,28 @@ def broken(hooks: ModuleType) -> bool:
     layer.state.CB, layer.state.SCB = layer.weight.data, torch.zeros(1)
     hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, weights_map={})
     hook.tied_pointers_to_remove = set()
-    hook.post_forward(layer, None)
+    with _without_the_compiler(type(hook).post_forward):
+        hook.post_forward(layer, None)
     return layer.state.CB is not None
+
+
+@contextlib.contextmanager
+def _without_the_compiler(method: Any) -> Iterator[None]:
+    """Let the probe call a method that accelerate 1.15 passes to ``torch.compiler.disable`` when it is first called:
+    that imports torch._dynamo, seconds that a program may never need."""
+    lazy = []
+    while method is not None:
+        names = getattr(getattr(method, "__code__", None), "co_names", ())
+        if "_compiled_fn" in names and hasattr(method, "__wrapped__") and not hasattr(method, "_compiled_fn"):
+            lazy.append(method)
+        method = getattr(method, "__wrapped__", None)
+    for function in lazy:
+        function._compiled_fn = function.__wrapped__
+    try:
+        yield
+    finally:
+        for function in lazy:
+            del function._compiled_fn
 
 
 class State:

@@ -30,7 +30,7 @@ FIX = Fix(
     symptom="RuntimeError: Tensor on device meta is not on the expected device cuda:0!, or another output in each run, "
     "with a LoKr or LoHa under enable_sequential_cpu_offload()",
     harm="wrong result",
-    patterns=(r"get_delta_weight.{0,4000}Tensor on device meta is not on the expected device",),
+    patterns=(r"tuners/lo(kr|ha)/layer.{0,4000}Tensor on device meta is not on the expected device",),
     frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "accelerate/hooks.py:new_forward"),
     since="0.1.0",
 )

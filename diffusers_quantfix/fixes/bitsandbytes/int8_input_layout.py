@@ -1,16 +1,17 @@
-"""8-bit layers fail for inputs of four or more dimensions, and read a part of a batch wrongly on a GPU.
+"""8-bit layers fail for inputs of one, four or more dimensions, and read a part of a batch wrongly on a GPU.
 
 Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b (64) at non-singleton dimension 2" from
     the kernels of the CPU, or UnboundLocalError "cannot access local variable 'rows'" before 0.45, for Allegro and
     whatever else gives a ``Linear8bitLt`` an input of four dimensions. The kernels of CUDA look for outliers in the
-    wrong dimension.
+    wrong dimension. IndexError "Dimension out of range" for an input of one dimension, as VQ Diffusion has it.
     A float16 input on CUDA whose rows do not follow each other in memory, ``hidden_states[:, 0]`` of a batch of two, is
     read as if they did: the second row of the output is wrong, without an error.
 Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix;
     the kernel ``cint8_vector_quant`` gets its address, and no strides.
 Upstream: bitsandbytes issue 980, PR 2062.
-Patch: ``matmul`` makes its input contiguous, which costs nothing where it is, and flattens one with more than three
-    dimensions, and gives the output its shape; in its own code, since a wrapper would add a call to every run.
+Patch: ``matmul`` makes its input contiguous, which costs nothing where it is, takes a vector for a matrix of one row,
+    flattens an input of more than three dimensions, and gives the output its shape; in its own code, since a wrapper
+    would add a call to every run.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ def patch(functions: ModuleType, draft: Draft) -> None:
                 raise TargetMissing("matmul takes other arguments")
             before = f"""
 A = A.contiguous()
+if len(A.shape) == 1:
+    return matmul(A[None], {", ".join(given[1:])})[0]
 if len(A.shape) > 3:
     return matmul(A.flatten(0, -2), {", ".join(given[1:])}).unflatten(0, A.shape[:-1])
 """

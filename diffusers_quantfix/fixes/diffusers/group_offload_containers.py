@@ -1,7 +1,7 @@
 """Adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under leaf-level group offloading.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-    from ``get_delta_weight`` of a LoKr or LoHa under ``enable_group_offload(offload_type="leaf_level")``.
+    from a LoKr or LoHa under ``enable_group_offload(offload_type="leaf_level")``.
 Cause: a parameter that belongs to no supported layer is brought when its parent is called. The parent that
     ``_find_parent_module_in_module_dict`` finds is the ``ParameterDict``, which is never called.
 Upstream: not reported.
@@ -30,7 +30,10 @@ FIX = Fix(
     ),
     symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
     "cpu!, from get_delta_weight of a LoKr or LoHa under enable_group_offload(offload_type='leaf_level')",
-    patterns=(r"get_delta_weight.{0,4000}Expected all tensors to be on the same device",),
+    patterns=(
+        r"tuners/lo(kr|ha)/layer.{0,4000}Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device.{0,400}get_delta_weight",
+    ),
     frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "diffusers/hooks/hooks.py:new_forward"),
     since="0.1.0",
 )

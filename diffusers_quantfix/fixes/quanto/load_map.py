@@ -30,7 +30,10 @@ FIX = Fix(
     upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131",),
     symptom="RuntimeError: Expected all tensors to be on the same device, after "
     "torch.load(..., map_location={'cuda:0': 'cuda:1'}) of a quanto model",
-    patterns=(r"map_location.{0,2000}quanto.{0,4000}Expected all tensors to be on the same device",),
+    patterns=(
+        r"map_location.{0,2000}quanto.{0,4000}Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device.{0,400}map_location.{0,400}quanto",
+    ),
     frames=("map_location", "quanto"),
     hot=True,
     since="0.1.0",

@@ -36,6 +36,7 @@ FIX = Fix(
         rf"{PATTERN}.{{0,200}}Siglip2[MV]",
     ),
     frames=(
+        "functional.py:multi_head_attention_forward",
         "transformers/models/siglip2/modeling_siglip2.py:forward",
         "Siglip2MultiheadAttentionPoolingHead",
     ),

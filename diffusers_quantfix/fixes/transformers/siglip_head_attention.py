@@ -36,7 +36,11 @@ FIX = Fix(
         rf"modeling_siglip\.py.{{0,4000}}multi_head_attention_forward.{{0,2000}}{PATTERN}",
         rf"{PATTERN}.{{0,200}}Siglip[MV]",
     ),
-    frames=("transformers/models/siglip/modeling_siglip.py:forward", "SiglipMultiheadAttentionPoolingHead"),
+    frames=(
+        "functional.py:multi_head_attention_forward",
+        "transformers/models/siglip/modeling_siglip.py:forward",
+        "SiglipMultiheadAttentionPoolingHead",
+    ),
     hot=True,
 )
 

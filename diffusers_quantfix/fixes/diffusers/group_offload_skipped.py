@@ -1,0 +1,156 @@
+"""Group offloading with a stream loses track of layers that a cache skips.
+
+Symptom: PyramidAttentionBroadcast, FasterCache or FirstBlockCache with ``enable_group_offload(use_stream=True)``: after
+    a run weights are still on the GPU. Before diffusers 0.37.1 RuntimeError "Expected all tensors to be on the same
+    device" or "Input type and weight type should be the same" in the second step.
+Cause: every layer fetches the group that ran next in the first pass. A group whose layer is skipped then is not
+    offloaded, since it is its layer that does so; and the layer that runs in its place was fetched by nobody.
+Upstream: not reported. In diffusers 0.37.1 such a layer fetches its group itself.
+Patch: what was fetched for a layer is remembered. Another layer that runs before it, or the end of the model's forward
+    pass, sends it back; and a layer for which nothing was fetched fetches its group itself.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.uncompiled import uncompiled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-group-offload-skipped",
+    title="group offloading with a stream loses track of layers that a cache skips",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py",
+    ),
+    symptom="memory of the GPU that is not released after a run with PyramidAttentionBroadcast, FasterCache or "
+    "FirstBlockCache under enable_group_offload(use_stream=True); before diffusers 0.37.1 RuntimeError: Expected all "
+    "tensors to be on the same device",
+    harm="memory or time",
+    frames=("group_offload", "use_stream", "pyramid.?attention|faster.?cache|first.?block.?cache"),
+    hot=True,
+    since="0.1.0",
+)
+
+# The group that was fetched last, of all that share a stream: an attribute of that stream.
+_FETCHED = "_quantfix_fetched"
+_TOP = "_quantfix_is_of_the_model"
+
+
+def broken(group_offloading: ModuleType) -> bool:
+    """Fetch a group for a layer, and run another one in its place; is the group sent back?"""
+    import torch
+
+    cls = resolve(group_offloading, "GroupOffloadingHook")
+    stream = _Stream()
+    first, skipped, last = (_Group(torch, stream) for _ in range(3))
+    first.onload_self = True
+    _hook(cls, first, skipped).pre_forward(first.onload_leader)
+    _hook(cls, last, None).pre_forward(last.onload_leader)
+    return "offloaded" not in vars(skipped)
+
+
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    hook = resolve(group_offloading, "GroupOffloadingHook")
+    lazy = resolve(group_offloading, "LazyPrefetchGroupOffloadingHook")
+    before, after = uncompiled(_before), uncompiled(_after)
+
+    def make_pre_forward(original):
+        def pre_forward(self, module, *args, **kwargs):
+            stream = _stream(self)
+            if stream is None or self.group.onload_leader not in (None, module):
+                return original(self, module, *args, **kwargs)
+            before(self.group, stream)
+            arguments = original(self, module, *args, **kwargs)
+            if self.next_group is not None and not self.next_group.onload_self:
+                setattr(stream, _FETCHED, self.next_group)
+            return arguments
+
+        return pre_forward
+
+    def make_post_forward(original):
+        def post_forward(self, module, output):
+            output = original(self, module, output)
+            stream = _stream(self)
+            # Before 0.35.0 blocks fetch each other from the first pass on, which nobody has traced.
+            if stream is not None and (hasattr(self, _TOP) or self.group.stream is None):
+                after(stream)
+            return output
+
+        return post_forward
+
+    def make_traced(original):
+        def post_forward(self, module, output):
+            output = original(self, module, output)
+            setattr(module._diffusers_hook.get_hook("group_offloading"), _TOP, True)
+            return output
+
+        return post_forward
+
+    draft.wrap_plain(hook, "pre_forward", make_pre_forward)
+    draft.wrap_plain(hook, "post_forward", make_post_forward)
+    draft.wrap_plain(lazy, "post_forward", make_traced)
+
+
+def _stream(hook: Any) -> Any:
+    """The stream of ``hook``; the loose parameters of a model, which fetch the first group, have none."""
+    if hook.group.stream is None and hook.next_group is not None:
+        return hook.next_group.stream
+    return hook.group.stream
+
+
+def _before(group: Any, stream: Any) -> None:
+    fetched = vars(stream).pop(_FETCHED, None)
+    if fetched is group:
+        return
+    if fetched is not None:
+        fetched.offload_()
+    if not group.onload_self:
+        group.onload_()
+        stream.synchronize()
+
+
+def _after(stream: Any) -> None:
+    fetched = vars(stream).pop(_FETCHED, None)
+    if fetched is not None:
+        fetched.offload_()
+
+
+class _Stream:
+    """Of these groups."""
+
+    def synchronize(self) -> None:
+        """Nothing runs on it."""
+
+
+class _Group:
+    """What a hook reads of a group, for the probe; it moves nothing."""
+
+    onload_self = non_blocking = False
+    modules = parameters = ()
+
+    def __init__(self, torch: Any, stream: _Stream) -> None:
+        self.stream = stream
+        self.onload_device = self.offload_device = torch.device("cpu")
+        self.onload_leader = torch.nn.Module()
+
+    def onload_(self) -> None:
+        """It is there."""
+
+    def offload_(self) -> None:
+        self.offloaded = True
+
+
+def _hook(cls: Any, group: _Group, following: _Group | None) -> Any:
+    hook = cls.__new__(cls)
+    hook.group, hook.next_group = group, following
+    hook.config = type("Config", (), {"exclude_kwargs": None})
+    return hook

@@ -1,0 +1,115 @@
+"""diffusers-group-offload-skipped: group offloading with a stream loses track of layers that a cache skips."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import four_bit
+from tests.fixes.callers import interrupt
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import modes, net, offload
+from tests.rig import models
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+
+FIX_ID = "diffusers-group-offload-skipped"
+SHOWS = r"parameters stayed|on the same device|should be the same|is on (cpu|cuda)"
+
+streams = modes("leaf-stream", "block-stream", "leaf-low", "leaf-record")
+
+
+def assert_nothing_left(model):
+    left = [name for name, parameter in model.named_parameters() if parameter.device.type != "cpu"]
+    assert not left, f"parameters stayed on the GPU: {left}"
+
+
+def build(kind: str, device):
+    """A chain of blocks, of which ``model.skipped`` are left out from the second pass on."""
+    linear = (lambda seed: four_bit.linear(device, seed=seed)) if kind == "4-bit" else plain
+    model = net(linear, blocks=4)
+    model.skipped = ()
+
+    def forward(x):
+        x = model.first(x) * model.scale
+        for i, block in enumerate(model.blocks):
+            x = x if i in model.skipped else x + block(x)
+        return x
+
+    model.forward = forward
+    return model.to(device)
+
+
+def plain(seed: int):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(four_bit.FEATURES, four_bit.FEATURES)
+
+
+def run(model, device):
+    with torch.no_grad():
+        return model(torch.ones(2, four_bit.FEATURES, device=device)).cpu()
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize("kind", ["plain", "4-bit"])
+@pytest.mark.parametrize("skipped", [(1,), (1, 2), (3,), (1, 2, 3), (0,)], ids=str)
+def test_skipped_blocks(gpu, kind, skipped, mode):
+    device = gpu.devices[0]
+    model, twin = build(kind, device), build(kind, device)
+    offload(model, device, mode)
+    for now in ((), skipped, skipped, (), skipped):
+        model.skipped = twin.skipped = now
+        assert torch.equal(run(model, device), run(twin, device))
+        assert_nothing_left(model)
+    interrupt(lambda: run(model, device), 0.5)
+    for now in (skipped, ()):
+        model.skipped = twin.skipped = now
+        assert torch.equal(run(model, device), run(twin, device)), "after an interruption"
+        assert_nothing_left(model)
+
+
+ATTENTION = {"spatial_attention_block_skip_range": 2, "current_timestep_callback": lambda: 500}
+CACHES = {"PyramidAttentionBroadcast": ATTENTION, "FirstBlockCache": {"threshold": 10.0}}
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@modes("leaf-stream")
+def test_a_cache_that_is_enabled_first(gpu, mode):
+    check_cache(gpu, "PyramidAttentionBroadcast", mode, first=True)
+
+
+@modes("block-stream", "leaf-low")
+@pytest.mark.parametrize(
+    ("cache", "first"),
+    # Not the last combination: FirstBlockCache skips no block that has a hook of a stream already.
+    [("PyramidAttentionBroadcast", True), ("PyramidAttentionBroadcast", False), ("FirstBlockCache", True)],
+)
+def test_every_cache(gpu, cache, mode, first):
+    check_cache(gpu, cache, mode, first)
+
+
+def check_cache(gpu, cache, mode, first):
+    """The output of the model that is not offloaded, and no weights on the GPU after each of two runs."""
+    if not hasattr(diffusers, f"{cache}Config"):
+        pytest.skip(f"this diffusers has no {cache}")
+    device = gpu.devices[0]
+    config = getattr(diffusers, f"{cache}Config")(**CACHES[cache])
+
+    def outputs(offloaded):
+        model = models.flux_transformer(num_layers=2, num_single_layers=2).to(device)
+        if first:
+            model.enable_cache(config)
+        if offloaded:
+            offload(model, device, mode)
+        if not first:
+            model.enable_cache(config)
+        pipe = models.flux_pipeline(model)
+        for steps in (3, 2):
+            yield models.call_flux(pipe, device=device, dtype=torch.float32, steps=steps).cpu()
+            if offloaded:
+                assert_nothing_left(model)
+
+    for one, other in zip(outputs(True), outputs(False), strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,99 @@
+"""Modular pipelines: their blocks with tiny components, the placements that they have, and how they are called."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.pipelines import build, check, inputs
+from tests.pipelines.backends import BACKENDS
+from tests.pipelines.families import modular as pipelines
+from tests.pipelines.left import left
+from tests.sweep.placements import PLACEMENTS
+
+AUTO = "components manager, auto offload"
+LOADED = "load_components"
+ALL = ("to", "there and back", "to the other", "group, leaf, stream", "group, block", AUTO, LOADED)
+
+# What a call is given although no block requires it; the rest of ``inputs.VALUES`` would choose other blocks.
+GIVEN = re.compile("prompt|height|width|.*num_inference_steps|.*num_frames|max_sequence_length|output_type")
+# What is read of the state after a run
+OUTPUTS = ("images", "image", "videos", "video", "audio", "latents")
+
+
+class Subject(check.Subject):
+    """A modular pipeline on the disk."""
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder = name, folder
+        self.kind = pipelines()[name]
+        self._save(build.modular(name))
+
+    def _together(self, parts: dict[str, Any]):
+        import diffusers
+
+        pipe = self.kind(components_manager=diffusers.ComponentsManager())
+        pipe.update_components(**parts, **copy.deepcopy(self.others))
+        return _prepared(pipe)
+
+    def run(self, pipe) -> list:
+        import torch
+
+        said: dict[str, Any] = {}
+        for pattern, more in inputs.CALLS.items():
+            if re.match(pattern, build.plain_name(self.name)):
+                said.update(more)
+        given = {}
+        for one in pipe.blocks.inputs:
+            if one.name in said and said[one.name] is not ...:
+                given[one.name] = said[one.name]
+            elif one.name in inputs.VALUES and (one.required or GIVEN.fullmatch(one.name)):
+                given[one.name] = inputs.VALUES[one.name]
+        given = {key: value() if inspect.isfunction(value) else value for key, value in given.items()}
+        torch.manual_seed(0)
+        state = pipe(**given, generator=torch.Generator("cpu").manual_seed(0))
+        return inputs.flatten([state.get(name) for name in OUTPUTS])
+
+    def load_components(self, backend: str):
+        """Saved as a modular pipeline, and loaded by it: quantized then, if ``backend`` is not ``plain``."""
+        folder = self.folder / "modular"
+        self.load(check.PLAIN).save_pretrained(str(folder), overwrite_modular_index=True)
+        pipe = self.kind.from_pretrained(str(folder))
+        more = {}
+        if backend != check.PLAIN:
+            configs = {part: BACKENDS[backend](self.library(part)) for part in self.quantized}
+            more["quantization_config"] = configs
+        pipe.load_components(torch_dtype={**self.dtypes, "default": None}, **more)
+        return _prepared(pipe)
+
+
+def _prepared(pipe):
+    pipe.set_progress_bar_config(disable=True)
+    if hasattr(pipe, "disable_safety_checker"):
+        pipe.disable_safety_checker()
+    return pipe
+
+
+def place(subject: Subject, source: str, pipe, placement: str, here, there) -> Iterator[list]:
+    """As ``check.place``."""
+    if placement == AUTO:
+        manager = pipe._components_manager
+        # By upstream's own strategy a model leaves only where memory runs short.
+        manager.enable_auto_cpu_offload(device=here, offload_strategy=lambda hooks, **rest: hooks)
+        yield subject.run(pipe)
+        manager.disable_auto_cpu_offload()
+        if size := left(pipe, set(), buffers=False):
+            raise AssertionError(f"{size} bytes stayed on the device")
+        manager.enable_auto_cpu_offload(device=here, offload_strategy=lambda hooks, **rest: hooks)
+    elif placement == LOADED:
+        pipe = subject.load_components(source)
+        pipe.to(here)
+    elif placement in check.GROUPS:
+        check.group(check.GROUPS[placement], pipe, here)
+    else:
+        PLACEMENTS[placement](pipe, here, there)
+    yield subject.run(pipe)

@@ -1,0 +1,140 @@
+"""Quantizers of diffusers about which no fix is: the tools know their tensors, and they move whole.
+
+BFL's needs no library of its own. The others run where theirs is installed: in an environment of their own
+(``pip install sdnq nvidia-modelopt`` beside what the README installs), ``python -m pytest`` with this file.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import diffusers_quantfix
+from diffusers_quantfix.advisories import quantizers
+from tests.gate import unmet
+from tests.rig import models
+
+pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="needs diffusers 0.42")
+
+BACKENDS = ["bfl-fp8r", "bfl-nvfp4", "modelopt-FP8", "sdnq-uint4"]
+
+
+def bfl(folder, kind: str):
+    """A file as BFL publishes them: it has the scales of each weight beside it."""
+    import safetensors.torch
+    import torch
+    from diffusers import BFLQuantizationConfig, FluxTransformer2DModel
+    from diffusers.quantizers.bfl import utils
+
+    tensors = models.flux_transformer().bfloat16().state_dict()
+    for name, tensor in list(tensors.items()):
+        if "transformer_blocks" not in name or tensor.ndim != 2:
+            continue
+        layer = name.removesuffix(".weight")
+        if kind == "fp8r":
+            packed, tensors[f"{layer}.weight_scale"] = utils.quantize_fp8r(tensor)
+        else:
+            packed, tensors[f"{layer}.weight_scale"], scale = utils.quantize_nvfp4(tensor)
+            tensors[f"{layer}.weight_scale_2"], tensors[f"{layer}.input_scale"] = scale, torch.ones(())
+        tensors[name] = packed
+    file = folder / f"{kind}.safetensors"
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return FluxTransformer2DModel.from_single_file(
+        str(file), config=str(folder), quantization_config=BFLQuantizationConfig(), torch_dtype=torch.bfloat16
+    )
+
+
+def configured(folder, config):
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    return FluxTransformer2DModel.from_pretrained(
+        folder, quantization_config=config, torch_dtype=torch.bfloat16
+    )
+
+
+def sdnq(folder, kind: str):
+    pytest.importorskip("sdnq")
+    from diffusers import SDNQConfig
+
+    return configured(folder, SDNQConfig(weights_dtype=kind))
+
+
+def modelopt(folder, kind: str):
+    pytest.importorskip("modelopt.torch.quantization")
+    from diffusers import NVIDIAModelOptConfig
+
+    return configured(folder, NVIDIAModelOptConfig(quant_type=kind))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+@pytest.fixture(params=BACKENDS)
+def pipe(request, folder):
+    library, _, kind = request.param.partition("-")
+    return models.flux_pipeline({"bfl": bfl, "modelopt": modelopt, "sdnq": sdnq}[library](folder, kind))
+
+
+def run(pipe, device):
+    import torch
+
+    return models.call_flux(pipe, device=device, dtype=torch.bfloat16).cpu()
+
+
+def size_of(model) -> int:
+    return sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+
+
+def test_the_tools_count_it_and_it_moves(rig_devices, pipe):
+    import torch
+
+    here, there = rig_devices.devices
+    size = size_of(pipe.transformer)
+    reference = run(pipe.to(here), here)
+    assert torch.isfinite(reference).all()
+    assert rig_devices.allocated(here) >= size
+    diffusers_quantfix.audit(pipe).raise_if_misplaced()
+    count = len([*pipe.transformer.parameters(), *pipe.transformer.buffers()]) + 2  # of the scheduler
+    assert f"{count} tensors" in str(diffusers_quantfix.audit(pipe))
+    assert torch.equal(run(pipe.to(there), there), reference)
+    with diffusers_quantfix.track(pipe) as tracked:
+        run(pipe, there)
+    assert tracked.peak[str(there)] >= size
+    before = rig_devices.allocated(there)
+    diffusers_quantfix.release(pipe)
+    assert before - rig_devices.allocated(there) >= size - 1024, "bytes left"
+    assert rig_devices.allocated(here) < size / 100, "bytes left"
+
+
+@pytest.mark.parametrize("offload", ["model", "sequential", "leaf", "leaf with a stream", "block"])
+def test_offload_is_exact_and_leaves_nothing(rig_devices, pipe, offload):
+    import torch
+
+    here = rig_devices.devices[0]
+    reference = run(pipe.to(here), here)
+    pipe.to("cpu")
+    before = rig_devices.allocated(here)
+    if offload in ("model", "sequential"):
+        getattr(pipe, f"enable_{offload}_cpu_offload")(device="cuda")
+    else:
+        pipe.transformer.enable_group_offload(
+            onload_device=torch.device("cuda"),
+            offload_type="block_level" if offload == "block" else "leaf_level",
+            use_stream="stream" in offload,
+            **({"num_blocks_per_group": 1} if offload == "block" else {}),
+        )
+    for _ in range(2):
+        assert torch.equal(run(pipe, here), reference)
+    if offload == "model":
+        pipe.maybe_free_model_hooks()
+    assert rig_devices.allocated(here) - before < 1024, "bytes left"
+
+
+def test_every_quantizer_of_diffusers_is_known():
+    """A new one fails here until somebody has looked at what the tools make of it."""
+    from diffusers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    new = sorted(set(AUTO_QUANTIZER_MAPPING) - set(quantizers.PATCHED) - set(quantizers.OTHERS))
+    assert not new, f"look at {new}, and list them in advisories/quantizers.py"
