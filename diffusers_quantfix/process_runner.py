@@ -7,6 +7,7 @@ import sys
 
 from .engine.runner import Runner
 from .fixes import DISTRIBUTIONS, INDEX
+from .surroundings import usual
 from .user_settings import settings
 
 # Not imported here: it depends on this module, and is always loaded first.
@@ -32,4 +33,5 @@ RUNNER = Runner(
     DISTRIBUTIONS,
     settings,
     _VERSION,
+    usual,
 )

@@ -20,6 +20,7 @@ from .versions import judge
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from .draft import Draft
@@ -53,14 +54,20 @@ class Decider:
         index: fix id -> (module of the fix file, full name of its target module).
         ledger: what writes.
         newer: called with a fix id: whether the user wants it above its claimed range.
+        surroundings: makes the context in which a probe and a patch run.
     """
 
     def __init__(
-        self, index: Mapping[str, tuple[str, str]], ledger: Ledger, newer: Callable[[str], bool]
+        self,
+        index: Mapping[str, tuple[str, str]],
+        ledger: Ledger,
+        newer: Callable[[str], bool],
+        surroundings: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._index = index
         self._ledger = ledger
         self._newer = newer
+        self._surroundings = surroundings
         self._fixes: dict[str, LoadedFix] = {}
         self._logged: set[str] = set()
 
@@ -72,6 +79,10 @@ class Decider:
         answer = self.from_metadata(fix_id)
         if answer is not None:
             return answer
+        with self._surroundings():
+            return self._decide(fix_id, module)
+
+    def _decide(self, fix_id: str, module: ModuleType) -> Answer:
         fix = self._load(fix_id)
         verdict = judge(fix.declaration.claims)
         try:

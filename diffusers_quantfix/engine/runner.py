@@ -22,6 +22,7 @@ from .versions import installed_version
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from .settings import Settings
 
@@ -44,6 +45,7 @@ class Runner:
         libraries: the distributions to list as installed.
         settings: called for the user's settings as they are now.
         version: of this package, for the board.
+        surroundings: makes the context in which a probe and a patch run.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Runner:
         libraries: Iterable[str],
         settings: Callable[[], Settings],
         version: str,
+        surroundings: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._version = version
         self._index = dict(index)
@@ -60,7 +63,9 @@ class Runner:
         self._ledger = Ledger(
             {target.partition(".")[0] for _, target in index.values()}, lambda: settings().options
         )
-        self._decider = Decider(self._index, self._ledger, lambda fix_id: settings().wants_newer(fix_id))
+        self._decider = Decider(
+            self._index, self._ledger, lambda fix_id: settings().wants_newer(fix_id), surroundings
+        )
         self._answers: dict[str, Answer] = {}
         # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and a thread
         # that waits for our lock may hold that module's import lock.

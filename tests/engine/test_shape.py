@@ -179,7 +179,7 @@ FLOORS = [
     {"offloading"},
     {"models", "adapters"},
     {"fixes"},
-    {"user_settings", "process_runner", "activation"},
+    {"user_settings", "surroundings", "process_runner", "activation"},
     {"placement"},
     {"memory"},
     {"__init__", "verify"},

@@ -125,3 +125,64 @@ def test_gradients(gpu, backend, placement, circumstance, saved):
     off /= sum(one.pow(2).sum() for one in expected.values()).sqrt()
     allowed = max(TOLERANCE.get(backend, ELSEWHERE), AUTOCAST if circumstance == "autocast" else 0)
     assert off <= allowed, f"relative error of the gradients: {off:.2g}"
+
+
+# How far three steps may lead from those of torch's AdamW, relative to their length: the states have 8 bits.
+EIGHT_BIT_STATE = 0.1
+LEARNING_RATE = 1e-2
+
+
+def steps(model, device, make, resumed: bool) -> dict:
+    """The LoRA after three steps; ``resumed``: the third after optimizer and LoRA were saved and loaded anew."""
+    import io
+
+    import torch
+
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    optimizer = make(trained.values())
+    for step in range(3):
+        if resumed and step == 2:
+            file = io.BytesIO()
+            torch.save((optimizer.state_dict(), {name: one.detach() for name, one in trained.items()}), file)
+            file.seek(0)
+            state, values = torch.load(file)
+            optimizer = make(trained.values())
+            optimizer.load_state_dict(state)
+            with torch.no_grad():
+                for name, one in trained.items():
+                    one.zero_().copy_(values[name])
+        loss = model(**inputs(device))[0].float().pow(2).mean()
+        assert loss.isfinite()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: one.detach().cpu() for name, one in trained.items()}
+
+
+@pytest.mark.skipif(
+    bool(unmet("bitsandbytes>=0.50")), reason="bitsandbytes 0.50 has kernels of its optimizers for the CPU"
+)
+@pytest.mark.parametrize("kind", ["AdamW8bit", "PagedAdamW8bit"])
+@pytest.mark.parametrize("placement", ["to", "model offload"])
+@pytest.mark.parametrize("backend", ["bnb-nf4", "bnb-int8", "quanto-int8"])
+def test_8bit_optimizers(gpu, backend, placement, kind, saved):
+    """As near to torch's AdamW as 8 bits allow; saved and resumed bit by bit."""
+    import bitsandbytes
+    import torch
+
+    def trained(make, resumed=False):
+        model = with_lora(ALL_BACKENDS[backend](saved, torch.float32, None))
+        device = PLACEMENTS[placement](models.flux_pipeline(model), gpu.devices[0], gpu.devices[-1])
+        return steps(model, device, make, resumed)
+
+    def make(parameters):
+        # Smaller parameters have states of 32 bits otherwise.
+        return getattr(bitsandbytes.optim, kind)(parameters, lr=LEARNING_RATE, min_8bit_size=1)
+
+    found, resumed = trained(make), trained(make, resumed=True)
+    assert all(torch.equal(found[name], resumed[name]) for name in found)
+    expected = trained(lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE))
+    start = trained(lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+    length = sum((expected[name] - start[name]).pow(2).sum() for name in start).sqrt()
+    off = sum((found[name] - expected[name]).pow(2).sum() for name in start).sqrt() / length
+    assert 0 < off <= EIGHT_BIT_STATE, f"relative difference to AdamW: {off:.2g}"

@@ -1,0 +1,54 @@
+"""A target that is imported in the middle of other work: its probe runs as in a new process, and leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from .harness import PATCH
+
+PROBE = """
+import torch
+
+def broken(module):
+    layer = torch.nn.Linear(4, 4)
+    new = layer(torch.rand(1, 4))
+    assert new.device.type == "cpu" and new.dtype is torch.float32 and new.requires_grad
+    assert not new.is_inference() and new.tolist()
+    return module.f() == "broken"
+"""
+
+SURROUNDINGS = {
+    "in a new process": "contextlib.nullcontext()",
+    "while a model is made on meta": "torch.device('meta')",
+    "in inference mode": "torch.inference_mode()",
+    "without gradients": "torch.no_grad()",
+    "with another default dtype": "in_bfloat16()",
+}
+
+
+@pytest.mark.parametrize("surroundings", SURROUNDINGS.values(), ids=list(SURROUNDINGS))
+def test_a_target_is_imported(world, surroundings) -> None:
+    pytest.importorskip("torch")
+    world.library()
+    world.fix(body=PROBE + PATCH)
+    outcome = world.run(f"""
+        import contextlib, torch, diffusers_quantfix
+        @contextlib.contextmanager
+        def in_bfloat16():
+            torch.set_default_dtype(torch.bfloat16)
+            yield
+        torch.manual_seed(0)
+        with {surroundings}:
+            def now():
+                new = torch.zeros(1)
+                return [str(new.device), str(new.dtype), new.is_inference(), torch.is_grad_enabled()]
+            before = now()
+            import lib.core
+            after = now()
+        drawn = torch.rand(2, dtype=torch.float32).tolist()
+        torch.manual_seed(0)
+        tell(state=states("fix-f"), reason=reason("fix-f"), same=before == after,
+             seed=drawn == torch.rand(2, dtype=torch.float32).tolist())
+    """)
+    assert outcome["state"] == "applied", outcome["reason"]
+    assert outcome["same"] and outcome["seed"]
