@@ -20,7 +20,8 @@ _SEEN = (
 )
 _UNSEEN = "`audit`, `release` and `track` were not tested with it"
 # The others -> their distribution, empty where diffusers has the code itself, and what was seen of their models
-# (tests/tools/test_other_quantizers.py). nunchaku_lite downloads its kernels, for NVIDIA's GPUs only.
+# (tests/tools/test_other_quantizers.py). nunchaku_lite downloads its kernels, for NVIDIA's GPUs only; diffusers 0.42.1
+# makes no config for modelopt 0.47.0 (TypeError "'list' object is not a mapping").
 OTHERS = {
     "auto-round": ("auto-round", _UNSEEN),
     "bfl": ("", _SEEN),

@@ -29,6 +29,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
+    "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
@@ -103,6 +104,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.models.attention_processor",
     ),
     "diffusers-dequantize-flags": ("diffusers.dequantize_flags", "diffusers.quantizers.base"),
+    "diffusers-dequantize-storage": (
+        "diffusers.dequantize_storage",
+        "diffusers.quantizers.bitsandbytes.utils",
+    ),
     "diffusers-fp32-warning": ("diffusers.fp32_warning", "diffusers.models.modeling_utils"),
     "diffusers-from-pipe-cast": ("diffusers.from_pipe_cast", "diffusers.pipelines.pipeline_utils"),
     "diffusers-fuse-lora-gguf": ("diffusers.fuse_lora_gguf", "diffusers.loaders.peft"),

@@ -55,11 +55,12 @@ UNSAVED = {("quanto-int8", "transformers")}
 
 # (backend, class of a component) -> why it stays as it is
 REFUSED = {
+    ("torchao-int8", "ClapModel"): "RuntimeError of transformers in the conversion of its weights",
     (
         "torchao-int8",
         "MultilingualCLIP",
-    ): "transformers asks a model that torchao quantizes for its input embeddings, "
-    "and this one has no get_input_embeddings(): NotImplementedError while loading",
+    ): "RuntimeError of transformers in the conversion of its weights: torchao's asks "
+    "for the input embeddings, and get_input_embeddings() raises NotImplementedError",
 }
 
 # What a backend has no way to do

@@ -338,7 +338,9 @@ def _has_quantized_weights(model) -> bool:
     """Whether a model with linear layers holds weights of a class of their own, as all backends have them."""
     import torch
 
-    if not any(isinstance(layer, torch.nn.Linear) for layer in model.modules()):  # GPT-2 has none
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear) and layer is not head]
+    if not linear:  # GPT-2, where they are convolutions
         return True
     return any(type(weight) not in (torch.nn.Parameter, torch.Tensor) for weight in model.parameters())
 

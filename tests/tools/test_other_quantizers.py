@@ -1,7 +1,7 @@
 """Quantizers of diffusers about which no fix is: the tools know their tensors, and they move whole.
 
-BFL's needs no library of its own. The others run where theirs is installed: in an environment of their own
-(``pip install sdnq nvidia-modelopt`` beside what the README installs), ``python -m pytest`` with this file.
+BFL's needs no library of its own. sdnq's tests run where that is installed: in an environment of its own (``pip install
+sdnq`` beside what the README installs), ``python -m pytest tests/tools/test_other_quantizers.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.rig import models
 
 pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="needs diffusers 0.42")
 
-BACKENDS = ["bfl-fp8r", "bfl-nvfp4", "modelopt-FP8", "sdnq-uint4"]
+BACKENDS = ["bfl-fp8r", "bfl-nvfp4", "sdnq-uint4"]
 
 
 def bfl(folder, kind: str):
@@ -43,27 +43,16 @@ def bfl(folder, kind: str):
     )
 
 
-def configured(folder, config):
+def sdnq(folder, kind: str):
     import torch
     from diffusers import FluxTransformer2DModel
 
-    return FluxTransformer2DModel.from_pretrained(
-        folder, quantization_config=config, torch_dtype=torch.bfloat16
-    )
-
-
-def sdnq(folder, kind: str):
     pytest.importorskip("sdnq")
     from diffusers import SDNQConfig
 
-    return configured(folder, SDNQConfig(weights_dtype=kind))
-
-
-def modelopt(folder, kind: str):
-    pytest.importorskip("modelopt.torch.quantization")
-    from diffusers import NVIDIAModelOptConfig
-
-    return configured(folder, NVIDIAModelOptConfig(quant_type=kind))
+    return FluxTransformer2DModel.from_pretrained(
+        folder, quantization_config=SDNQConfig(weights_dtype=kind), torch_dtype=torch.bfloat16
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +63,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(params=BACKENDS)
 def pipe(request, folder):
     library, _, kind = request.param.partition("-")
-    return models.flux_pipeline({"bfl": bfl, "modelopt": modelopt, "sdnq": sdnq}[library](folder, kind))
+    return models.flux_pipeline({"bfl": bfl, "sdnq": sdnq}[library](folder, kind))
 
 
 def run(pipe, device):

@@ -1,0 +1,97 @@
+"""Layers with weight normalization compute noise under sequential offload.
+
+Symptom: under ``enable_sequential_cpu_offload()`` audio autoencoders with torch's ``weight_norm`` (LongCat-Audio,
+    Oobleck of Stable Audio and ACE-Step) give noise, infinities or NaN, or an error about the device meta.
+Cause: ``weight_norm`` computes the weight in a hook before ``forward``, and accelerate brings the parameters when
+    ``forward`` has been called: the weight is computed on the device meta, and has no numbers.
+Upstream: not reported; diffusers excludes some of these models from group offload for the same reason.
+Patch: the weight is computed behind the hook of accelerate that brings the parameters.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-weight-norm-offload",
+    title="layers with weight normalization compute noise under sequential offload",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    upstream=(),
+    symptom="the sound of LongCat-Audio, or of another audio autoencoder with weight_norm, is noise or NaN under "
+    "enable_sequential_cpu_offload()",
+    harm="wrong result",
+    since="0.1.0",
+)
+
+
+def broken(hooks: ModuleType) -> bool:
+    """Offload one; is its weight still computed before the hook that brings its parameters?"""
+    layer = _normalized()
+    attach = resolve(hooks, "attach_align_device_hook")
+    attach(layer, "cpu", offload=True, weights_map=layer.state_dict())
+    return bool(_norms(layer))
+
+
+def _normalized() -> Any:
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings():  # torch calls it deprecated; diffusers uses it
+        warnings.simplefilter("ignore")
+        return torch.nn.utils.weight_norm(torch.nn.Conv1d(1, 1, 1))
+
+
+def patch(hooks: ModuleType, draft: Draft) -> None:
+    model_hook: Any = resolve(hooks, "ModelHook")
+    add_hook = resolve(hooks, "add_hook_to_module")
+
+    class NormalizeWeight(model_hook):
+        """Computes the weight when the parameters are there."""
+
+        def init_hook(self, module):
+            self.norms = _norms(module)
+            for key in self.norms:
+                del module._forward_pre_hooks[key]
+            return module
+
+        def pre_forward(self, module, *args, **kwargs):
+            for norm in self.norms.values():
+                norm(module, args)
+            return args, kwargs
+
+        def post_forward(self, module, output):
+            for norm in self.norms.values():
+                setattr(module, norm.name, getattr(module, norm.name).to("meta"))
+            return output
+
+        def detach_hook(self, module):
+            module._forward_pre_hooks.update(self.norms)
+            return module
+
+    def make(original):
+        def attach_align_device_hook(module, *args, **kwargs):
+            original(module, *args, **kwargs)
+            if _norms(module) and hasattr(module, "_hf_hook") and next(module.parameters()).is_meta:
+                add_hook(module, NormalizeWeight(), append=True)
+
+        return attach_align_device_hook
+
+    draft.wrap_plain(hooks, "attach_align_device_hook", make)
+
+
+def _norms(module: Any) -> dict[int, Any]:
+    """The hooks of ``weight_norm`` of a module, by the key of their handle."""
+    kind = sys.modules["torch.nn.utils.weight_norm"].WeightNorm  # the module: torch.nn.utils has the function
+    return {key: hook for key, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)}

@@ -1,0 +1,54 @@
+"""``dequantize()`` of a 4-bit model with a floating ``bnb_4bit_quant_storage`` gives weights of another dtype.
+
+Symptom: RuntimeError "self and mat2 must have the same dtype, but got BFloat16 and Half" in the first run after
+    ``dequantize()`` of a bfloat16 model whose packed bytes are stored as float16 or float32.
+Cause: ``dequantize_and_replace`` casts the weights to ``model.dtype``, which is that of the packed bytes.
+Upstream: not reported.
+Patch: a weight that would be cast to the dtype of its packed bytes gets the dtype that it had before it was quantized.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-dequantize-storage",
+    title="dequantize() of a 4-bit model with a floating quant_storage gives weights of another dtype",
+    module="diffusers.quantizers.bitsandbytes.utils",
+    claims={"diffusers": ">=0.34.0,<=0.42.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/quantizers/bitsandbytes/utils.py",
+    ),
+    symptom="RuntimeError: self and mat2 must have the same dtype, after dequantize() of a 4-bit model with "
+    "bnb_4bit_quant_storage=torch.float16 or float32",
+    patterns=(r"must have the same dtype.{0,400}quant_storage",),
+    frames=("dequantize", "quant_storage"),
+    since="0.1.0",
+)
+
+
+def broken(utils: ModuleType) -> bool:
+    """Does it cast weights in 4 bits to what it is told?"""
+    function = resolve(utils, "dequantize_bnb_weight")
+    texts = [text for text in function_of(function).__code__.co_consts if isinstance(text, str)]
+    return not written_in(function, __file__) and any("type-casted" in text for text in texts)
+
+
+def patch(utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def dequantize_bnb_weight(weight, state=None, dtype=None):
+            quant_state = getattr(weight, "quant_state", None)
+            if quant_state is not None and dtype == weight.dtype:
+                dtype = quant_state.dtype
+            return original(weight, state, dtype)
+
+        return dequantize_bnb_weight
+
+    draft.wrap_plain(utils, "dequantize_bnb_weight", make)
