@@ -25,6 +25,7 @@ from typing import Any
 from tests.pipelines import check, lora, modular, results
 from tests.pipelines.backends import BACKENDS, CANNOT, takes
 from tests.pipelines.families import NOT_BUILT, every, families
+from tests.pipelines.forked import renew_threads
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -226,6 +227,7 @@ def _child(name: str, backend: str, placements: list[str], writer: Any, folder: 
     import torch
 
     os.setpgid(0, 0)
+    renew_threads()
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
         devices = torch.device("cuda:0"), torch.device("cuda:1")

@@ -19,12 +19,21 @@ def line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+def renew_threads() -> None:
+    """In a forked process, before it has threads: the first use of torch's thread pool there makes a new one, and where
+    two threads are first at once, one of them raises "Invalid thread pool!"."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def forked(function: Callable[[], Any]) -> Any:
     """What ``function`` returns in a forked process; any error there is raised here as ``Failed``."""
     reader, writer = multiprocessing.Pipe(duplex=False)
     process = os.fork()
     if not process:
         try:
+            renew_threads()
             answer = True, function()
         except BaseException as error:
             answer = False, line(error)
