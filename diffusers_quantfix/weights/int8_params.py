@@ -82,12 +82,12 @@ def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
     """Whether it multiplies the bytes of a weight by the scales of its rows, although they may be in tiles.
 
     Raises:
-        Undecided: bitsandbytes, which may have tiles or not, is not imported yet.
+        Undecided: bitsandbytes, which may have tiles or not, is not imported yet, or not far enough.
     """
-    functions = sys.modules.get("bitsandbytes.autograd._functions")
-    if functions is None:
+    product = getattr(sys.modules.get("bitsandbytes.autograd._functions"), "MatMul8bitLt", None)
+    if product is None:
         raise Undecided("bitsandbytes.autograd._functions")
-    if "igemmlt" not in names_used(functions.MatMul8bitLt.forward):  # the product of matrices in tiles
+    if "igemmlt" not in names_used(product.forward):  # the product of matrices in tiles
         return False
     return not written_in(dequantize_bnb_weight, __file__) and "igemmlt" not in names_used(
         dequantize_bnb_weight

@@ -16,6 +16,7 @@ import sys
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...engine.target import finished
 from ...offloading.hooks import is_group_offloaded
 from ...offloading.suspended import hooks_aside
 
@@ -43,10 +44,11 @@ def broken(peft: ModuleType) -> bool:
     """Add an adapter to an offloaded layer; is it on meta, with no hook that could bring it?
 
     Raises:
-        Undecided: accelerate or peft is not imported yet; until then nothing can be offloaded or adapted.
+        Undecided: accelerate or peft is not imported as a whole; until then nothing can be offloaded or adapted. An
+            import of peft can lead here through transformers and optimum-quanto.
     """
     for needed in ("accelerate.big_modeling", "peft"):
-        if needed not in sys.modules:
+        if finished(needed) is None:
             raise Undecided(needed)
     import torch
 
