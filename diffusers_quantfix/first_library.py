@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
 # Every library with a patched module; a test compares it with the fixes.
-LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers"))
+LIBRARIES = frozenset(
+    ("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers")
+)
 
 
 class FirstLibrary:

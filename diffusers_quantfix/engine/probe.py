@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from types import CodeType, FunctionType, ModuleType
 
 from .errors import TargetMissing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterator
     from typing import Any
 
 _ABSENT = object()
@@ -118,6 +122,21 @@ def written_in(function: Any, file: str) -> bool:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
+
+
+@contextlib.contextmanager
+def quiet(logger: logging.Logger) -> Iterator[None]:
+    """Drop what this thread logs with ``logger``: a probe runs code of the library, and its user asked for nothing."""
+    here = threading.get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
 
 
 def name_of(owner: object) -> str:

@@ -23,7 +23,9 @@ OFF = ("0", "false", "no", "off")
 CHOICE = __file__.rpartition("__init__")[0] + "choice"
 
 # Every library with a patched module; a test compares it with the fixes.
-LIBRARIES = frozenset(("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers"))
+LIBRARIES = frozenset(
+    ("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers")
+)
 
 _ran = False
 

@@ -12,7 +12,7 @@ Patch: the tensor becomes a parameter.
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import quiet, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def broken(gguf_quantizer: ModuleType) -> bool:
     model.plain = torch.nn.Linear(32, 1, bias=False, device="meta")
     packed = torch.zeros(1, 18, dtype=torch.uint8)
     weight = gguf_quantizer.GGUFParameter(packed, quant_type=GGMLQuantizationType.Q4_0)
-    Quantizer().create_quantized_param(model, weight, "plain.weight", "cpu")
+    with quiet(resolve(gguf_quantizer, "logger")):
+        Quantizer().create_quantized_param(model, weight, "plain.weight", "cpu")
     return not isinstance(model.plain._parameters["weight"], torch.nn.Parameter)
 
 

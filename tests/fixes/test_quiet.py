@@ -1,0 +1,39 @@
+"""The libraries tell a program with the package what they tell it without."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import contextlib, importlib
+import diffusers_quantfix
+from diffusers_quantfix.fixes import INDEX
+for target in sorted({target for _, target in INDEX.values()}):
+    with contextlib.suppress(Exception):
+        importlib.import_module(target)
+states = {fix.state for fix in diffusers_quantfix.status(load=False)}
+print("applied" in states)
+"""
+
+
+def _told(package: str) -> tuple[str, list[str]]:
+    """What the program prints, and what it writes to stderr, without the numbers of times and processes."""
+    environment = {**os.environ, "DIFFUSERS_QUANTFIX": package, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", PROGRAM],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.strip(), sorted(re.sub(r"[\d:.]+", "", line) for line in done.stderr.splitlines())
+
+
+@pytest.mark.thorough
+def test_the_probes_and_patches_log_and_warn_of_nothing():
+    pytest.importorskip("diffusers", reason="the stack is not installed: there is nothing to patch")
+    (applied, with_it), (off, without) = _told(""), _told("off")
+    assert (applied, off) == ("True", "False")
+    assert [line for line in with_it if line not in without] == []
