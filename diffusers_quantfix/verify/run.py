@@ -8,6 +8,8 @@ import tempfile
 import time
 
 from ..activation import known_ids
+from ..engine.settings import VARIABLE
+from ..user_settings import settings
 from . import rig as rig_of_clone
 from .report import (
     CANNOT_REPRODUCE,
@@ -41,10 +43,12 @@ def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], obj
 
     Raises:
         ValueError: an id names no fix.
-        RuntimeError: the libraries end the process that imports them.
+        RuntimeError: the package is switched off; or the libraries end the process that imports them.
     """
     ids = tuple(ids)
     wanted = known_ids(ids)
+    if settings().off:
+        raise RuntimeError(f"the package is switched off by {VARIABLE}: unset it, and verify again")
     start = time.monotonic()
     has_rig = rig and rig_of_clone.is_here()
     program = rig_of_clone.command() if has_rig else PROGRAM

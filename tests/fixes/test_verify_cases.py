@@ -24,7 +24,8 @@ from tests.gate import gate
 LACKS = re.compile(
     "transformers: Using `bitsandbytes`|diffusers: |diffusers [0-9.]+ reads no GGUF files|needs gguf, which is not"
     "|shows with text encoders of transformers only|this diffusers has no group offloading|needs an NVIDIA GPU"
-    "|needs a CPU with AVX512-BF16|needs a quantized component|(this )?bitsandbytes does not quantize (on (a|this) CPU|here)"
+    "|needs a CPU with AVX512-BF16|needs a quantized component"
+    "|(this )?bitsandbytes does not quantize (on (a|this) CPU|here)"
     "|these releases load no LoRA into a GGUF model|this diffusers does not offload to disk here"
     "|this diffusers loads a LoRA into pipelines only"
 )

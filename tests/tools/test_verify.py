@@ -347,6 +347,16 @@ def test_the_rig_from_the_command_line():
     )
 
 
+def test_a_package_that_is_switched_off_is_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-m", "diffusers_quantfix", "verify", "bnb-quant-state-code"],
+        env={**os.environ, "DIFFUSERS_QUANTFIX": "off"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.endswith("switched off by DIFFUSERS_QUANTFIX: unset it, and verify again\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_nothing_installed_is_one_sentence():
     program = (
         "import sys\n"

@@ -23,7 +23,9 @@ def case(work: str) -> str | None:
     pipe.fuse_lora()
     merged = four_bit.run_flux(pipe.transformer, where)
     pipe.transformer.save_pretrained(folder)
-    again = FluxTransformer2DModel.from_pretrained(folder, torch_dtype=pipe.transformer.dtype)
+    # ``dtype`` of a 4-bit model is that of its packed bytes in older releases
+    dtype = next(one.dtype for one in pipe.transformer.parameters() if one.is_floating_point())
+    again = FluxTransformer2DModel.from_pretrained(folder, torch_dtype=dtype)
     away = [name for name, parameter in again.named_parameters() if parameter.is_meta]
     assert not away, f"base_layer: {len(away)} parameters are not in the checkpoint, and stay on meta"
     assert torch.equal(four_bit.run_flux(again.to(where), where), merged), "the merged LoRA is lost"
