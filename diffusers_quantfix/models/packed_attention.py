@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 
+from ..engine.probe import resolve
 from .plain_weights import InPlaceOf, LayerCalled, is_plain, packed_stand_in
 
 TYPE_CHECKING = False
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["PATTERN", "calls_output_layer", "with_called_output_layer"]
+__all__ = ["PATTERN", "calling_output_layer", "calls_output_layer", "head_calls_output_layer"]
 
 # What torch says of a packed weight.
 PATTERN = r"(self|mat1|m1) and (mat2|m2)"
@@ -35,7 +36,36 @@ def calls_output_layer(attention: Any, run: Callable[[], Any]) -> bool:
     return True
 
 
-def with_called_output_layer(module: Any, name: str) -> Any:
+def head_calls_output_layer(modeling: Any, prefix: str) -> bool:
+    """The same probe for the pooling head of a vision model of transformers.
+
+    Args:
+        modeling: the module that defines it.
+        prefix: of its class and of that of the configuration: "Siglip", "Siglip2".
+    """
+    import torch
+
+    with torch.device("meta"):
+        config = resolve(modeling, f"{prefix}VisionConfig")(
+            hidden_size=4, num_attention_heads=1, intermediate_size=1
+        )
+        head = resolve(modeling, f"{prefix}MultiheadAttentionPoolingHead")(config)
+        return calls_output_layer(head.attention, lambda: head(torch.empty(1, 1, 4)))
+
+
+def calling_output_layer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For a draft: a method of a module that calls the output layer of the module's attention ``name``."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(_with_called_output_layer(self, name), *args, **kwargs)
+
+        return method
+
+    return make
+
+
+def _with_called_output_layer(module: Any, name: str) -> Any:
     """``module``, or what to pass as ``self`` to one of its methods where the output layer of the attention ``name`` is
     quantized."""
     attention = getattr(module, name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.packed_attention import PATTERN, calls_output_layer, with_called_output_layer
+from ...models.packed_attention import PATTERN, calling_output_layer, calls_output_layer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,10 +51,5 @@ def broken(controlnet_union: ModuleType) -> bool:
 
 
 def patch(controlnet_union: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def attention(self, x):
-            return original(with_called_output_layer(self, "attn"), x)
-
-        return attention
-
-    draft.wrap_plain(resolve(controlnet_union, "ResidualAttentionBlock"), "attention", make)
+    block = resolve(controlnet_union, "ResidualAttentionBlock")
+    draft.wrap_plain(block, "attention", calling_output_layer("attn"))

@@ -48,8 +48,7 @@ def patch(weights: ModuleType, draft: Draft) -> None:
     import torch
 
     def make(original):
-        return following(
-            torch._utils._set_obj_state
-        )  # what torch does where a class has no method of its own
+        # What torch does where a class has no method of its own.
+        return following(torch._utils._set_obj_state)
 
     draft.wrap_plain(sys.modules["optimum.quanto.tensor.qtensor"].QTensor, "__setstate__", make)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.packed_attention import PATTERN, calls_output_layer, with_called_output_layer
+from ...models.packed_attention import PATTERN, calling_output_layer, head_calls_output_layer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,26 +43,12 @@ FIX = Fix(
     hot=True,
 )
 
-_HEAD = "Siglip2MultiheadAttentionPoolingHead"
-
 
 def broken(modeling_siglip2: ModuleType) -> bool:
     """Is an output layer with a packed weight called?"""
-    import torch
-
-    with torch.device("meta"):
-        config = resolve(modeling_siglip2, "Siglip2VisionConfig")(
-            hidden_size=4, num_attention_heads=1, intermediate_size=1
-        )
-        head = resolve(modeling_siglip2, _HEAD)(config)
-        return not calls_output_layer(head.attention, lambda: head(torch.empty(1, 1, 4)))
+    return not head_calls_output_layer(modeling_siglip2, "Siglip2")
 
 
 def patch(modeling_siglip2: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def forward(self, *args, **kwargs):
-            return original(with_called_output_layer(self, "attention"), *args, **kwargs)
-
-        return forward
-
-    draft.wrap_plain(resolve(modeling_siglip2, _HEAD), "forward", make)
+    head = resolve(modeling_siglip2, "Siglip2MultiheadAttentionPoolingHead")
+    draft.wrap_plain(head, "forward", calling_output_layer("attention"))
