@@ -69,6 +69,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.ace_step_tokenizer_weights",
         "diffusers.pipelines.ace_step.modeling_ace_step",
     ),
+    "diffusers-adapter-dtype": ("diffusers.adapter_dtype", "diffusers.models.modeling_utils"),
     "diffusers-anyflow-embedder-dtype": (
         "diffusers.anyflow_embedder_dtype",
         "diffusers.models.transformers.transformer_anyflow",
