@@ -183,6 +183,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quanto_dequantize",
         "diffusers.quantizers.quanto.quanto_quantizer",
     ),
+    "diffusers-quanto-kept-modules": ("diffusers.quanto_kept_modules", "diffusers.models.modeling_utils"),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-quanto-string-map": (
