@@ -43,6 +43,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
+    "bnb-packed-cast": ("bitsandbytes.packed_cast", "bitsandbytes.nn.modules"),
     "bnb-param-kwargs": ("bitsandbytes.param_kwargs", "bitsandbytes.nn.modules"),
     "bnb-params-pickle": ("bitsandbytes.params_pickle", "bitsandbytes.nn.modules"),
     "bnb-params4bit-deepcopy": ("bitsandbytes.params4bit_deepcopy", "bitsandbytes.nn.modules"),
@@ -183,6 +184,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quanto_dequantize",
         "diffusers.quantizers.quanto.quanto_quantizer",
     ),
+    "diffusers-quanto-kept-modules": ("diffusers.quanto_kept_modules", "diffusers.models.modeling_utils"),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-quanto-string-map": (
