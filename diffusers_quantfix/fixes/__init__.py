@@ -27,6 +27,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
+    "accelerate-offloaded-training": ("accelerate.offloaded_training", "accelerate.hooks"),
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
