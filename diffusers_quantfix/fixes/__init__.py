@@ -35,6 +35,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
+    "bnb-int8-checkpoint-names": ("bitsandbytes.int8_checkpoint_names", "bitsandbytes.nn.modules"),
     "bnb-int8-input-layout": ("bitsandbytes.int8_input_layout", "bitsandbytes.autograd._functions"),
     "bnb-int8-prequantized": ("bitsandbytes.int8_prequantized", "bitsandbytes.nn.modules"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
