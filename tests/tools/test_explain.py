@@ -265,6 +265,7 @@ NOT_ALONE = (
     "diffusers-group-offload-containers",
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
+    "quanto-weight-gradient",
     "transformers-quantized-resave",
     "transformers-siglip-head-attention",
     "transformers-siglip2-head-attention",
