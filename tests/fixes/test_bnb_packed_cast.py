@@ -8,7 +8,7 @@ from tests.fixes import four_bit
 from tests.rig import models
 
 FIX_ID = "bnb-packed-cast"
-SHOWS = r"off by|is invalid for input of size"
+SHOWS = r"off by|is invalid for input of size|must match the size of tensor"
 CASTS = ("bfloat16", "double", "to", "to keyword", "type")
 
 

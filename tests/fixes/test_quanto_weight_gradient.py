@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.gate import unmet
 
 FIX_ID = "quanto-weight-gradient"
+TRANSPOSED = pytest.param(
+    True,
+    marks=pytest.mark.skipif(
+        bool(unmet("optimum-quanto>=0.2.6")),
+        reason="quanto 0.2.5 takes no such input in its forward pass either",
+    ),
+)
 SHOWS = r"view size is not compatible with input tensor's size and stride"
 
 
@@ -26,7 +34,7 @@ def gradients(model, weight, transposed: bool = True):
 
 @pytest.mark.defect("quanto-weight-gradient", shows=SHOWS)
 @pytest.mark.parametrize("qtype", ["qint8", "qfloat8"])
-@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("transposed", [TRANSPOSED, False])
 def test_the_gradients_are_those_of_the_dequantized_layer(qtype, transposed):
     import torch
 
@@ -44,6 +52,6 @@ def test_the_gradients_are_those_of_the_dequantized_layer(qtype, transposed):
 def test_a_frozen_weight_gets_no_gradient():
     model = q.layers("qint8")[:1]
     weight = model[0].weight.requires_grad_(False)
-    of_input, of_weight = gradients(model, weight)
+    of_input, of_weight = gradients(model, weight, transposed=False)
     assert of_input is not None
     assert of_weight is None

@@ -51,8 +51,9 @@ def broken(modeling_utils: ModuleType) -> bool:
         layer.base_layer = torch.nn.Module()
         layer.base_layer.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.int8), requires_grad=False)
         layer.lora_A = torch.nn.Linear(1, 1)
-        norm = torch.nn.LayerNorm(1, dtype=torch.bfloat16)
-    return bool(function(torch.nn.Sequential(layer, norm)) == torch.float32)
+        model = torch.nn.Sequential(layer, torch.nn.LayerNorm(1, dtype=torch.bfloat16))
+    model._keep_in_fp32_modules = None  # which 0.33.1 to 0.34.0 read of every model
+    return bool(function(model) == torch.float32)
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
