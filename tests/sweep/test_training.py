@@ -1,7 +1,7 @@
 """A LoRA is trained on every kind of quantized weight: its gradients are those of the dequantized model.
 
-In the placements in which a plain model gives gradients. Under sequential offload it gives none, and under group
-offload the weights have left when the backward pass wants them: upstream's own errors, without this package too.
+In the placements in which a plain model gives gradients. Under sequential offload this package refuses, and under group
+offload the weights have left when the backward pass wants them: upstream's own error, for a plain model too.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ def gradients(model, device, autocast: bool = False, times: int = 1) -> dict:
     return found
 
 
+def error(found: dict, expected: dict) -> float:
+    """Of all gradients together, relative to their length."""
+    off = sum((found[name] - expected[name]).pow(2).sum() for name in expected)
+    return float((off / sum(one.pow(2).sum() for one in expected.values())).sqrt())
+
+
 _references: dict = {}
 
 
@@ -121,10 +127,31 @@ def test_gradients(gpu, backend, placement, circumstance, saved):
         model.enable_gradient_checkpointing()
     found = gradients(model, device, circumstance == "autocast", times=2)
     assert found.keys() == expected.keys() and len(found) == 14
-    off = sum((found[name] - expected[name]).pow(2).sum() for name in expected).sqrt()
-    off /= sum(one.pow(2).sum() for one in expected.values()).sqrt()
+    off = error(found, expected)
     allowed = max(TOLERANCE.get(backend, ELSEWHERE), AUTOCAST if circumstance == "autocast" else 0)
     assert off <= allowed, f"relative error of the gradients: {off:.2g}"
+
+
+@pytest.mark.parametrize("backend", in_turn())
+def test_sequential_offload(gpu, backend, saved):
+    """The refusal changes nothing, and the model trains when it is not offloaded any more."""
+    import torch
+
+    device = gpu.devices[0]
+    model = with_lora(ALL_BACKENDS[backend](saved, torch.float32, None))
+    pipe = models.flux_pipeline(model)
+    PLACEMENTS["sequential"](pipe, device, gpu.devices[-1])
+    before = models.call_flux(pipe, device=device, dtype=torch.float32)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no gradient reaches them"):
+            gradients(model, device)
+        model.enable_gradient_checkpointing()
+    assert torch.equal(models.call_flux(pipe, device=device, dtype=torch.float32), before)
+    model.disable_gradient_checkpointing()
+    pipe.remove_all_hooks()
+    found, expected = gradients(model.to(device), device), reference(backend, saved, device)
+    assert found.keys() == expected.keys()
+    assert error(found, expected) <= TOLERANCE.get(backend, ELSEWHERE)
 
 
 # How far three steps may lead from those of torch's AdamW, relative to their length: the states have 8 bits.
