@@ -156,6 +156,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quantizers.bitsandbytes.utils",
     ),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
+    "diffusers-layerwise-casting-lora": (
+        "diffusers.layerwise_casting_lora",
+        "diffusers.hooks.layerwise_casting",
+    ),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",
         "diffusers.hooks.layerwise_casting",

@@ -263,6 +263,7 @@ NOT_ALONE = (
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
     "diffusers-group-offload-containers",
+    "diffusers-layerwise-casting-lora",
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
     "quanto-weight-gradient",
