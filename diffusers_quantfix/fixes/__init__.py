@@ -45,6 +45,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
+    "bnb-packed-cast": ("bitsandbytes.packed_cast", "bitsandbytes.nn.modules"),
     "bnb-param-kwargs": ("bitsandbytes.param_kwargs", "bitsandbytes.nn.modules"),
     "bnb-params-pickle": ("bitsandbytes.params_pickle", "bitsandbytes.nn.modules"),
     "bnb-params4bit-deepcopy": ("bitsandbytes.params4bit_deepcopy", "bitsandbytes.nn.modules"),
@@ -71,6 +72,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.ace_step_tokenizer_weights",
         "diffusers.pipelines.ace_step.modeling_ace_step",
     ),
+    "diffusers-adapter-dtype": ("diffusers.adapter_dtype", "diffusers.models.modeling_utils"),
     "diffusers-anyflow-embedder-dtype": (
         "diffusers.anyflow_embedder_dtype",
         "diffusers.models.transformers.transformer_anyflow",
@@ -184,6 +186,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quanto_dequantize",
         "diffusers.quantizers.quanto.quanto_quantizer",
     ),
+    "diffusers-quanto-kept-modules": ("diffusers.quanto_kept_modules", "diffusers.models.modeling_utils"),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-quanto-string-map": (
@@ -226,6 +229,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
+    "quanto-weight-gradient": ("quanto.weight_gradient", "optimum.quanto.tensor.function"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),

@@ -72,12 +72,19 @@ def remade_where_loaded(model: Any) -> None:
     from optimum.quanto import QModuleMixin
 
     for layer in model.modules():
-        if not isinstance(layer, QModuleMixin) or layer.weight is None or not layer.weight.is_meta:
+        held = layer._parameters.get("weight") if isinstance(layer, QModuleMixin) else None
+        if held is None or not held.is_meta:
             continue
-        devices = set(_devices(layer.weight))
+        devices = set(_devices(held))
         if len(devices) == 1 and "meta" not in {device.type for device in devices}:
-            weight = layer.weight.to(devices.pop())
-            layer.weight = torch.nn.Parameter(weight, layer.weight.requires_grad)
+            with torch.no_grad():
+                # Chooses the class for this device as `to` does, which would copy the bytes as well.
+                weight = held.optimize()
+                if weight is held:
+                    weight = held.to(devices.pop())
+            # A parameter as torch marks it; `Parameter` would take the weight apart and assemble it again.
+            weight._is_param = True
+            layer._parameters["weight"] = weight.requires_grad_(held.requires_grad)
 
 
 def _devices(tensor: Any) -> Any:

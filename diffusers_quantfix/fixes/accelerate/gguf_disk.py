@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.places import parameters_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -61,18 +63,12 @@ def patch(modeling: ModuleType, draft: Draft) -> None:
     def make(original):
         def set_module_tensor_to_device(module, tensor_name, device, value=None, *args, **kwargs):
             if value is not None and not hasattr(value, "quant_type"):
-                held = parameter_of(module, tensor_name)
+                parameters, name = parameters_at(module, tensor_name)
+                held: Any = parameters.get(name)
                 if type(held).__name__ == "GGUFParameter" and value.shape == held.shape:
                     value = type(held)(value, quant_type=held.quant_type)
             return original(module, tensor_name, device, value, *args, **kwargs)
 
         return set_module_tensor_to_device
-
-    def parameter_of(module, name):
-        try:
-            path, _, name = name.rpartition(".")
-            return module.get_submodule(path)._parameters.get(name)
-        except AttributeError:  # upstream raises an error about the name
-            return None
 
     draft.wrap_plain(modeling, "set_module_tensor_to_device", make)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.places import parameters_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,12 +89,8 @@ def patch(modeling: ModuleType, draft: Draft) -> None:
 
         return set_module_tensor_to_device
 
-    def is_int8(module, name):
-        try:
-            path, _, name = name.rpartition(".")
-            parameter = module.get_submodule(path)._parameters.get(name)
-        except AttributeError:  # upstream raises an error about the name
-            return False
-        return type(parameter).__name__ == "Int8Params"
+    def is_int8(module, path):
+        parameters, name = parameters_at(module, path)
+        return type(parameters.get(name)).__name__ == "Int8Params"
 
     draft.wrap_plain(modeling, "set_module_tensor_to_device", make)

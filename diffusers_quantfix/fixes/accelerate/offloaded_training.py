@@ -6,8 +6,8 @@ Cause: ``AlignDevicesHook`` makes a new parameter of each weight in each forward
     The gradient arrives at the first, which nobody has any more.
 Upstream: accelerate issues 3770 and 3785, closed as a limit of the method.
 Patch: the output of such a model in training mode raises an error when the backward pass begins. Where the program may
-    have something else in mind it is a warning: other trainable parameters are not offloaded, or the model itself is
-    in evaluation mode (gradients of the inputs, with a LoRA loaded).
+    have something else in mind it is a warning: an input asks for a gradient, other trainable parameters are not
+    offloaded, or the model itself is in evaluation mode.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ LOST = (
     "optimizer changes them: "
 )
 REFUSED = LOST + (
-    "train it on its device or under `enable_model_cpu_offload()`; if only the gradients of its inputs are wanted, "
-    "call `eval()` on it"
+    "train it on its device or under `enable_model_cpu_offload()`; if something else is trained, call `eval()` on it"
 )
 WARNED = LOST + "to train them, do not offload them"
 
@@ -66,22 +65,30 @@ def broken(hooks: ModuleType) -> bool:
 def patch(hooks: ModuleType, draft: Draft) -> None:
     torch = sys.modules["torch"]
 
-    def make(original):
+    # The hook of a whole model returns its output to the device of the input.
+    def make_pre(original):
+        def pre_forward(self, module, *args, **kwargs):
+            if self.io_same_device and torch.is_grad_enabled():
+                self._asked_for_gradients = any(one.requires_grad for one in _tensors([args, kwargs]))
+            return original(self, module, *args, **kwargs)
+
+        return pre_forward
+
+    def make_post(original):
         def post_forward(self, module, output):
             output = original(self, module, output)
-            # The hook of a whole model returns its output to the device of the input.
             if self.io_same_device and torch.is_grad_enabled():
-                watch(module, output)
+                watch(module, output, getattr(self, "_asked_for_gradients", False))
             return output
 
         return post_forward
 
-    def watch(model, output):
+    def watch(model, output, asked):
         tensors = [tensor for tensor in _tensors(output) if tensor.grad_fn is not None]
         if tensors and any(_offloaded(module) for module in model.modules() if _trains(module)):
             alone = all(_offloaded(module) for module in model.modules() if _trains(module))
             for tensor in tensors:
-                tensor.register_hook(refuse if model.training and alone else warn)
+                tensor.register_hook(refuse if model.training and alone and not asked else warn)
 
     def refuse(gradient):
         raise ValueError(REFUSED)
@@ -89,7 +96,9 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     def warn(gradient):
         warnings.warn(WARNED, stacklevel=2)
 
-    draft.wrap_plain(resolve(hooks, "AlignDevicesHook"), "post_forward", make)
+    hook = resolve(hooks, "AlignDevicesHook")
+    draft.wrap_plain(hook, "pre_forward", make_pre)
+    draft.wrap_plain(hook, "post_forward", make_post)
 
 
 def _trains(module: Any) -> bool:
@@ -103,7 +112,7 @@ def _offloaded(module: Any) -> bool:
 
 
 def _tensors(output: Any) -> Iterator[Any]:
-    """The tensors in the output of a model: one, or a tuple, list or dict of them."""
+    """The tensors in the inputs or the output of a model: one, or a tuple, list or dict of them."""
     if isinstance(output, sys.modules["torch"].Tensor):
         yield output
     elif isinstance(output, (tuple, list)):

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.places import parameters_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ FIX = Fix(
 )
 
 _PLAIN_CLASSES = ("WeightQBytesTensor", "WeightQBitsTensor")
+_answers: dict[type, bool] = {}
 
 
 def broken(hooks: ModuleType) -> bool:
@@ -73,10 +75,11 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
     def make_set(original):
         def set_module_tensor_to_device(module, tensor_name, device, value=None, dtype=None, *args, **kwargs):
-            path, _, name = tensor_name.rpartition(".")
-            owner = module.get_submodule(path)
-            held = owner._parameters.get(name)
-            if not is_quantized(held) or not (value is None or is_quantized(value)):
+            if value is not None and not is_quantized(value):  # nearly every tensor of every load
+                return original(module, tensor_name, device, value, dtype, *args, **kwargs)
+            parameters, name = parameters_at(module, tensor_name)
+            held: Any = parameters.get(name)
+            if not is_quantized(held):
                 return original(module, tensor_name, device, value, dtype, *args, **kwargs)
             source = held if value is None else value
             if dtype not in (None, source.dtype) or (source.is_meta and torch.device(device).type != "meta"):
@@ -86,7 +89,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
                 parameter = torch.nn.Parameter(moved, requires_grad=held.requires_grad)
                 if "_is_hf_initialized" in vars(held):
                     parameter._is_hf_initialized = held._is_hf_initialized
-                owner._parameters[name] = parameter
+                parameters[name] = parameter
             return None
 
         return set_module_tensor_to_device
@@ -172,4 +175,8 @@ def plain(weight: Any) -> Any:
 
 def is_quantized(tensor: Any) -> bool:
     """Whether ``tensor`` is a weight of quanto."""
-    return any(cls.__name__ == "QTensor" for cls in type(tensor).__mro__)
+    kind = type(tensor)
+    known = _answers.get(kind)
+    if known is None:
+        known = _answers[kind] = any(cls.__name__ == "QTensor" for cls in kind.__mro__)
+    return known

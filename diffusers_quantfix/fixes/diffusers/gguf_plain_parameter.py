@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import quiet, resolve
+from ...weights.places import parameters_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,21 +61,21 @@ def broken(gguf_quantizer: ModuleType) -> bool:
 
 
 def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
-    def create_quantized_param(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        result = wrapped(*args, **kwargs)
-        _make_parameter(*args, **kwargs)
-        return result
+    def make(original: Any) -> Any:
+        def create_quantized_param(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            _make_parameter(*args, **kwargs)
+            return result
 
-    draft.wrap_wrapt(
-        resolve(gguf_quantizer, "GGUFQuantizer"), "create_quantized_param", create_quantized_param
-    )
+        return create_quantized_param
+
+    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), "create_quantized_param", make)
 
 
 def _make_parameter(model: Any, param_value: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
     import torch
 
-    path, _, name = param_name.rpartition(".")
-    parameters = model.get_submodule(path)._parameters
+    parameters, name = parameters_at(model, param_name)
     tensor = parameters.get(name)
-    if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+    if type(tensor) is torch.Tensor:
         parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
