@@ -154,6 +154,33 @@ def test_sequential_offload(gpu, backend, saved):
     assert error(found, expected) <= TOLERANCE.get(backend, ELSEWHERE)
 
 
+GROUPED = [name for name in PLACEMENTS if name.startswith("group")]
+# They let autograd keep the weights, on the device, of blocks that are computed again; the others keep the layer.
+KEPT = ("plain", "gguf", "torchao-int8", "torchao-float8")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("placement", GROUPED)
+@pytest.mark.parametrize("backend", in_turn())
+def test_group_offload(gpu, backend, placement, checkpointing, saved):
+    """An error of torch, for a plain model too: the weights have left when the backward pass wants them."""
+    import torch
+
+    device = gpu.devices[0]
+    model = with_lora(ALL_BACKENDS[backend](saved, torch.float32, None))
+    PLACEMENTS[placement](models.flux_pipeline(model), device, gpu.devices[-1])
+    if checkpointing:
+        model.enable_gradient_checkpointing()
+    if checkpointing and backend in KEPT and "block" in placement:
+        assert error(gradients(model, device, times=2), reference(backend, saved, device)) <= ELSEWHERE
+        return
+    with pytest.raises(Exception, match=r"to be on the same device|have different metadata than during"):
+        gradients(model, device)
+    model.zero_grad()
+    with torch.no_grad():
+        assert model(**inputs(device))[0].isfinite().all(), "it runs after the error"
+
+
 # How far three steps may lead from those of torch's AdamW, relative to their length: the states have 8 bits.
 EIGHT_BIT_STATE = 0.1
 LEARNING_RATE = 1e-2
@@ -189,11 +216,11 @@ def steps(model, device, make, resumed: bool) -> dict:
 @pytest.mark.skipif(
     bool(unmet("bitsandbytes>=0.50")), reason="bitsandbytes 0.50 has kernels of its optimizers for the CPU"
 )
-@pytest.mark.parametrize("kind", ["AdamW8bit", "PagedAdamW8bit"])
+@pytest.mark.parametrize("kind", ["AdamW8bit", "PagedAdamW8bit", "Lion8bit"])
 @pytest.mark.parametrize("placement", ["to", "model offload"])
 @pytest.mark.parametrize("backend", ["bnb-nf4", "bnb-int8", "quanto-int8"])
 def test_8bit_optimizers(gpu, backend, placement, kind, saved):
-    """As near to torch's AdamW as 8 bits allow; saved and resumed bit by bit."""
+    """As near to torch's AdamW, and to the Lion of 32 bits, as 8 bits allow; saved and resumed bit by bit."""
     import bitsandbytes
     import torch
 
@@ -208,7 +235,8 @@ def test_8bit_optimizers(gpu, backend, placement, kind, saved):
 
     found, resumed = trained(make), trained(make, resumed=True)
     assert all(torch.equal(found[name], resumed[name]) for name in found)
-    expected = trained(lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE))
+    exact = bitsandbytes.optim.Lion32bit if kind == "Lion8bit" else torch.optim.AdamW
+    expected = trained(lambda parameters: exact(parameters, lr=LEARNING_RATE))
     start = trained(lambda parameters: torch.optim.SGD(parameters, lr=0.0))
     length = sum((expected[name] - start[name]).pow(2).sum() for name in start).sqrt()
     off = sum((found[name] - expected[name]).pow(2).sum() for name in start).sqrt() / length
