@@ -175,7 +175,6 @@ CALLS: dict[str, dict[str, Any]] = {
     },  # its first four latent frames take their scale from those behind them
     "Kandinsky6TI2VA": {"image": ...},
     "HeliosPyramidDistilledPipeline": {"pyramid_num_inference_steps_list": [1, 1, 1]},
-    "MiniMaxMusic3": {"lyrics": "la la la", "audio_duration": 1.0},
     "GlmImage": {"image": ...},
     "HunyuanVideoImageToVideo": {
         "prompt_template": {
