@@ -37,8 +37,34 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
         "inputs in that dtype on that device",
     ),
     (
-        r"shapes cannot be multiplied|size mismatch for|must match the size of tensor",
+        r"shapes cannot be multiplied|size mismatch for|must match the size of tensor|"
+        r"has an expected quantized shape of|expected shape tensor\(",
         "the shapes do not fit: a checkpoint, LoRA or input is made for another model",
+    ),
+    (
+        r"Target modules .{1,400} not found in the base model|state_dict'? should be empty at this point",
+        "this LoRA names layers that the model does not have, or has a format that this diffusers cannot convert: "
+        "look for one that is made for this model",
+    ),
+    (
+        # https://github.com/huggingface/diffusers/issues/9514, 9108 and 9270; mended by optimum-quanto 0.2.5
+        r"KeyError: '[\w.]*\.weight\._(data|scale|shift)[\w.]*'",
+        "optimum-quanto before 0.2.5 cannot load a state dict that lacks its own weights, as a LoRA's does: "
+        "`pip install -U optimum-quanto`",
+    ),
+    (
+        r"is not supported for '?[48]-bit'? quantized models with the installed version of bitsandbytes",
+        "this bitsandbytes is too old to move quantized models: `pip install -U bitsandbytes`",
+    ),
+    (
+        r"not implemented for 'Float8_|couldn't find storage object Float8_",
+        "float8 only stores weights: load the model in bfloat16, then use enable_layerwise_casting() or a "
+        "quantization_config",
+    ),
+    (
+        r"Unknown quantization type, got|create_quantized_param\(\) got an unexpected keyword",
+        "this diffusers does not know that quantizer, or files of two releases lie in one folder: "
+        "`python -m diffusers_quantfix doctor`, then install diffusers anew",
     ),
     (
         r"no kernel image is available|not compatible with the current PyTorch installation",

@@ -27,6 +27,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),
     "accelerate-offloaded-state-dict": ("accelerate.offloaded_state_dict", "accelerate.hooks"),
+    "accelerate-offloaded-training": ("accelerate.offloaded_training", "accelerate.hooks"),
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
@@ -34,6 +35,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
+    "bnb-int8-checkpoint-names": ("bitsandbytes.int8_checkpoint_names", "bitsandbytes.nn.modules"),
     "bnb-int8-input-layout": ("bitsandbytes.int8_input_layout", "bitsandbytes.autograd._functions"),
     "bnb-int8-prequantized": ("bitsandbytes.int8_prequantized", "bitsandbytes.nn.modules"),
     "bnb-int8-reload": ("bitsandbytes.int8_reload", "bitsandbytes.nn.modules"),
@@ -43,6 +45,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-linear4bit-conversion": ("bitsandbytes.linear4bit_conversion", "bitsandbytes.nn.modules"),
     "bnb-linear4bit-reload": ("bitsandbytes.linear4bit_reload", "bitsandbytes.nn.modules"),
     "bnb-linear8bit-move": ("bitsandbytes.linear8bit_move", "bitsandbytes.nn.modules"),
+    "bnb-packed-cast": ("bitsandbytes.packed_cast", "bitsandbytes.nn.modules"),
     "bnb-param-kwargs": ("bitsandbytes.param_kwargs", "bitsandbytes.nn.modules"),
     "bnb-params-pickle": ("bitsandbytes.params_pickle", "bitsandbytes.nn.modules"),
     "bnb-params4bit-deepcopy": ("bitsandbytes.params4bit_deepcopy", "bitsandbytes.nn.modules"),
@@ -69,6 +72,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.ace_step_tokenizer_weights",
         "diffusers.pipelines.ace_step.modeling_ace_step",
     ),
+    "diffusers-adapter-dtype": ("diffusers.adapter_dtype", "diffusers.models.modeling_utils"),
     "diffusers-anyflow-embedder-dtype": (
         "diffusers.anyflow_embedder_dtype",
         "diffusers.models.transformers.transformer_anyflow",
@@ -152,6 +156,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quantizers.bitsandbytes.utils",
     ),
     "diffusers-ip-adapter-quantized": ("diffusers.ip_adapter_quantized", "diffusers.loaders.unet"),
+    "diffusers-layerwise-casting-lora": (
+        "diffusers.layerwise_casting_lora",
+        "diffusers.hooks.layerwise_casting",
+    ),
     "diffusers-layerwise-casting-quantized": (
         "diffusers.layerwise_casting_quantized",
         "diffusers.hooks.layerwise_casting",
@@ -182,6 +190,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.quanto_dequantize",
         "diffusers.quantizers.quanto.quanto_quantizer",
     ),
+    "diffusers-quanto-kept-modules": ("diffusers.quanto_kept_modules", "diffusers.models.modeling_utils"),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-quanto-string-map": (
@@ -224,6 +233,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
+    "quanto-weight-gradient": ("quanto.weight_gradient", "optimum.quanto.tensor.function"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),

@@ -64,7 +64,8 @@ def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..
             if method_of(part) != "bitsandbytes":  # upstream has said it
                 logger.warning(
                     f"The module '{type(part).__name__}' has been loaded with `{method_of(part)}` and conversion to"
-                    f" {dtype} is not supported. Module is still in its own precision."
+                    f" {dtype} is not supported. Module is still in its own precision. If a run ends with an error"
+                    f" about dtypes, load the module with `torch_dtype={dtype}`."
                 )
         return result
 

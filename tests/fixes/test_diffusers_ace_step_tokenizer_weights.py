@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gate import unmet
 from tests.rig import models
 from tests.sweep import backends
 
@@ -18,6 +19,10 @@ if not hasattr(ace_step, "_AceStepResidualFSQ"):
     pytest.skip("this ACE-Step has no audio tokenizer", allow_module_level=True)
 
 DEFECT = pytest.mark.defect(FIX_ID, shows=SHOWS)
+MARLIN = pytest.mark.skipif(
+    bool(unmet("optimum-quanto>=0.2.7")),
+    reason="on a GPU quanto before 0.2.7 packs float8 weights with code that it compiles (quanto-fp8-plain)",
+)
 
 
 def tokenizer():
@@ -74,9 +79,9 @@ def load(folder, name, device):
                 "bnb-int8",
                 "quanto-int8",
                 "quanto-int4",
-                "quanto-float8",
             )
         ),
+        pytest.param("quanto-float8", marks=[DEFECT, MARLIN]),
         "torchao-int8",  # its weight is of a class that can be cast
     ],
 )

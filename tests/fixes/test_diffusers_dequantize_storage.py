@@ -42,7 +42,9 @@ def test_the_dtype_of_the_model(gpu, tmp_path, storage):
     assert torch.equal(output, models.call_flux(twin, device=device, dtype=torch.bfloat16))
 
 
-@pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="before diffusers 0.33 no dtype can be asked for")
+@pytest.mark.skipif(
+    bool(unmet("diffusers>=0.34")), reason="before diffusers 0.34 no dtype can be asked for in 4 bits"
+)
 def test_a_dtype_that_is_not_the_storage_is_kept(gpu):
     from bitsandbytes.nn import Linear4bit
     from diffusers.quantizers.bitsandbytes.utils import dequantize_bnb_weight

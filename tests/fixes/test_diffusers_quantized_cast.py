@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from tests.fixes import casts, four_bit
@@ -27,6 +29,33 @@ def test_the_others_are_cast(tmp_path, backend, device):
     assert casts.dtypes(pipeline) == {
         "vae": {"bfloat16"}, "text_encoder": {"bfloat16"}, "transformer": before
     }  # fmt: skip
+
+
+@pytest.fixture
+def said(caplog):
+    """What diffusers logs, whether it passes that on or not."""
+    logger = logging.getLogger("diffusers")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+@backends
+def test_a_run_after_the_cast_is_right_or_says_what_is_wrong(tmp_path, backend, said):
+    """Layers that take no input of another dtype raise; none gives another result without a word."""
+    import torch
+
+    pipeline = casts.pipeline(casts.loaded(backend, tmp_path))
+    expected = models.call_flux(pipeline, "cpu", torch.float32)
+    pipeline.to(torch.bfloat16)
+    assert "load the module with `torch_dtype=torch.bfloat16`" in said.text
+    assert torch.equal(models.call_flux(pipeline, "cpu", torch.float32), expected)
+    try:
+        output = models.call_flux(pipeline, "cpu", torch.bfloat16).float()
+    except RuntimeError as error:
+        assert "dtype" in str(error) or "scalar type" in str(error)
+        return
+    assert (output - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 @pytest.mark.parametrize("backend", ["torchao", "quanto"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gate import unmet
 from tests.rig import models
 from tests.sweep import backends
 
@@ -15,6 +16,11 @@ SHOWS = (
 )
 
 torch = pytest.importorskip("torch")
+
+MARLIN = "on a GPU quanto before 0.2.7 packs float8 weights with code that it compiles (quanto-fp8-plain)"
+FLOAT8 = pytest.param(
+    "quanto-float8", marks=pytest.mark.skipif(bool(unmet("optimum-quanto>=0.2.7")), reason=MARLIN)
+)
 
 
 def shap_e():
@@ -47,7 +53,7 @@ def folder(tmp_path_factory):
     return models.saved(shap_e(), tmp_path_factory.mktemp("shap_e"))
 
 
-@pytest.mark.parametrize("name", ["bnb-nf4", "bnb-int8", "quanto-int8", "quanto-float8", "torchao-int8"])
+@pytest.mark.parametrize("name", ["bnb-nf4", "bnb-int8", "quanto-int8", FLOAT8, "torchao-int8"])
 @pytest.mark.parametrize("what", ["image", "mesh"])
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers>=0.42", "torchao>=0.18"))
 def test_a_quantized_one_is_refused(gpu, folder, name, what):

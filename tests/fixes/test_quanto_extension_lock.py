@@ -19,7 +19,7 @@ from tests.gate import unmet
 
 FIX_ID = "quanto-extension-lock"
 LOCK_FILE = pytest.mark.skipif(
-    bool(unmet("torch<2.15")), reason="the lock of torch 2.15 is one of the operating system"
+    bool(unmet("torch<2.14")), reason="the lock of torch 2.14 is one of the operating system"
 )
 
 
@@ -83,7 +83,7 @@ def test_a_lock_of_the_operating_system_is_healthy(monkeypatch):
     from optimum.quanto.library.extensions import extension
     from torch.utils import cpp_extension
 
-    monkeypatch.delattr(cpp_extension, "FileBaton", raising=False)  # as in torch 2.15
+    monkeypatch.delattr(cpp_extension, "FileBaton", raising=False)  # as in torch 2.14
     assert not extension_lock.broken(extension)
 
 

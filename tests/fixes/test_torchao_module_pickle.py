@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import subprocess
 import sys
@@ -48,6 +49,31 @@ def test_another_process_without_this_package_reads_it(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) == float(model(torch.ones(1, 64, dtype=torch.bfloat16)).sum())
+
+
+def run_there(inbox, outbox, model):
+    """In a child: the model that the process was given, and the one in the queue."""
+    for one in (model, inbox.get()):
+        outbox.put(ao.run(one).float().tolist())
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
+@pytest.mark.parametrize("processes", ["multiprocessing", "torch.multiprocessing"])
+def test_a_process_that_is_spawned(processes):
+    """As its argument, and through a queue."""
+    context = importlib.import_module(processes).get_context("spawn")
+    model = ao.layers("int8")
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=run_there, args=(inbox, outbox, model))
+    process.start()
+    try:
+        inbox.put(model)
+        for _ in range(2):
+            assert outbox.get(timeout=120) == ao.run(model).float().tolist()
+        process.join(60)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
 
 
 def test_the_text_of_a_layer_stays():

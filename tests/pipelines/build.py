@@ -67,14 +67,19 @@ def modular(name: str):
     said = overrides(plain_name(name))
     parts = {}
     for part in pipe.component_names:
-        spec = pipe.get_component_spec(part)
-        if spec.default_creation_method == "from_pretrained":
-            parts[part] = components.component((spec.type_hint,), said.get(part, {}))
+        if is_loaded(pipe, part):
+            kind = pipe.get_component_spec(part).type_hint
+            parts[part] = components.component((kind,), said.get(part, {}))
     pipe.update_components(**parts)
     for model in pipe.components.values():
         if isinstance(model, torch.nn.Module):
             model.to(dtype=getattr(torch, said.get("dtype", "bfloat16")))
     return pipe
+
+
+def is_loaded(pipe, part: str) -> bool:
+    """Whether a component of a modular pipeline comes from a checkpoint; the others it makes itself."""
+    return pipe.get_component_spec(part).default_creation_method == "from_pretrained"
 
 
 def _is_needed(part: str) -> bool:
@@ -83,9 +88,13 @@ def _is_needed(part: str) -> bool:
 
 
 def settings(pipe) -> dict[str, Any]:
-    """The arguments of the constructor that are no components: as the pipeline keeps them, or as they were given."""
+    """The arguments of the constructor that are no components: as the pipeline keeps them, or as they were given.
+
+    Upstream counts no component among the optional ones that its class does not list; it holds them all the same.
+    """
     parameters = inspect.signature(type(pipe).__init__).parameters
-    known = {**overrides(type(pipe).__name__), **pipe.config}
+    kept = {name: getattr(pipe, name, value) for name, value in pipe.config.items()}
+    known = {**overrides(type(pipe).__name__), **kept}
     return {
         name: copy.deepcopy(value)
         for name, value in known.items()

@@ -162,11 +162,15 @@ SPECIAL = [
     *("<pad>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
     *("<|image_pad|>", "<|video_pad|>", "<image>", "[IMG]", "[CLS]", "[SEP]", "[MASK]", "<|endoftext|>"),
     *("<|startoftext|>", "<start_of_image>", "<end_of_image>", "<image_soft_token>", "<mask>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "<grid>", "</grid>"),
 ]
 
 
-def tokenizer(max_length: int = 77, positions: bool = False):
-    """One token for each byte, and some special ones that chat templates use; made in memory."""
+def tokenizer(max_length: int = 77, positions: bool = False, framed: bool = True):
+    """One token for each byte, and some special ones that chat templates use; made in memory.
+
+    ``framed``: each text begins and ends with a token of its own.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -174,11 +178,12 @@ def tokenizer(max_length: int = 77, positions: bool = False):
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> $B </s>",
-        special_tokens=[("<s>", 2), ("</s>", 3)],
-    )
+    if framed:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>",
+            pair="<s> $A </s> $B </s>",
+            special_tokens=[("<s>", 2), ("</s>", 3)],
+        )
     made = _tokenizer_class(positions)(
         tokenizer_object=backend,
         pad_token="<pad>",
@@ -194,6 +199,7 @@ def tokenizer(max_length: int = 77, positions: bool = False):
     )
     made.chat_template = CHAT
     made.image_token, made.image_token_id = "<|image_pad|>", 8
+    made.grid_bos_token, made.grid_eos_token = "<grid>", "</grid>"
     return made
 
 
@@ -232,7 +238,7 @@ def processor(kind: type, overrides: dict[str, Any]):
         parts = {}
         for part in kind.get_attributes():
             if "tokenizer" in part:
-                parts[part] = tokenizer(4096)
+                parts[part] = tokenizer(4096, **overrides.pop(part, {}))
             else:
                 parts[part] = _part(kind, part)
         if "chat_template" in inspect.signature(kind.__init__).parameters:

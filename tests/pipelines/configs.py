@@ -252,6 +252,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "CogView4Transformer2DModel": {"sample_size": 16, "pos_embed_max_size": 16, "rope_axes_dim": (256, 256)},
     "CogView3PlusTransformer2DModel": {"sample_size": 16},
     "PriorTransformer": {"num_embeddings": 77},
+    "ZImageControlNetModel": {
+        "control_layers_places": [0],
+        "control_refiner_layers_places": [0],
+        "control_in_dim": 16,
+    },
+    "AnimaTextConditioner": {"source_dim": WIDTH, "target_dim": WIDTH, "min_sequence_length": 16},
     "WanAnimateTransformer3DModel": {
         "image_dim": WIDTH,
         "motion_encoder_channel_sizes": {"4": 16, "8": 16, "16": 16},
@@ -263,6 +269,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "inject_face_latents_blocks": 1,
     },
     "Flux2Transformer2DModel": {"joint_attention_dim": 3 * WIDTH},
+    "Flux3Transformer2DModel": {"joint_attention_dim": 3 * WIDTH},
     "WanVACETransformer3DModel": {"vace_layers": [0]},
     "HunyuanDiT2DModel": {"in_channels": 4, "patch_size": 2, "sample_size": 16},
     "HunyuanDiT2DControlNetModel": {"in_channels": 4, "patch_size": 2, "sample_size": 16},
@@ -296,6 +303,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "axes_dims_rope": (16, 8, 8),
         "num_routed_experts": 4,
         "max_resolution": (16, 16),
+    },
+    "LTX2VideoDiffusionDecoderModel": {
+        "decoder_head_dim": 16,
+        "decoder_stage_channels": (32,) * 5,
+        "decoder_stage_depths": (1,) * 5,
+        "decoder_stage_kernels": ((1, 1, 1),) * 4,
+        "decoder_stage5_kernel": (1, 1, 1),
+        "decoder_upsample_channel_reductions": (1,) * 4,
     },
     "LTX2TextConnectors": {
         "text_proj_in_factor": 3,
@@ -424,6 +439,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_layers": 2,
         "num_attention_heads": 2,
     },
+    "DPTForDepthEstimation": {
+        "num_hidden_layers": 4,
+        "backbone_out_indices": [0, 1, 2, 3],
+        "neck_hidden_sizes": [16, 16, 32, 32],
+        "fusion_hidden_size": 16,
+    },
     "MultilingualCLIP": {"transformerDimensions": WIDTH, "numDims": WIDTH},
     "LlamaModel": {"num_hidden_layers": 4},
     "LlamaForCausalLM": {"num_hidden_layers": 2},
@@ -433,6 +454,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },  # the pipeline knows a token by its number
     "LlavaForConditionalGeneration": {"pad_token_id": 0, "image_token_index": 10},
     "PaintByExampleImageEncoder": {"config_class": "CLIPVisionConfig"},
+    "GlmImageForConditionalGeneration": {
+        "text_config": {**_QWEN_TEXT, "vision_vocab_size": 512},
+        "vq_config": {"num_embeddings": 512},
+    },
+    "Qwen3_5ForConditionalGeneration": {
+        **_QWEN,
+        "text_config": {**_QWEN_TEXT, "layer_types": ["linear_attention", "full_attention"]},
+    },
     "T5Gemma2Encoder": {"text_config": {"dropout_rate": 0.0}},
     "T5GemmaEncoderModel": {"is_encoder_decoder": False},
     "Mistral3ForConditionalGeneration": {"image_token_index": 8},
@@ -516,7 +545,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "BriaFiboPipeline": {"vae": {}, "transformer": {}},
     "ChronoEdit": {"transformer": {"in_channels": 36, "image_dim": WIDTH, "added_kv_proj_dim": WIDTH}},
-    "WanImageToVideo|SkyReelsV2ImageToVideo": {"transformer": {"in_channels": 36}},
+    "WanImageToVideo|SkyReelsV2ImageToVideo|Wan22Image2Video": {"transformer": {"in_channels": 36}},
+    "Wan22Image2Video": {"transformer_2": {"in_channels": 36}},
+    "Wan22Vace": {"transformer": {"class": "WanVACETransformer3DModel"}},
+    "WanImage2Video": {
+        "transformer": {"in_channels": 36, "image_dim": WIDTH, "added_kv_proj_dim": WIDTH},
+    },
+    "WanAnimate2": {
+        # Its transformer takes 1280 features of an image.
+        "image_encoder": {"image_size": 224, "patch_size": 32, "hidden_size": 1280},
+    },
     "CogVideoXImageToVideo|CogVideoXFunControl": {"transformer": {"in_channels": 32}},
     "CogView4Control": {"transformer": {"in_channels": 32}},
     "Cosmos(TextTo|VideoTo)": {"transformer": {"in_channels": 16, "extra_pos_embed_type": "learnable"}},
@@ -535,11 +573,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "text_encoder": {"class": "Qwen2VLForConditionalGeneration"},
         "transformer": {"in_channels": 16},
     },
-    "Cosmos3Omni": {"transformer": {"latent_channel": 16, "patch_latent_dim": WIDTH}},
+    "Cosmos3Distilled": {"distilled_sigmas": (0.9, 0.5)},
+    "Cosmos3(Omni|Distilled)": {"transformer": {"latent_channel": 16, "patch_latent_dim": WIDTH}},
     "EasyAnimate(Control|Inpaint)": {"transformer": {"in_channels": 33}},
     "FluxControl(Pipeline|Img2Img|Inpaint)": {"transformer": {"in_channels": 128, "out_channels": 64}},
     "FluxFill|VisualCloze": {"transformer": {"in_channels": 144, "out_channels": 64}},
-    "Flux2": {"vae": {"latent_channels": 32, "shift_factor": None}},
+    "Flux[23]": {"vae": {"latent_channels": 32, "shift_factor": None}},
+    "HeliosPyramidDistilled": {"scheduler": {"class": "HeliosDMDScheduler"}},
     "HeliosPipeline": {"scheduler": {"stages": 1}},
     "HunyuanImagePipeline": {"vae": {"scaling_factor": 0.5}},
     "HunyuanImageRefiner": {
@@ -601,6 +641,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Kandinsky3": {"movq": {}},
     "Kandinsky5": {"dtype": "float32"},
     "Kandinsky5(I2V|I2I)": {"transformer": {"visual_cond": True}},
+    "Kandinsky5I2I": {"vae": _VAE_8},
     "AceStep": {  # it listens to 30 seconds of silence
         "vae": {"downsampling_ratios": [2, 4, 4, 8, 8], "channel_multiples": [1, 1, 1, 1, 1]}
     },
@@ -745,7 +786,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "I2VGenXL": {"unet": {"num_attention_heads": 2}},
     "HunyuanDiT": {"vae": _VAE_8},
-    "Cosmos": {"transformer": {"concat_padding_mask": False}},
+    "Cosmos|Anima": {"transformer": {"concat_padding_mask": False}},
     "Flux2Pipeline": {"tokenizer": {"class": "PreTrainedTokenizerFast"}},
     "HunyuanVideo15ImageToVideo": {"transformer": {"target_size": 32}},
     "NucleusMoE": {"transformer": {"out_channels": 16, "num_experts": 4}},
@@ -782,6 +823,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "unet": {"in_channels": 8, "out_channels": 5, "time_cond_proj_dim": 192}
     },
     "VisualCloze": {"resolution": 32},
+    "QwenImage21": {"processor": {"tokenizer": {"framed": False}}},
+    "GlmImage": {"vae": {**_VAE_8, "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}},
+    "Flux3Distilled": {"transformer": {"flow_map": True}},
+    "Flux3": {
+        "prompt_upsampler_processor": {"class": "Qwen3VLProcessor"},
+        "tokenizer": {"class": "Qwen3VLProcessor"},
+    },
+    "ZImageControlNetInpaint": {"controlnet": {"control_in_dim": 33}},
     "ZImageOmni": {"siglip": {"patch_size": 16}, "transformer": {"siglip_feat_dim": WIDTH}},
     "StableDiffusionModelEditing": {"scheduler": {"class": "DDIMScheduler"}},
     "StableDiffusionParadigms": {"scheduler": {"class": "DDIMParallelScheduler"}},

@@ -42,6 +42,8 @@ def noise(*shape: int, seed: int = 1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+HEAD = "<|start_header_id|><|end_header_id|>"  # of a message, in Llama 3's template
+
 # parameter -> value; a function is called for it. Given only where the constructor or the task asks for it, see GIVEN
 VALUES: dict[str, Any] = {
     "prompt": "a cat",
@@ -167,10 +169,35 @@ CALLS: dict[str, dict[str, Any]] = {
     "AudioLDM2": {"transcription": "a cat", "max_new_tokens": 4},
     "AceStep": {"audio_duration": 1.0, "max_text_length": 16, "max_lyric_length": 16},
     "LEditsPP": {"editing_prompt": ["a dog"]},
+    "Kandinsky5I2I": {"max_sequence_length": 512},
+    "Kandinsky5I2V": {
+        "num_frames": 21
+    },  # its first four latent frames take their scale from those behind them
     "Kandinsky6TI2VA": {"image": ...},
+    "HeliosPyramidDistilledPipeline": {"pyramid_num_inference_steps_list": [1, 1, 1]},
+    "MiniMaxMusic3": {"lyrics": "la la la", "audio_duration": 1.0},
+    "GlmImage": {"image": ...},
+    "HunyuanVideoImageToVideo": {
+        "prompt_template": {
+            "template": f"{HEAD}<image>{HEAD}{{}}{HEAD}\n\n",
+            "crop_start": 6,
+            "image_emb_start": 3,
+            "image_emb_end": 579,
+        },
+    },
     "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
     "LTX2DFR": {"num_frames": 17},
-    "Echo": {"num_frames": 9},
+    "Echo": {"num_frames": 9, "height": 64, "width": 64},
+    "Flux3": {"max_new_tokens": 4, "text_encoder_out_layers": (1, 1, 1)},
+    "SanaWMPipeline": {
+        "action": "w-8",
+        "intrinsics": [32.0, 32.0, 16.0, 16.0],
+        "num_frames": 9,
+        "height": 64,
+        "width": 64,
+    },
+    "Wan(22)?Image2Video": {"image": image},
+    "WanAnimate2": {"image": image, "driving_video": video, "segment_frame_length": FRAMES},
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
     "UnCLIP": {"output_type": "np"},
 }
@@ -182,12 +209,27 @@ BEFORE: dict[str, Callable] = {
     "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
 }
 
-# What pipelines keep in their modules, sizes of images for instance: pattern -> name in the module -> value
+
+def _block_mask(*args, _compile: bool, **options):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(*args, **options)
+
+
+# What pipelines keep in their modules, sizes of images for instance: pattern -> name in the module -> value.
+# Of a modular pipeline it is the module of its encoders; a name with dots names its module.
 SIZES: dict[str, dict[str, Any]] = {
     "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
+    "WanAnimate2": {  # it compiles the mask, for which Inductor has no kernels of the stand-ins
+        "diffusers.models.transformers.transformer_wan_animate_2.create_block_mask": _block_mask
+    },
+    "Krea2(Turbo)?Modular": {"KREA2_TEXT_ENCODER_SELECT_LAYERS": (1,) * 12},
     "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
-    "QwenImage(EditPlus|Layered)|LongCatImageEdit": {
+    "QwenImage(EditPlus|Layered)Pipeline|LongCatImageEdit": {
         "calculate_dimensions": lambda area, ratio: (SIZE, SIZE)
+    },
+    "QwenImage(Edit|EditPlus|Layered)Modular": {
+        "calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)
     },
 }
 
@@ -224,13 +266,22 @@ def run(pipe, name: str):
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ftfy(type(pipe)))
-        for pattern, sizes in SIZES.items():
-            if re.match(pattern, name):
-                stack.enter_context(mock.patch.multiple(type(pipe).__module__, **sizes))
+        stack.enter_context(sized(name, type(pipe).__module__))
         for pattern, prepare in BEFORE.items():
             if re.match(pattern, name):
                 prepare(pipe)
         return flatten(pipe(**given))
+
+
+@contextlib.contextmanager
+def sized(pipeline: str, module: str):
+    """With what ``SIZES`` says of a pipeline, whose module is the one of that name."""
+    with contextlib.ExitStack() as stack:
+        for pattern, sizes in SIZES.items():
+            if re.match(pattern, pipeline):
+                for name, value in sizes.items():
+                    stack.enter_context(mock.patch(name if "." in name else f"{module}.{name}", value))
+        yield
 
 
 def _ftfy(kind: type):

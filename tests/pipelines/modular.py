@@ -31,13 +31,19 @@ class Subject(check.Subject):
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.kind = pipelines()[name]
-        self._save(build.modular(name))
+        pipe = build.modular(name)
+        said = build.overrides(build.plain_name(name))
+        self.config = {
+            key: said[key] for key in pipe.config if key in said and key not in pipe.component_names
+        }
+        self._save(pipe)
 
     def _together(self, parts: dict[str, Any]):
         import diffusers
 
         pipe = self.kind(components_manager=diffusers.ComponentsManager())
-        pipe.update_components(**parts, **copy.deepcopy(self.others))
+        others = {part: other for part, other in self.others.items() if build.is_loaded(pipe, part)}
+        pipe.update_components(**parts, **copy.deepcopy(others), **self.config)
         return _prepared(pipe)
 
     def run(self, pipe) -> list:
@@ -55,7 +61,8 @@ class Subject(check.Subject):
                 given[one.name] = inputs.VALUES[one.name]
         given = {key: value() if inspect.isfunction(value) else value for key, value in given.items()}
         torch.manual_seed(0)
-        state = pipe(**given, generator=torch.Generator("cpu").manual_seed(0))
+        with inputs.sized(self.name, self.kind.__module__.rpartition(".")[0] + ".encoders"):
+            state = pipe(**given, generator=torch.Generator("cpu").manual_seed(0))
         return inputs.flatten([state.get(name) for name in OUTPUTS])
 
     def load_components(self, backend: str):

@@ -1,7 +1,7 @@
 """LoRA training of quantized language models in two processes, with DistributedDataParallel and with `fully_shard`.
 
 Each is compared with one process that has the whole batch, and resumed from a checkpoint.  Arguments: the folder of the
-language model, "ddp" or "fully_shard", and the kinds of quantization.
+language model, "ddp", "fully_shard" or "FullyShardedDataParallel", and the kinds of quantization.
 """
 
 import gc
@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig
 
@@ -53,6 +53,8 @@ def distribute(model, way):
     """What is called instead of the model; `fully_shard` changes the model itself."""
     if way == "ddp":
         return DistributedDataParallel(model)
+    if way == "FullyShardedDataParallel":
+        return FullyShardedDataParallel(model, use_orig_params=True)
     mesh = init_device_mesh("cpu", (2,))
     for layer in model.get_base_model().model.layers:
         fully_shard(layer, mesh=mesh)

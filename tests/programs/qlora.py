@@ -1,7 +1,7 @@
 """QLoRA training of four steps under `accelerate launch`, which saves its state after the second.
 
-Arguments: the folder of a language model, and "die" for a training that is killed in its third step, or "resume" for
-one that goes on where such a training has saved its state.
+Arguments: the folder of a language model, the kind of quantization, and "die" for a training that is killed in its
+third step, or "resume" for one that goes on where such a training has saved its state.
 """
 
 import hashlib
@@ -14,20 +14,27 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, prepare_model_for_kbit_training
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig
+
+KINDS = {
+    "nf4": lambda: BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    ),
+    "int8": lambda: BitsAndBytesConfig(load_in_8bit=True),
+    "quanto-int8": lambda: QuantoConfig(weights="int8"),
+}
 
 
 def die(gradient):
     os.killpg(0, signal.SIGKILL)  # the launcher too
 
 
-def main(folder, first):
+def main(folder, kind, first):
     set_seed(0)
     accelerator = Accelerator(cpu=True)
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=KINDS[kind](), device_map={"": "cpu"}
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map={"": "cpu"})
     model = prepare_model_for_kbit_training(model)
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
     model = get_peft_model(model, lora)
@@ -54,4 +61,4 @@ def main(folder, first):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], 2 if "resume" in sys.argv else 0)
+    main(*sys.argv[1:3], 2 if "resume" in sys.argv else 0)

@@ -59,18 +59,34 @@ def test_a_host_that_loads_plugins_later(gpu, flux, tmp_path) -> None:
     assert "applied" in told["states"] and not {"failed", "candidate", "overwritten"} & set(told["states"])
 
 
+def launch(*options) -> tuple[str, ...]:
+    return ("-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no",
+            "--dynamo_backend", "no", *options)  # fmt: skip
+
+
 def test_a_training_that_is_killed_and_resumed(llama, tmp_path) -> None:
     pytest.importorskip("peft")
-    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1",
-              "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
-    at_once = both("qlora", tmp_path, llama, launcher=launch)
+    one = launch("--num_processes", "1")
+    at_once = both("qlora", tmp_path, llama, "nf4", launcher=one)
     killed = tmp_path / "killed"
     for package in (True, False):
         with pytest.raises(Failed, match="exit status -9"):
-            run("qlora", killed, llama, "die", package=package, launcher=launch)
+            run("qlora", killed, llama, "nf4", "die", package=package, launcher=one)
     # Without the package `Accelerator.load_state` refuses what `save_state` wrote: bnb-linear4bit-reload.
     refusal = r"Unexpected key\(s\) in state_dict: .*weight\.absmax"
-    resumed = both("qlora", killed, llama, "resume", launcher=launch, fails=refusal)
+    resumed = both("qlora", killed, llama, "nf4", "resume", launcher=one, fails=refusal)
+    assert resumed["losses"] == at_once["losses"][2:]
+    assert resumed["adapter"] == at_once["adapter"]
+
+
+@pytest.mark.parametrize("kind", ["int8", "quanto-int8"])
+def test_a_training_of_another_kind_is_resumed(llama, tmp_path, kind) -> None:
+    """These resume without the package too."""
+    pytest.importorskip("peft")
+    need(*(["optimum.quanto"] if kind == "quanto-int8" else []))
+    one = launch("--num_processes", "1")
+    at_once = run("qlora", tmp_path, llama, kind, launcher=one)
+    resumed = run("qlora", tmp_path, llama, kind, "resume", launcher=one)
     assert resumed["losses"] == at_once["losses"][2:]
     assert resumed["adapter"] == at_once["adapter"]
 
@@ -78,16 +94,13 @@ def test_a_training_that_is_killed_and_resumed(llama, tmp_path) -> None:
 # A floating storage is what FSDP can shard; uint8 it cannot.
 TOGETHER = {
     "ddp": ["nf4", "nf4-double", "int8", "quanto-int8"],
-    "fully_shard": ["nf4-float32", "nf4-bfloat16", "nf4-double-float16"],
+    "fully_shard": ["nf4-float32", "nf4-bfloat16", "nf4-double-float16", "quanto-int8"],
 }
 
 
 @pytest.mark.parametrize("way", TOGETHER)
 def test_two_processes_train_together(llama, tmp_path, way) -> None:
-    """Not `FullyShardedDataParallel`: torch 2.13 refuses it without a GPU.
-
-    Nor `accelerate launch --use_fsdp`: with ``--cpu`` it is refused, and without a GPU it turns into DDP.
-    """
+    """Not `FullyShardedDataParallel`, nor `accelerate launch --use_fsdp`: see the next two tests."""
     pytest.importorskip("peft")
     if way == "fully_shard" and (sentence := unmet("torch>=2.8")):
         pytest.skip(f"fully_shard does not run on the CPU: {sentence}")
@@ -97,6 +110,18 @@ def test_two_processes_train_together(llama, tmp_path, way) -> None:
         assert one["equal in both processes"] and one["resumed"], kind
         # The sums over the batch are taken in another order.
         assert one["off"] <= 1e-5, f"{kind}: relative error of losses and gradients: {one['off']:.2g}"
+
+
+def test_fully_sharded_data_parallel_needs_an_accelerator(llama, tmp_path) -> None:
+    """torch's own refusal, before anything is sharded."""
+    with pytest.raises(Failed, match="FSDP needs a non-CPU accelerator device"):
+        run("distributed", tmp_path, llama, "FullyShardedDataParallel", "nf4-float32")
+
+
+def test_accelerate_refuses_fsdp_on_the_cpu(llama, tmp_path) -> None:
+    """accelerate's own refusal, before the program starts."""
+    with pytest.raises(Failed, match=r"You can only use one of `--cpu`, .* `--use_fsdp` at a time"):
+        run("qlora", tmp_path, llama, "nf4", launcher=launch("--num_processes", "2", "--use_fsdp"))
 
 
 def test_workers_receive_a_quantized_model(llama, tmp_path) -> None:

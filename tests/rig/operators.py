@@ -38,6 +38,10 @@ def _int4pack_mm(self, mat2, qGroupSize, qScaleAndZeros):
     return torch._weight_int4pack_mm_for_cpu(self, packed, qGroupSize, qScaleAndZeros)
 
 
+def _group_norm(input, weight, bias, *sizes):
+    return torch.native_group_norm(input.contiguous(), weight, bias, *sizes)
+
+
 _STAND_INS = {
     "_conv_depthwise2d": _depthwise_2d,
     "conv_depthwise3d": _depthwise_3d,
@@ -45,6 +49,8 @@ _STAND_INS = {
 }
 if hasattr(torch, "_convert_weight_to_int4pack_for_cpu"):
     _STAND_INS |= {"_convert_weight_to_int4pack": _to_int4pack, "_weight_int4pack_mm": _int4pack_mm}
+if torch.__version__.startswith("2.14."):  # CUDA's kernel takes any strides there, and is given them
+    _STAND_INS["native_group_norm"] = _group_norm
 
 
 def install(undo: Undo) -> None:

@@ -1,4 +1,4 @@
-"""Operators that CUDA has in a way of its own: depthwise convolutions, int4 weights."""
+"""Operators that CUDA has in a way of its own: depthwise convolutions, group norms, int4 weights."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def test_a_depthwise_convolution(rig_devices, dimensions):
     assert torch.equal(output.cpu(), convolve(values, weight, padding=1, groups=8))
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         convolve(values.to(here), weight.to(there), padding=1, groups=8)
+
+
+def test_a_group_norm_takes_any_strides(rig_devices):
+    import torch
+
+    values = torch.randn(2, 4, 3, 3, 5).permute(0, 4, 2, 3, 1)[:, :4]
+    output = torch.nn.functional.group_norm(values.to(rig_devices.devices[0]), 2)
+    torch.testing.assert_close(output.cpu(), torch.nn.functional.group_norm(values, 2))
 
 
 @pytest.mark.parametrize("inner", [2, 4, 8])

@@ -1,7 +1,7 @@
 """A LoRA is trained on every kind of quantized weight: its gradients are those of the dequantized model.
 
-In the placements in which a plain model gives gradients. Under sequential offload it gives none, and under group
-offload the weights have left when the backward pass wants them: upstream's own errors, without this package too.
+In the placements in which a plain model gives gradients. Under sequential offload this package refuses, and under group
+offload the weights have left when the backward pass wants them: upstream's own error, for a plain model too.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ def gradients(model, device, autocast: bool = False, times: int = 1) -> dict:
     return found
 
 
+def error(found: dict, expected: dict) -> float:
+    """Of all gradients together, relative to their length."""
+    off = sum((found[name] - expected[name]).pow(2).sum() for name in expected)
+    return float((off / sum(one.pow(2).sum() for one in expected.values())).sqrt())
+
+
 _references: dict = {}
 
 
@@ -121,10 +127,58 @@ def test_gradients(gpu, backend, placement, circumstance, saved):
         model.enable_gradient_checkpointing()
     found = gradients(model, device, circumstance == "autocast", times=2)
     assert found.keys() == expected.keys() and len(found) == 14
-    off = sum((found[name] - expected[name]).pow(2).sum() for name in expected).sqrt()
-    off /= sum(one.pow(2).sum() for one in expected.values()).sqrt()
+    off = error(found, expected)
     allowed = max(TOLERANCE.get(backend, ELSEWHERE), AUTOCAST if circumstance == "autocast" else 0)
     assert off <= allowed, f"relative error of the gradients: {off:.2g}"
+
+
+@pytest.mark.parametrize("backend", in_turn())
+def test_sequential_offload(gpu, backend, saved):
+    """The refusal changes nothing, and the model trains when it is not offloaded any more."""
+    import torch
+
+    device = gpu.devices[0]
+    model = with_lora(ALL_BACKENDS[backend](saved, torch.float32, None))
+    pipe = models.flux_pipeline(model)
+    PLACEMENTS["sequential"](pipe, device, gpu.devices[-1])
+    before = models.call_flux(pipe, device=device, dtype=torch.float32)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no gradient reaches them"):
+            gradients(model, device)
+        model.enable_gradient_checkpointing()
+    assert torch.equal(models.call_flux(pipe, device=device, dtype=torch.float32), before)
+    model.disable_gradient_checkpointing()
+    pipe.remove_all_hooks()
+    found, expected = gradients(model.to(device), device), reference(backend, saved, device)
+    assert found.keys() == expected.keys()
+    assert error(found, expected) <= TOLERANCE.get(backend, ELSEWHERE)
+
+
+GROUPED = [name for name in PLACEMENTS if name.startswith("group")]
+# They let autograd keep the weights, on the device, of blocks that are computed again; the others keep the layer.
+KEPT = ("plain", "gguf", "torchao-int8", "torchao-float8")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("placement", GROUPED)
+@pytest.mark.parametrize("backend", in_turn())
+def test_group_offload(gpu, backend, placement, checkpointing, saved):
+    """An error of torch, for a plain model too: the weights have left when the backward pass wants them."""
+    import torch
+
+    device = gpu.devices[0]
+    model = with_lora(ALL_BACKENDS[backend](saved, torch.float32, None))
+    PLACEMENTS[placement](models.flux_pipeline(model), device, gpu.devices[-1])
+    if checkpointing:
+        model.enable_gradient_checkpointing()
+    if checkpointing and backend in KEPT and "block" in placement:
+        assert error(gradients(model, device, times=2), reference(backend, saved, device)) <= ELSEWHERE
+        return
+    with pytest.raises(Exception, match=r"to be on the same device|have different metadata than during"):
+        gradients(model, device)
+    model.zero_grad()
+    with torch.no_grad():
+        assert model(**inputs(device))[0].isfinite().all(), "it runs after the error"
 
 
 # How far three steps may lead from those of torch's AdamW, relative to their length: the states have 8 bits.
@@ -162,11 +216,11 @@ def steps(model, device, make, resumed: bool) -> dict:
 @pytest.mark.skipif(
     bool(unmet("bitsandbytes>=0.50")), reason="bitsandbytes 0.50 has kernels of its optimizers for the CPU"
 )
-@pytest.mark.parametrize("kind", ["AdamW8bit", "PagedAdamW8bit"])
+@pytest.mark.parametrize("kind", ["AdamW8bit", "PagedAdamW8bit", "Lion8bit"])
 @pytest.mark.parametrize("placement", ["to", "model offload"])
 @pytest.mark.parametrize("backend", ["bnb-nf4", "bnb-int8", "quanto-int8"])
 def test_8bit_optimizers(gpu, backend, placement, kind, saved):
-    """As near to torch's AdamW as 8 bits allow; saved and resumed bit by bit."""
+    """As near to torch's AdamW, and to the Lion of 32 bits, as 8 bits allow; saved and resumed bit by bit."""
     import bitsandbytes
     import torch
 
@@ -181,7 +235,8 @@ def test_8bit_optimizers(gpu, backend, placement, kind, saved):
 
     found, resumed = trained(make), trained(make, resumed=True)
     assert all(torch.equal(found[name], resumed[name]) for name in found)
-    expected = trained(lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE))
+    exact = bitsandbytes.optim.Lion32bit if kind == "Lion8bit" else torch.optim.AdamW
+    expected = trained(lambda parameters: exact(parameters, lr=LEARNING_RATE))
     start = trained(lambda parameters: torch.optim.SGD(parameters, lr=0.0))
     length = sum((expected[name] - start[name]).pow(2).sum() for name in start).sqrt()
     off = sum((found[name] - expected[name]).pow(2).sum() for name in start).sqrt() / length

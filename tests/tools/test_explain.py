@@ -263,8 +263,10 @@ NOT_ALONE = (
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
     "diffusers-group-offload-containers",
+    "diffusers-layerwise-casting-lora",
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
+    "quanto-weight-gradient",
     "transformers-quantized-resave",
     "transformers-siglip-head-attention",
     "transformers-siglip2-head-attention",
@@ -318,6 +320,24 @@ def test_what_is_none_of_them_leads_nowhere(text):
         ("RuntimeError: expected scalar type Half but found Float", "differ in dtype"),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)", "shapes do not fit"),
         ("RuntimeError: The size of tensor a (3) must match the size of tensor b (4)", "shapes do not fit"),
+        (
+            "ValueError: img.weight has an expected quantized shape of: (24576, 4096), but received shape: (1, 2)",
+            "shapes do not fit",
+        ),
+        (
+            "ValueError: Cannot load  because x_embedder.weight expected shape tensor(..., device='meta', "
+            "size=(3072, 64)), but got torch.Size([3072, 384])",
+            "shapes do not fit",
+        ),
+        ("ValueError: Target modules {'proj_out'} not found in the base model. Please check", "this LoRA"),
+        ("KeyError: 'time_text_embed.timestep_embedder.linear_1.weight._data'", "optimum-quanto"),
+        (
+            "ValueError: Calling `to()` is not supported for `4-bit` quantized models with the installed version "
+            "of bitsandbytes. The current device is `cuda:0`.",
+            "-U bitsandbytes",
+        ),
+        ("RuntimeError: \"addmm_cuda\" not implemented for 'Float8_e4m3fn'", "layerwise_casting"),
+        ("ValueError: Unknown quantization type, got sdnq - supported types are: ['gguf']", "does not know"),
         ("ModuleNotFoundError: No module named 'diffusers'", "doctor"),
         ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "other GPUs"),
     ],

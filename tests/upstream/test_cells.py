@@ -173,5 +173,7 @@ def test_the_set_of_one_ci_run():
         assert not patched or patched & {cell.name for cell in ci}, f"no CI set shows {fix_id}"
     assert len({cell.pins["torch"] for cell in ci}) == 3, "the torch of most sets, and two older ones"
     assert len(found.cells) >= 37
-    assert {"2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.12.1", "2.13.0", "2.15.0"} == set(found.torches)
+    assert {"2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.12.1", "2.13.0", "2.14.0", "2.15.0"} == set(
+        found.torches
+    )
     assert found.pythons == ["3.10", "3.11", "3.12", "3.13"]

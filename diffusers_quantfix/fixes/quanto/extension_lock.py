@@ -5,7 +5,7 @@ Symptom: the first forward pass (or move, or load) of a model with int4 or int2 
 Cause: ``torch.utils.cpp_extension.load`` creates that file, compiles, and deletes it. A process that is killed
     meanwhile (SIGTERM, out of memory, a notebook's kernel restarted) leaves it there, and ``FileBaton.wait`` of every
     later process waits until someone deletes it. The file does not say who created it, or whether that process lives.
-    From torch 2.15 on the lock is one of the operating system (pytorch issue 189245), which ends with its process.
+    From torch 2.14 on the lock is one of the operating system (pytorch issue 189245), which ends with its process.
 Upstream: torch/utils/file_baton.py; not reported for quanto.
 Patch: for the extensions of quanto, and for no other, the wait ends with an error when nothing in the build folder has
     changed for 45 seconds. With ``quanto-extension-fallback`` PyTorch then does the work in this process; a compile
@@ -30,12 +30,13 @@ FIX = Fix(
     id="quanto-extension-lock",
     title="a killed compile of quanto's extension blocks every later program",
     module="optimum.quanto.library.extensions.extension",
-    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7", "torch": "<2.14"},
     upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/file_baton.py",),
     symptom="the first use of int4 or int2 weights never returns; optimum/quanto/library/extensions/cpp/build/lock "
     "exists",
     patterns=(r"extensions/\w+/build/lock", "optimum/quanto.{0,60}file_baton"),
     frames=("file_baton", "quanto", "lock"),
+    fixed_in="torch 2.14.0",
 )
 
 QUIET = 45.0  # seconds without a change after which a process does without the extension
@@ -47,7 +48,7 @@ def broken(extension: ModuleType) -> bool:
     from torch.utils import cpp_extension
 
     FileBaton = getattr(cpp_extension, "FileBaton", None)
-    if FileBaton is None:  # torch 2.15
+    if FileBaton is None:  # torch 2.14
         return False
     if written_in(resolve(extension, "load"), __file__) and written_in(FileBaton.wait, __file__):
         return False

@@ -68,8 +68,10 @@ def merged_and_unmerged(config: Any) -> str:
     return f"relative error {off:.3f} after merging, from rounding; exact after unmerging"
 
 
-def flux(folder: str, weights: str = "") -> Any:
+def flux(folder: str, weights: str = "", kept: tuple[str, ...] = ()) -> Any:
     """A tiny Flux transformer in float32 that diffusers quantizes; without ``weights`` one that was saved quantized.
+
+    The modules named in ``kept`` are not to be quantized.
 
     Raises:
         CannotReproduce: these releases of diffusers and quanto do not work together.
@@ -85,7 +87,9 @@ def flux(folder: str, weights: str = "") -> Any:
         plain_flux(folder)
     options: dict[str, Any] = {}
     if weights:
-        options["quantization_config"] = diffusers.QuantoConfig(weights_dtype=weights)
+        options["quantization_config"] = diffusers.QuantoConfig(
+            weights_dtype=weights, modules_to_not_convert=list(kept)
+        )
     try:
         return diffusers.FluxTransformer2DModel.from_pretrained(
             folder, torch_dtype=torch.float32, **options

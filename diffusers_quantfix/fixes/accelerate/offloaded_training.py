@@ -1,0 +1,122 @@
+"""Training under sequential offload changes nothing, without a word.
+
+Symptom: a training under ``enable_sequential_cpu_offload()``, ``accelerate.cpu_offload`` or ``disk_offload`` runs
+    without an error, and no weight changes: every gradient is None.
+Cause: ``AlignDevicesHook`` makes a new parameter of each weight in each forward pass, and another one on meta after it.
+    The gradient arrives at the first, which nobody has any more.
+Upstream: accelerate issues 3770 and 3785, closed as a limit of the method.
+Patch: the output of such a model in training mode raises an error when the backward pass begins. Where the program may
+    have something else in mind it is a warning: an input asks for a gradient, other trainable parameters are not
+    offloaded, or the model itself is in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+from ...offloading.hooks import align_hooks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-offloaded-training",
+    title="training under sequential offload changes nothing, without a word",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    upstream=(
+        "https://github.com/huggingface/accelerate/issues/3770",
+        "https://github.com/huggingface/accelerate/issues/3785",
+    ),
+    symptom="a training under enable_sequential_cpu_offload() or accelerate.cpu_offload runs without an error and "
+    "changes no weight: every gradient is None",
+    harm="wrong result",
+    since="0.1.0",
+    hot=True,
+)
+
+LOST = (
+    "trainable weights of this model are offloaded weight by weight (`enable_sequential_cpu_offload()`, "
+    "`accelerate.cpu_offload` or a device_map with the CPU or the disk), where no gradient reaches them and no "
+    "optimizer changes them: "
+)
+REFUSED = LOST + (
+    "train it on its device or under `enable_model_cpu_offload()`; if something else is trained, call `eval()` on it"
+)
+WARNED = LOST + "to train them, do not offload them"
+
+
+def broken(hooks: ModuleType) -> bool:
+    """Does the hook put weights on meta after each pass, and let the backward pass begin?"""
+    post_forward = resolve(hooks, "AlignDevicesHook.post_forward")
+    return "set_module_tensor_to_device" in names_used(post_forward) and not written_in(
+        post_forward, __file__
+    )
+
+
+def patch(hooks: ModuleType, draft: Draft) -> None:
+    torch = sys.modules["torch"]
+
+    # The hook of a whole model returns its output to the device of the input.
+    def make_pre(original):
+        def pre_forward(self, module, *args, **kwargs):
+            if self.io_same_device and torch.is_grad_enabled():
+                self._asked_for_gradients = any(one.requires_grad for one in _tensors([args, kwargs]))
+            return original(self, module, *args, **kwargs)
+
+        return pre_forward
+
+    def make_post(original):
+        def post_forward(self, module, output):
+            output = original(self, module, output)
+            if self.io_same_device and torch.is_grad_enabled():
+                watch(module, output, getattr(self, "_asked_for_gradients", False))
+            return output
+
+        return post_forward
+
+    def watch(model, output, asked):
+        tensors = [tensor for tensor in _tensors(output) if tensor.grad_fn is not None]
+        if tensors and any(_offloaded(module) for module in model.modules() if _trains(module)):
+            alone = all(_offloaded(module) for module in model.modules() if _trains(module))
+            for tensor in tensors:
+                tensor.register_hook(refuse if model.training and alone and not asked else warn)
+
+    def refuse(gradient):
+        raise ValueError(REFUSED)
+
+    def warn(gradient):
+        warnings.warn(WARNED, stacklevel=2)
+
+    hook = resolve(hooks, "AlignDevicesHook")
+    draft.wrap_plain(hook, "pre_forward", make_pre)
+    draft.wrap_plain(hook, "post_forward", make_post)
+
+
+def _trains(module: Any) -> bool:
+    return module.training and any(
+        parameter is not None and parameter.requires_grad for parameter in module._parameters.values()
+    )
+
+
+def _offloaded(module: Any) -> bool:
+    return any(hook.offload for hook in align_hooks(module))
+
+
+def _tensors(output: Any) -> Iterator[Any]:
+    """The tensors in the inputs or the output of a model: one, or a tuple, list or dict of them."""
+    if isinstance(output, sys.modules["torch"].Tensor):
+        yield output
+    elif isinstance(output, (tuple, list)):
+        for one in output:
+            yield from _tensors(one)
+    elif isinstance(output, dict):
+        yield from _tensors(list(output.values()))

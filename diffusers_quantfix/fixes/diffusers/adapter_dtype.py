@@ -1,0 +1,93 @@
+"""The dtype of a quantized model without biases is that of its LoRA.
+
+Symptom: RuntimeError "Input type (float) and bias type (c10::BFloat16) should be the same" from the VAE, after
+    ``load_lora_weights`` of a float32 LoRA into an 8-bit Flux.2; where nothing raises, the model runs in float32.
+Cause: ``ModelMixin.dtype`` is that of the first floating parameter. Weights in 8 bits are integers; where the layers
+    before the first norm have no biases, the first one is the adapter's, and bitsandbytes leaves adapters in float32.
+Upstream: not reported.
+Patch: ``get_parameter_dtype`` passes the parameters of adapters over, if there is another floating one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.errors import Undecided
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+_TUNERS = "peft.tuners.tuners_utils"
+
+FIX = Fix(
+    id="diffusers-adapter-dtype",
+    title="the dtype of a quantized model without biases is that of its LoRA",
+    module="diffusers.models.modeling_utils",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "peft": ""},
+    upstream=(),
+    symptom="RuntimeError: Input type (float) and bias type (c10::BFloat16) should be the same, from the VAE of an "
+    "8-bit Flux.2 with a LoRA",
+    patterns=(r"flux2.{1,4000}Input type \(float\) and bias type \(c10::\w+\) should be the same",),
+    frames=("pipeline_flux2", "autoencoder_kl_flux2.py", "lora"),
+    since="0.1.0",
+    hot=True,
+)
+
+
+def broken(modeling_utils: ModuleType) -> bool:
+    """Ask for the dtype of an integer layer with an adapter, in front of a norm."""
+    function = resolve(modeling_utils, "get_parameter_dtype")
+    if _TUNERS not in sys.modules:
+        raise Undecided(_TUNERS)
+    torch, tuners = modeling_utils.torch, sys.modules[_TUNERS]
+    layer = type("Layer", (torch.nn.Module, tuners.BaseTunerLayer), {})()
+    with torch.device("meta"):
+        layer.base_layer = torch.nn.Module()
+        layer.base_layer.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.int8), requires_grad=False)
+        layer.lora_A = torch.nn.Linear(1, 1)
+        model = torch.nn.Sequential(layer, torch.nn.LayerNorm(1, dtype=torch.bfloat16))
+    model._keep_in_fp32_modules = None  # which 0.33.1 to 0.34.0 read of every model
+    return bool(function(model) == torch.float32)
+
+
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def get_parameter_dtype(parameter):
+            found = original(parameter)
+            tuners = sys.modules.get(_TUNERS)
+            return found if tuners is None else _own_dtype(parameter, found, tuners.BaseTunerLayer)
+
+        return get_parameter_dtype
+
+    draft.wrap_plain(modeling_utils, "get_parameter_dtype", make)
+
+
+def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
+    """``found``, unless it was read of an adapter's parameter and the model has another floating one."""
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    of_adapter = False
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or any(part in name for part in kept):
+            continue
+        if not _is_adapters(model, name, tuner):
+            return parameter.dtype if of_adapter else found
+        if parameter.dtype != found:  # the answer has another source, a hook that casts
+            return found
+        of_adapter = True
+    return found
+
+
+def _is_adapters(model: Any, name: str, tuner: type) -> bool:
+    """Does a parameter, by its name, belong to an adapter?"""
+    owner = model
+    for part in name.split("."):
+        if isinstance(owner, tuner) and part != "base_layer":
+            return True
+        owner = getattr(owner, part)
+    return False

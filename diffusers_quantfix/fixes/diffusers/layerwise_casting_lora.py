@@ -1,0 +1,67 @@
+"""Layerwise casting and a LoRA in another dtype fail.
+
+Symptom: RuntimeError "expected m1 and m2 to have the same dtype, but got: c10::Half != float" in a run of an 8-bit
+    model in float16 with a LoRA, after ``enable_layerwise_casting``. The LoRA of an 8-bit layer stays in float32 if its
+    file is.
+Cause: ``_disable_peft_input_autocast`` keeps peft from casting the input of a layer to the dtype of its adapter, which
+    would be the storage dtype, float8. It does so where the bias of the base layer is cast, too, although
+    ``enable_layerwise_casting`` leaves out the adapter, which needs the cast then.
+Upstream: not reported. An unquantized model fails in the same way; there the LoRA is loaded in the dtype of the model.
+Patch: peft casts the input of a layer whose adapter is not subject to layerwise casting.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-layerwise-casting-lora",
+    title="layerwise casting and a LoRA in another dtype fail",
+    module="diffusers.hooks.layerwise_casting",
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "peft": ""},
+    upstream=(),
+    symptom="RuntimeError: expected m1 and m2 to have the same dtype, but got: c10::Half != float, after "
+    "enable_layerwise_casting() of an 8-bit model with a LoRA",
+    since="0.1.0",
+    patterns=(
+        r"peft/tuners/lora/.{0,2000}(expected m1 and m2|mat1 and mat2 must) .{0,10}have the same dtype",
+    ),
+    frames=("layerwise_casting", "peft/tuners/lora/"),
+)
+
+_DISABLE = "_disable_peft_input_autocast"
+
+
+def broken(layerwise_casting: ModuleType) -> bool:
+    """Does it look at the layers of peft without looking for their adapters?"""
+    disable = resolve(layerwise_casting, _DISABLE)
+    names = names_used(disable)
+    return (
+        not written_in(disable, __file__) and "BaseTunerLayer" in names and "adapter_layer_names" not in names
+    )
+
+
+def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
+    hook_name = resolve(layerwise_casting, "_PEFT_AUTOCAST_DISABLE_HOOK")
+    is_cast = resolve(layerwise_casting, "_is_layerwise_casting_active")
+
+    def make(original):
+        def _disable_peft_input_autocast(module):
+            original(module)
+            for layer in module.modules():
+                registry = getattr(layer, "_diffusers_hook", None)
+                if registry is None or registry.get_hook(hook_name) is None:
+                    continue
+                if not any(is_cast(getattr(layer, name)) for name in layer.adapter_layer_names):
+                    registry.remove_hook(hook_name, recurse=False)
+
+        return _disable_peft_input_autocast
+
+    draft.wrap_plain(layerwise_casting, _DISABLE, make)

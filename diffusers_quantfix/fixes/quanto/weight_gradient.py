@@ -1,0 +1,71 @@
+"""The gradient of a weight of quanto needs contiguous tensors.
+
+Symptom: a backward pass through a model with weights of quanto, as StableDiffusionPix2PixZeroPipeline has one in each
+    step, ends in RuntimeError "view size is not compatible with input tensor's size and stride".
+Cause: quanto's weights keep ``requires_grad``, also where only the input's gradient is asked for; ``backward`` of
+    their linear function flattens the layer's input and the gradient of its output with ``view``, which takes only
+    what is contiguous. ``torch.nn.Linear`` takes everything.
+Upstream: not reported.
+Patch: ``backward`` gets contiguous copies, where the gradient of a weight is asked for and they are not contiguous.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="quanto-weight-gradient",
+    title="the gradient of a weight of quanto needs contiguous tensors",
+    module="optimum.quanto.tensor.function",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="RuntimeError: view size is not compatible with input tensor's size and stride",
+    patterns=(
+        r"quanto/tensor/function.{0,2000}view size is not compatible with input tensor's size and stride",
+    ),
+    frames=("quanto/tensor/function.py:backward",),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(function: ModuleType) -> bool:
+    """Ask for the gradient of a weight of one number, with a gradient of the output that is no view of two axes."""
+    import torch
+
+    gradient = torch.zeros(2, 2, 1).transpose(0, 1)
+    context = _Context(torch.zeros(2, 2, 1), torch.zeros(1, 1), (False, True, False))
+    try:
+        resolve(function, "QuantizedLinearFunction.backward")(context, gradient)
+    except RuntimeError as error:
+        return "view size" in str(error)
+    return False
+
+
+def patch(function: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def backward(ctx, gO):
+            if not ctx.needs_input_grad[1]:
+                return original(ctx, gO)
+            taken, weight = ctx.saved_tensors
+            return original(_Context(taken.contiguous(), weight, ctx.needs_input_grad), gO.contiguous())
+
+        return backward
+
+    draft.wrap_plain(resolve(function, "QuantizedLinearFunction"), "backward", make)
+
+
+class _Context:
+    """What ``backward`` reads of the context of a call."""
+
+    def __init__(self, taken: Any, weight: Any, needs_input_grad: tuple[bool, ...]) -> None:
+        self.saved_tensors = taken, weight
+        self.needs_input_grad = needs_input_grad
