@@ -122,6 +122,16 @@ def identity(tensor: Any) -> tuple[Any, ...]:
     return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
+def _is_the_same(one: Any, other: Any) -> bool:
+    """Whether two tensors at one address have the same `identity`."""
+    return bool(
+        one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.device == other.device
+    )
+
+
 class ByMemory:
     """Tensors by the tensors that they stand for: another tensor of the same `identity` finds the same one.
 
@@ -135,7 +145,7 @@ class ByMemory:
         known = self._found.get(tensor.data_ptr())
         if known is None:
             return None
-        if known[0] is tensor or identity(known[0]) == identity(tensor):
+        if known[0] is tensor or _is_the_same(known[0], tensor):
             return known[1]
         known = self._found.get(identity(tensor))
         return None if known is None else known[1]

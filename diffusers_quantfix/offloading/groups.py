@@ -228,9 +228,9 @@ def _on_its_stream(group: Any) -> contextlib.AbstractContextManager[Any]:
 def _on_stream(group: Any) -> Iterator[Any]:
     device = sys.modules["torch"].device(group.onload_device)
     accelerator = getattr(sys.modules["torch"], device.type)
-    computing = accelerator.current_stream(device)
+    computing = accelerator.current_stream(device) if group.record_stream else None
     with accelerator.stream(group.stream):
-        yield computing if group.record_stream else None
+        yield computing
 
 
 def _with_index(device: Any) -> Any:

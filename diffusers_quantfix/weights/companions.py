@@ -105,14 +105,13 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
         if _is_a(parameter, _QUANTIZED_PARAMETERS):
             _walk(name, parameter, seen, found)
     held = vars(module)
-    # Nearly all attributes are none, and a model may have a million of them.
-    if _no_carriers.issuperset(map(type, held.values())):
-        return found
-    for name, value in [item for item in held.items() if type(item[1]) not in _no_carriers]:
-        if _is_a(value, _CARRIERS):
-            _walk(name, value, seen, found)
-        else:
-            _no_carriers.add(type(value))
+    if not found:
+        # Nearly all attributes are none, and a model may have a million of them.
+        if _no_carriers.issuperset(map(type, held.values())):
+            return found
+        _no_carriers.update(type(value) for value in held.values() if not _is_a(value, _CARRIERS))
+    for name in _layout(held)[1]:
+        _walk(name, held[name], seen, found)
     return found
 
 

@@ -27,6 +27,13 @@ def offload() -> Iterator[Row]:
             yield Row(what, **_timed("offloading:grouped", bits, layers, False), goal=1.15)
             what += " on a stream, and the search for companions"
             yield Row(what, **_timed("offloading:grouped", bits, layers, True), goal=1.15)
+    for kind in ("quanto", "torchao", "GGUF"):
+        for layers in (1, 10, 100):
+            for stream in (False, True):
+                what = f"{kind} group of {layers} layers: onload and offload / plain layers"
+                what += " on a stream, and the search for inner tensors" if stream else ""
+                yield Row(what, **_timed("offloading:grouped", kind, layers, stream), goal=1.15)
+    for bits in (4, 8):
         what = f"{bits}-bit sequential offload: hooks of a layer / plain tensors, as many and as large"
         yield Row(what, **_timed("offloading:sequential", bits), goal=1.15)
         said = child("offloading:onloaded_twice", bits)
@@ -74,7 +81,7 @@ def copied_back(bits: int) -> dict:
         return said
 
 
-def grouped(bits: int, layers: int, stream: bool) -> dict:
+def grouped(kind: int | str, layers: int, stream: bool) -> dict:
     """Processor seconds of one onload and offload of a group, and of what diffusers does with plain weights.
 
     The plain group has as many layers, and each of them as many tensors, as large. Those that are one memory (CB and
@@ -89,15 +96,21 @@ def grouped(bits: int, layers: int, stream: bool) -> dict:
 
     from diffusers_quantfix.offloading.group_tensors import identity, places
     from diffusers_quantfix.weights.companions import companions
+    from diffusers_quantfix.weights.wrappers import inner_places, is_wrapper
 
     def tensors_of(layer):
-        held = [layer.weight.data, *(found.tensor for found in companions(layer))]
+        if is_wrapper(layer.weight):
+            held = [getattr(holder, name) for holder, name in inner_places(layer.weight)]
+        elif kind == "GGUF":
+            held = [layer.weight.as_tensor()]
+        else:
+            held = [layer.weight.data, *(found.tensor for found in companions(layer))]
         return {identity(tensor): tensor for tensor in held}.values()
 
     stack, gpu = _devices()
     with stack:
         here = gpu.devices[0]
-        quantized = _layers(bits, layers)
+        quantized = _layers(kind, layers)
         plain = [_plain(tensors_of(layer))[0] for layer in quantized]
         tensors = sum(len(list(layer.parameters())) for layer in plain)
         groups = [_group(torch.nn.Sequential(*each), here, stream) for each in (quantized, plain)]
@@ -164,16 +177,51 @@ def onloaded_twice(bits: int) -> int:
         return moved
 
 
-def _layers(bits: int, count: int) -> list:
-    """Quantized layers on the CPU."""
+def _layers(kind: int | str, count: int) -> list:
+    """Quantized layers on the CPU: 4 and 8 bits are those of bitsandbytes."""
     import torch
-    from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    if bits == 4:
+    if isinstance(kind, str):
+        return _layers_of(
+            kind, torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(count)))
+        )
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    if kind == 4:
         return [Linear4bit(64, 64, bias=False, quant_type="nf4").to("cpu") for _ in range(count)]
     return [Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to("cpu") for _ in range(count)]
+
+
+def _layers_of(kind: str, model) -> list:
+    """The layers of ``model`` in 8 bits."""
+    try:
+        if kind == "quanto":
+            from optimum import quanto
+
+            quanto.quantize(model, weights=quanto.qint8)
+            quanto.freeze(model)
+            # Their scales of the input and output are buffers that only calibration uses.
+            for layer in model:
+                layer._buffers.clear()
+        elif kind == "torchao":
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+            quantize_(model, Int8WeightOnlyConfig(version=2))
+        else:
+            import gguf
+            import torch
+            from diffusers.quantizers.gguf.utils import GGUFParameter
+
+            packed = [
+                torch.zeros(64, 68, dtype=torch.uint8) for _ in model
+            ]  # two blocks of 34 bytes in each row
+            for layer, data in zip(model, packed, strict=True):
+                layer.weight = GGUFParameter(data, quant_type=gguf.GGMLQuantizationType.Q8_0)
+    except ImportError as error:
+        raise CannotMeasure(str(error)) from error
+    return list(model)
 
 
 def _plain(tensors):
