@@ -29,7 +29,7 @@ def test_an_8bit_model(gpu, tmp_path, dtype):
     dtype = getattr(torch, dtype)
     device = gpu.devices[0]
     models.flux_transformer().save_pretrained(tmp_path)
-    model = four_bit.load(FluxTransformer2DModel, tmp_path, bits=8, dtype=dtype).to(device)
+    model = four_bit.load(FluxTransformer2DModel, tmp_path, bits=8, dtype=dtype)
     pipeline = models.flux_pipeline(model)
     plain = lora_models.run(pipeline, device, dtype)
     lora_models.load(pipeline, "one")

@@ -27,7 +27,7 @@ FIX = Fix(
     id="diffusers-quanto-kept-modules",
     title="quanto quantizes the layers inside of modules that are not to be converted",
     module="diffusers.models.modeling_utils",
-    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ""},
     upstream=(),
     symptom="QuantoConfig(modules_to_not_convert=[...]) has no effect on the layers inside of the named modules",
     harm="wrong result",
