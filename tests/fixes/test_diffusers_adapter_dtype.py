@@ -17,24 +17,27 @@ if unmet("diffusers>=0.32"):
     pytest.skip("before diffusers 0.32 a dtype is that of the first parameter", allow_module_level=True)
 
 FIX_ID = "diffusers-adapter-dtype"
-SHOWS = "torch.float32 == torch.bfloat16"
+SHOWS = r"torch.(float32|u?int8) == torch.(bfloat16|float32)"
 
 
-def layers(norm: bool = True):
-    """A model of one layer without a bias, and a norm."""
+def layers(norm: bool = True, kept: list[str] | None = None):
+    """A model of two layers without a bias and a norm between them; parts are kept in float32."""
     from diffusers.configuration_utils import ConfigMixin, register_to_config
     from diffusers.loaders import PeftAdapterMixin
     from diffusers.models.modeling_utils import ModelMixin
 
     class Layers(ModelMixin, ConfigMixin, PeftAdapterMixin):
+        _keep_in_fp32_modules = kept
+
         @register_to_config
         def __init__(self, width: int = 64):
             super().__init__()
             self.to_q = torch.nn.Linear(width, width, bias=False)
             self.norm = torch.nn.LayerNorm(width) if norm else torch.nn.Identity()
+            self.out = torch.nn.Linear(width, width, bias=False)
 
         def forward(self, x):
-            return self.norm(self.to_q(x))
+            return self.out(self.norm(self.to_q(x)))
 
     return Layers
 
@@ -68,6 +71,16 @@ def test_the_dtype_of_a_model_with_a_lora(gpu, tmp_path, bits):
     assert model(x).dtype == torch.bfloat16
     model.delete_adapters("default")
     assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers>=0.33.1",))
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (8, torch.float32)])
+def test_the_dtype_of_a_model_whose_norms_are_kept_in_float32(gpu, tmp_path, bits, dtype):
+    """As Flux.3: no other parameter floats."""
+    kind = layers(kept=["norm"])
+    model = quantized(kind, kind(), gpu, tmp_path, bits)
+    assert model.norm.weight.dtype == torch.float32
+    assert model.dtype == dtype
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers>=0.36",))

@@ -1,11 +1,15 @@
-"""The dtype of a quantized model without biases is that of its LoRA.
+"""The dtype of a quantized model without biases is that of its LoRA, or an integer.
 
 Symptom: RuntimeError "Input type (float) and bias type (c10::BFloat16) should be the same" from the VAE, after
-    ``load_lora_weights`` of a float32 LoRA into an 8-bit Flux.2; where nothing raises, the model runs in float32.
+    ``load_lora_weights`` of a float32 LoRA into an 8-bit Flux.2; where nothing raises, the model runs in float32. From
+    Flux.3 in 4 bits NotImplementedError "silu_cpu" (or "silu_cuda") "not implemented for 'Byte'", without a LoRA.
 Cause: ``ModelMixin.dtype`` is that of the first floating parameter. Weights in 8 bits are integers; where the layers
     before the first norm have no biases, the first one is the adapter's, and bitsandbytes leaves adapters in float32.
+    Parameters that are kept in float32 are passed over; where they are the only floating ones, as in Flux.3, the dtype
+    is that of the packed weights.
 Upstream: not reported.
-Patch: ``get_parameter_dtype`` passes the parameters of adapters over, if there is another floating one.
+Patch: ``get_parameter_dtype`` passes the parameters of adapters over, if there is another floating one. Instead of an
+    integer it is the dtype that the 4-bit weights had, else that of the parameters that are kept in float32.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ _TUNERS = "peft.tuners.tuners_utils"
 
 FIX = Fix(
     id="diffusers-adapter-dtype",
-    title="the dtype of a quantized model without biases is that of its LoRA",
+    title="the dtype of a quantized model without biases is that of its LoRA, or an integer",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "peft": ""},
     upstream=(),
     symptom="RuntimeError: Input type (float) and bias type (c10::BFloat16) should be the same, from the VAE of an "
-    "8-bit Flux.2 with a LoRA",
+    "8-bit Flux.2 with a LoRA; silu not implemented for 'Byte', from a 4-bit Flux.3",
     patterns=(r"flux2.{1,4000}Input type \(float\) and bias type \(c10::\w+\) should be the same",),
     frames=("pipeline_flux2", "autoencoder_kl_flux2.py", "lora"),
     since="0.1.0",
@@ -60,6 +64,8 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def get_parameter_dtype(parameter):
             found = original(parameter)
+            if not found.is_floating_point:
+                return _dtype_of_packed(parameter) or found
             tuners = sys.modules.get(_TUNERS)
             return found if tuners is None else _own_dtype(parameter, found, tuners.BaseTunerLayer)
 
@@ -81,6 +87,15 @@ def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
             return found
         of_adapter = True
     return found
+
+
+def _dtype_of_packed(model: Any) -> Any:
+    """The dtype that 4-bit weights had, else that of any floating parameter; None without either."""
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:
+            return state.dtype
+    return next((one.dtype for one in model.parameters() if one.is_floating_point()), None)
 
 
 def _is_adapters(model: Any, name: str, tuner: type) -> bool:
