@@ -259,6 +259,7 @@ NOT_ALONE = (
     "accelerate-attention-offload",
     "bnb-int8-input-layout",
     "diffusers-ace-step-tokenizer-weights",
+    "diffusers-adapter-dtype",
     "diffusers-controlnet-union-attention",
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",

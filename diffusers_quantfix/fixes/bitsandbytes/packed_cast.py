@@ -33,6 +33,7 @@ FIX = Fix(
     "bnb_4bit_quant_storage=torch.float16",
     harm="wrong result",
     since="0.1.0",
+    patterns=(r"(bfloat16|double)\(\).{0,200}quant_storage",),
     frames=("dequantize_4bit", "quant_storage"),
 )
 
