@@ -34,7 +34,7 @@ def alone(flux, tmp_path_factory):
 TO = {"bnb-cpu-packing", "bnb-params4bit-shared-state", "bnb-quant-state-meta"}
 # What a wrapper over ours keeps alive after `revert`, and the board says so.
 KEPT = {
-    ("pasted_around", "after"): TO | {"bnb-linear4bit-conversion"},
+    ("pasted_around", "after"): TO | {"bnb-linear4bit-conversion", "bnb-packed-cast"},
     ("unsloth", "after"): {"bnb-cpu-packing", "transformers-quantized-resave"},
 }
 TOOLS = {

@@ -79,6 +79,7 @@ def test_a_training_that_is_killed_and_resumed(llama, tmp_path) -> None:
     assert resumed["adapter"] == at_once["adapter"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["int8", "quanto-int8"])
 def test_a_training_of_another_kind_is_resumed(llama, tmp_path, kind) -> None:
     """These resume without the package too."""
@@ -91,7 +92,6 @@ def test_a_training_of_another_kind_is_resumed(llama, tmp_path, kind) -> None:
     assert resumed["adapter"] == at_once["adapter"]
 
 
-# A floating storage is what FSDP can shard; uint8 it cannot.
 TOGETHER = {
     "ddp": ["nf4", "nf4-double", "int8", "quanto-int8"],
     "fully_shard": ["nf4-float32", "nf4-bfloat16", "nf4-double-float16", "quanto-int8"],
