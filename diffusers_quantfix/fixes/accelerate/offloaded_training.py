@@ -85,10 +85,12 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
     def watch(model, output, asked):
         tensors = [tensor for tensor in _tensors(output) if tensor.grad_fn is not None]
-        if tensors and any(_offloaded(module) for module in model.modules() if _trains(module)):
-            alone = all(_offloaded(module) for module in model.modules() if _trains(module))
+        if not tensors:
+            return
+        lost = [_offloaded(module) for module in model.modules() if _trains(module)]
+        if any(lost):
             for tensor in tensors:
-                tensor.register_hook(refuse if model.training and alone and not asked else warn)
+                tensor.register_hook(refuse if model.training and all(lost) and not asked else warn)
 
     def refuse(gradient):
         raise ValueError(REFUSED)

@@ -8,8 +8,9 @@ Cause: ``ModelMixin.dtype`` is that of the first floating parameter. Weights in 
     Parameters that are kept in float32 are passed over; where they are the only floating ones, as in Flux.3, the dtype
     is that of the packed weights.
 Upstream: not reported.
-Patch: ``get_parameter_dtype`` passes the parameters of adapters over, if there is another floating one. Instead of an
-    integer it is the dtype that the 4-bit weights had, else that of the parameters that are kept in float32.
+Patch: ``get_parameter_dtype`` passes the parameters of adapters over, if there is another floating one or a 4-bit
+    weight. Instead of an integer it is the dtype that the 4-bit weights had, else that of the parameters that are kept
+    in float32.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def get_parameter_dtype(parameter):
             found = original(parameter)
+            if found is None:  # a model without a parameter
+                return None
             if not found.is_floating_point:
-                return _dtype_of_packed(parameter) or found
+                return _dtype_of_packed(parameter) or _dtype_of_floating(parameter) or found
             tuners = sys.modules.get(_TUNERS)
             return found if tuners is None else _own_dtype(parameter, found, tuners.BaseTunerLayer)
 
@@ -75,7 +78,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
 
 def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
-    """``found``, unless it was read of an adapter's parameter and the model has another floating one."""
+    """``found``, unless it was read of an adapter's parameter and the model has another floating or 4-bit one."""
     kept = getattr(model, "_keep_in_fp32_modules", None) or ()
     of_adapter = False
     for name, parameter in model.named_parameters():
@@ -86,15 +89,17 @@ def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
         if parameter.dtype != found:  # the answer has another source, a hook that casts
             return found
         of_adapter = True
-    return found
+    return (of_adapter and _dtype_of_packed(model)) or found
 
 
 def _dtype_of_packed(model: Any) -> Any:
-    """The dtype that 4-bit weights had, else that of any floating parameter; None without either."""
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
-            return state.dtype
+    """The dtype that 4-bit weights had; None without them."""
+    states = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
+    return next((state.dtype for state in states if state is not None), None)
+
+
+def _dtype_of_floating(model: Any) -> Any:
+    """The dtype of the first floating parameter; None without one."""
     return next((one.dtype for one in model.parameters() if one.is_floating_point()), None)
 
 

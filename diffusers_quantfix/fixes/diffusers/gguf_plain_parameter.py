@@ -69,6 +69,7 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
 
         return create_quantized_param
 
+    # Not with wrapt: the method runs once for each tensor of a checkpoint.
     draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), "create_quantized_param", make)
 
 
@@ -77,5 +78,5 @@ def _make_parameter(model: Any, param_value: Any, param_name: str, *args: Any, *
 
     parameters, name = parameters_at(model, param_name)
     tensor = parameters.get(name)
-    if type(tensor) is torch.Tensor:
+    if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
         parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)

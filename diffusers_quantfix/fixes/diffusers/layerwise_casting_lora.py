@@ -59,7 +59,8 @@ def patch(layerwise_casting: ModuleType, draft: Draft) -> None:
                 registry = getattr(layer, "_diffusers_hook", None)
                 if registry is None or registry.get_hook(hook_name) is None:
                     continue
-                if not any(is_cast(getattr(layer, name)) for name in layer.adapter_layer_names):
+                adapters = (getattr(layer, name, None) for name in layer.adapter_layer_names)
+                if not any(is_cast(one) for one in adapters if one is not None):
                     registry.remove_hook(hook_name, recurse=False)
 
         return _disable_peft_input_autocast

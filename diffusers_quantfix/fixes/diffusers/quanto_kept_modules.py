@@ -7,8 +7,8 @@ Cause: ``_replace_with_quanto_layers`` compares the last part of a name only, wh
     modules above as well.
 Upstream: not reported.
 Patch: a layer that is named, or lies in a module that is named, stays a plain one. A saved checkpoint is loaded as it
-    is: a layer is quantized if its weight is. One that has plain layers for this reason cannot be loaded without the
-    fix.
+    is: a layer is quantized if its weight is. Without the fix, the plain layers of such a checkpoint stay on meta, and
+    the first run raises RuntimeError "... not on the expected device meta".
 """
 
 from __future__ import annotations
