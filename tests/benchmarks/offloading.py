@@ -94,7 +94,7 @@ def grouped(kind: int | str, layers: int, stream: bool) -> dict:
     """
     import torch
 
-    from diffusers_quantfix.offloading.group_tensors import identity, places
+    from diffusers_quantfix.offloading.group_tensors import contents, identity, places
     from diffusers_quantfix.weights.companions import companions
     from diffusers_quantfix.weights.wrappers import inner_places, is_wrapper
 
@@ -125,8 +125,8 @@ def grouped(kind: int | str, layers: int, stream: bool) -> dict:
         def plain_call() -> None:
             there_and_back(groups[1])()
             if stream:
-                list(places(groups[0]))
-                list(places(groups[0]))
+                places(groups[0], *contents(groups[0]))
+                places(groups[0], *contents(groups[0]))
 
         return _compared(there_and_back(groups[0]), plain_call, tensors, 200 // layers + 2)
 
