@@ -135,7 +135,8 @@ def _bring(group: Any, found: list[tuple[Any, str, bool]]) -> None:
     with _on_its_stream(group) as compute_stream:
         for holder, attribute, quantized in found:
             present = getattr(holder, attribute)
-            if present.device == device:
+            where = present.device
+            if where == device:
                 continue
             tensor = moved.get(present)
             if tensor is None:
@@ -146,7 +147,7 @@ def _bring(group: Any, found: list[tuple[Any, str, bool]]) -> None:
                 moved.put(present, tensor)
                 if compute_stream is not None:
                     tensor.record_stream(compute_stream)
-                if present.device == offload_device:
+                if where == offload_device:
                     brought.put(tensor, present)
             setattr(holder, attribute, tensor)
             if not quantized:

@@ -30,6 +30,10 @@ BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
 _FOLLOWS = "_quantfix_follows"
 _known_types: dict[type, str] = {}
 _are_wrappers: dict[type, bool] = {}
+# The class of a wrapper, the names of its attributes and their types -> which of them are its inner tensors. The class
+# tells the same, and describes the whole weight in text each time.
+_inner_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
+_MOST_LAYOUTS = 10_000
 
 
 def backend_of(tensor: Any) -> str:
@@ -119,5 +123,12 @@ def is_torn_by_a_map(cls: Any) -> bool:
 
 
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
-    found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
+    held = vars(wrapper)
+    key = (type(wrapper), *held, *map(type, held.values()))
+    names = _inner_names.get(key)
+    if names is None:
+        if len(_inner_names) >= _MOST_LAYOUTS:
+            _inner_names.clear()
+        names = _inner_names[key] = tuple(wrapper.__tensor_flatten__()[0])
+    found = [(name, getattr(wrapper, name)) for name in names]
     return [(name, inner) for name, inner in found if inner is not None]
