@@ -152,8 +152,8 @@ def _remarks(found: dict) -> tuple[list[str], dict[str, str]]:
 
 
 def _placements(found: dict) -> list[str]:
-    from tests.pipelines.check import ALL
     from tests.pipelines.modular import ALL as MODULAR
+    from tests.pipelines.placing import ALL
 
     said = {step for backends in found["outcomes"].values() for one in backends.values() for step in one}
     return [placement for placement in dict.fromkeys((*ALL, *MODULAR)) if placement in said]
