@@ -7,6 +7,7 @@ placement that fails un-quantized too, with the same type of error, is upstream'
 from __future__ import annotations
 
 import functools
+import gc
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,10 +63,14 @@ class Source:
         self.pipe = subject.load(name)
         self.expected = forked(lambda: reference(subject, self.pipe, devices[0]))
 
-    def outcome(self, placement: str) -> str:
-        return outcome(lambda: forked(lambda: self._outcome(placement)))
+    def outcome(self, placement: str, beside: Source | None = None) -> str:
+        """What a placement comes to; what the pipeline ``beside`` it holds on the devices does not count."""
+        return outcome(lambda: forked(lambda: self._outcome(placement, beside)))
 
-    def _outcome(self, placement: str) -> str:
+    def _outcome(self, placement: str, beside: Source | None) -> str:
+        if beside is not None:  # in this process alone
+            beside.pipe = None
+            gc.collect()
         said = EXACT
         for outputs in self.place(self.subject, self.name, self.pipe, placement, *self.devices):
             said = compare(outputs, self.expected)
@@ -119,17 +124,24 @@ def examine(
         if said != EXACT:
             without = plain()
             if without == EXACT:
-                without = made["plain"].outcome(placement)
+                without = made["plain"].outcome(placement, beside=made["quantized"])
             if _same_fault(said, without):
                 said = f"upstream: {without}"
         yield placement, said
 
 
 def _same_fault(said: str, plain: str) -> bool:
-    """Whether the un-quantized pipeline fails alike: by its type, and by no fewer bytes left behind."""
-    kinds, sizes = [], []
-    for one in (said, plain):
-        kinds.append(re.split(r"[: ]", one, maxsplit=1)[0])
-        left = re.match(r"AssertionError: (\d+) bytes", one)
-        sizes.append(int(left[1]) if left else 0)
-    return kinds[0] == kinds[1] and sizes[0] <= sizes[1]
+    """Whether the un-quantized pipeline fails alike: by the type of its error, or in the same check.
+
+    Of bytes left behind it must leave no fewer.
+    """
+    (kind, size), (plain_kind, plain_size) = _fault(said), _fault(plain)
+    return kind == plain_kind and size <= plain_size
+
+
+def _fault(said: str) -> tuple[str, int]:
+    """The type of an error, or the sentence of a failed check without its numbers; and the bytes left behind."""
+    if not said.startswith("AssertionError"):
+        return re.split(r"[: ]", said, maxsplit=1)[0], 0
+    left = re.match(r"AssertionError: (\d+) bytes", said)
+    return re.sub(r"\d\S*", "", said), int(left[1]) if left else 0
