@@ -68,9 +68,20 @@ class ModularSubject(Subject):
 
     def load_components(self, backend: str):
         """Saved as a modular pipeline, and loaded by it: quantized then, if ``backend`` is not ``plain``."""
+        import transformers
+
         folder = self.folder / "modular"
-        self.load(PLAIN).save_pretrained(str(folder), overwrite_modular_index=True)
+        pipe = self.load(PLAIN)
+        # A processor around a video processor cannot be saved where torchvision is missing.
+        kept = {
+            name: part
+            for name, part in pipe.components.items()
+            if isinstance(part, transformers.ProcessorMixin)
+        }
+        pipe.update_components(**dict.fromkeys(kept))
+        pipe.save_pretrained(str(folder), overwrite_modular_index=True)
         pipe = self.kind.from_pretrained(str(folder))
+        pipe.update_components(**kept)
         more = {}
         if backend != PLAIN:
             configs = {part: BACKENDS[backend](self.library(part)) for part in self.quantized}
