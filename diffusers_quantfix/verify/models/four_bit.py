@@ -46,7 +46,7 @@ def _is_read_on_the_cpu(storage: Any) -> bool:
     weight = Params4bit(torch.ones(64, 64), requires_grad=False, **options).to("cpu")
     try:
         dequantize_4bit(weight.data, weight.quant_state)
-    except (RuntimeError, AssertionError, NotImplementedError):  # bitsandbytes 0.46 to 0.48 take uint8 there
+    except (RuntimeError, AssertionError, NotImplementedError):  # bitsandbytes 0.46 takes uint8 alone
         return False
     return True
 
