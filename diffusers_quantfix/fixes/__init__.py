@@ -236,6 +236,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "quanto-weight-gradient": ("quanto.weight_gradient", "optimum.quanto.tensor.function"),
+    "torch-checkpoint-names-cache": (
+        "torch.checkpoint_names_cache",
+        "torch.distributed.checkpoint.state_dict",
+    ),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
