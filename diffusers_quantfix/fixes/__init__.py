@@ -240,6 +240,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "torch.checkpoint_names_cache",
         "torch.distributed.checkpoint.state_dict",
     ),
+    "torch-fully-shard-8bit": ("torch.fully_shard_eight_bit", "torch.distributed.fsdp"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
