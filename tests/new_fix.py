@@ -36,6 +36,7 @@ LIBRARIES = {
     "diffusers": ("diffusers", "diffusers", "diffusers"),
     "peft": ("peft", "peft", "peft"),
     "quanto": ("quanto", "optimum.quanto", "optimum-quanto"),
+    "torch": ("torch", "torch", "torch"),
     "torchao": ("torchao", "torchao", "torchao"),
     "transformers": ("transformers", "transformers", "transformers"),
 }

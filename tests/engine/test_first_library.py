@@ -13,9 +13,12 @@ from .harness import FINDERS
 
 
 def test_it_waits_for_every_library_that_is_patched() -> None:
-    """A library that is a target itself would come too early: the search that wakes us is under way."""
+    """A library that is a target itself would come too early: the search that wakes us is under way.
+
+    Not for torch: a program without any of the others has no quantized model, and its start shall cost nothing.
+    """
     targets = {target for _, target in INDEX.values()}
-    assert {target.partition(".")[0] for target in targets} <= LIBRARIES
+    assert {target.partition(".")[0] for target in targets} - {"torch"} <= LIBRARIES
     assert not targets & LIBRARIES
 
 

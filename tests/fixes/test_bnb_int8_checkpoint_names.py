@@ -8,23 +8,13 @@ import pickle
 import pytest
 
 from tests.fixes import eight_bit
+from tests.fixes.distributed_state import state_dict as state_dict
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
 FIX_ID = "bnb-int8-checkpoint-names"
 SHOWS = "'Linear8bitLt' object has no attribute 'SCB'"
-
-
-@pytest.fixture
-def state_dict():
-    module = pytest.importorskip("torch.distributed.checkpoint.state_dict")
-    yield module
-    forget = getattr(
-        module._get_fqns, "cache_clear", None
-    )  # older torch keeps every model that it was asked about
-    if forget is not None:
-        forget()
 
 
 def zeroed(device):

@@ -4,14 +4,12 @@ Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b
     another pair of sizes, from ``fuse_lora()``. Layers that the file keeps unquantized are merged by then.
 Cause: peft adds the product of the LoRA to the packed bytes, whose rows have another length.
 Upstream: diffusers issue 12047 (open).
-Patch: a clear error, before anything is merged. Most formats of GGUF can only be read here, not written: a merged layer
-    would stay dequantized, so that is left to the user, who has ``dequantize()`` for it.
+Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
 """
 
 from __future__ import annotations
 
-import sys
-
+from ...adapters.merging_gguf import refuse_merge
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...weights.gguf import knows_gguf
@@ -19,7 +17,6 @@ from ...weights.gguf import knows_gguf
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -54,23 +51,9 @@ def broken(peft: ModuleType) -> bool:
 def patch(peft: ModuleType, draft: Draft) -> None:
     def make(original):
         def fuse_lora(self, *args, **kwargs):
-            count = sum(is_gguf(layer) for layer in self.modules())
-            if count:
-                raise ValueError(
-                    f"a LoRA cannot be merged into GGUF weights ({count} layers of this {type(self).__name__}); it has "
-                    "its effect without fuse_lora(). To merge it, call dequantize() of the model before the LoRA is "
-                    "loaded, which takes the memory of the model without quantization"
-                )
+            refuse_merge(self, "a LoRA", "fuse_lora()")
             return original(self, *args, **kwargs)
 
         return fuse_lora
 
     draft.wrap_plain(resolve(peft, "PeftAdapterMixin"), "fuse_lora", make)
-
-
-def is_gguf(layer: Any) -> bool:
-    """Whether it is a layer of peft over one with a GGUF weight."""
-    utils = sys.modules.get("peft.tuners.tuners_utils")
-    if utils is None or not isinstance(layer, utils.BaseTunerLayer):
-        return False
-    return type(getattr(layer.get_base_layer(), "weight", None)).__name__ == "GGUFParameter"

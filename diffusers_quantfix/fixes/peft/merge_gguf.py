@@ -1,0 +1,57 @@
+"""Merging an adapter into a GGUF model with peft fails in the middle.
+
+Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
+    another pair of sizes, from ``merge_adapter()`` or ``merge_and_unload()``. Layers that the file keeps unquantized
+    are merged by then.
+Cause: as of ``diffusers-fuse-lora-gguf``: peft adds the product of the adapter to the packed bytes.
+Upstream: not reported; for ``fuse_lora`` diffusers issue 12047 (open).
+Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
+"""
+
+from __future__ import annotations
+
+from ...adapters.merging_gguf import refuse_merge
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+from ...weights.gguf import knows_gguf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-merge-gguf",
+    title="merging an adapter into a GGUF model with peft fails in the middle",
+    module="peft.tuners.tuners_utils",
+    claims={"peft": ">=0.13.2,<=0.21.2", "diffusers": ">=0.32.0", "gguf": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/12047",),
+    symptom="RuntimeError: The size of tensor a must match the size of tensor b, from merge_adapter() or "
+    "merge_and_unload() of a GGUF model",
+    # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
+    patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
+    frames=("merge_adapter|merge_and_unload", "GGUF", "peft/"),
+    since="0.1.0",
+)
+
+_CHECK = "BaseTuner._check_merge_allowed"
+
+
+def broken(tuners_utils: ModuleType) -> bool:
+    """Is there nothing of GGUF in what peft asks before it merges, and nothing of ours around it?"""
+    if not knows_gguf():
+        return False
+    check = resolve(tuners_utils, _CHECK)
+    return not written_in(check, __file__) and not any("gguf" in name.lower() for name in names_used(check))
+
+
+def patch(tuners_utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def _check_merge_allowed(self):
+            refuse_merge(self.model, "an adapter", "merge_adapter() and merge_and_unload()")
+            original(self)
+
+        return _check_merge_allowed
+
+    draft.wrap_plain(resolve(tuners_utils, "BaseTuner"), "_check_merge_allowed", make)

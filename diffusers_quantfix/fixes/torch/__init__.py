@@ -1,0 +1,1 @@
+"""Fixes of torch: where it keeps, or cannot take, a quantized model."""
