@@ -10,6 +10,7 @@ Tests without the mark look deeper into a patch; they run on the patched side on
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 
@@ -34,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--side") == "bare":
         os.environ["DIFFUSERS_QUANTFIX"] = "off"
     import diffusers_quantfix  # noqa: F401  # activates, as the first line of a user's program does
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session):
+    """What is imported meanwhile stays: collecting garbage among it takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

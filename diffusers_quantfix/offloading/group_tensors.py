@@ -14,24 +14,25 @@ from __future__ import annotations
 import sys
 
 from ..weights.companions import companions, holders
-from ..weights.wrappers import WITH_WRAPPERS, backend_of, follow, inner_places, is_wrapper
+from ..weights.wrappers import backend_of, inner_places, is_wrapper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Any
 
 __all__ = [
     "ByMemory",
     "backends",
     "companions_of_parameters",
+    "contents",
     "identity",
     "is_on_disk",
-    "let_wrappers_follow",
     "places",
     "refuse_wrappers",
     "rejoin",
     "unpack",
+    "wrappers",
 ]
 
 _NO_WRAPPERS = frozenset(("bitsandbytes",))
@@ -41,54 +42,48 @@ _NOT_TO_DISK = (
 )
 
 
-def places(group: Any) -> Iterator[tuple[Any, str, bool]]:
-    """Yield where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's.
+def places(group: Any, modules: list[Any], tensors: list[Any]) -> list[tuple[Any, str, bool]]:
+    """Where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's.
 
     Nothing is remembered from one move to the next: a LoRA, an upgrade of a layer or ``load_state_dict`` may have
     exchanged modules, weights and quant states in between.
+
+    Args:
+        group: the ``ModuleGroup``.
+        modules: all of its modules.
+        tensors: all of its parameters and buffers; both of `contents`.
     """
-    modules = _modules(group)
-    on_disk = is_on_disk(group)
-    if not on_disk:
-        for tensor in _tensors(group, modules):
-            backend = backend_of(tensor)
-            if backend in WITH_WRAPPERS and is_wrapper(tensor):
-                for holder, name in inner_places(tensor):
-                    yield holder, name, True
+    found: list[tuple[Any, str, bool]] = []
+    aliases: set[tuple[int, str]] = set()
+    if is_on_disk(group):
+        aliases = {(id(holder), name) for holder, name, _ in vars(group).get("_quantfix_aliases", ())}
+    else:
+        for tensor in tensors:
+            if is_wrapper(tensor):
+                found += [(holder, name, True) for holder, name in inner_places(tensor)]
             else:
-                yield tensor, "data", backend != ""
-    aliases = {(id(holder), name) for holder, name, _ in vars(group).get("_quantfix_aliases", ())}
+                found.append((tensor, "data", backend_of(tensor) != ""))
     for layer in (*modules, *_owners(group)):
         for _, holder, names in holders(layer):
             for name in names:
-                if not on_disk or (id(holder), name) not in aliases:
-                    yield holder, name, True
-
-
-def _tensors(group: Any, modules: Iterable[Any] | None = None) -> list[Any]:
-    """The parameters and buffers of ``group``, each once; ``modules`` are its modules, where they are known."""
-    found = [*group.parameters, *group.buffers]
-    for module in _modules(group) if modules is None else modules:
-        found += module._parameters.values()
-        found += module._buffers.values()
-    return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
-
-
-def _modules(group: Any) -> list[Any]:
-    """All modules of ``group``, each once: ``Module.modules`` takes several times as long."""
-    found = list(group.modules)
-    seen = set(map(id, found))
-    for module in found:
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                found.append(child)
+                if not aliases or (id(holder), name) not in aliases:
+                    found.append((holder, name, True))
     return found
 
 
-def _layers(group: Any) -> list[Any]:
-    """The modules that own the parameters of ``group``."""
-    return [*_modules(group), *_owners(group)]
+def contents(group: Any) -> tuple[list[Any], list[Any]]:
+    """All modules of ``group``, and all of its parameters and buffers, each once."""
+    modules = list(group.modules)
+    tensors = [*group.parameters, *group.buffers]
+    seen = set(map(id, modules))
+    for module in modules:  # Module.modules takes several times as long
+        tensors += module._parameters.values()
+        tensors += module._buffers.values()
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return modules, list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
 def _owners(group: Any) -> list[Any]:
@@ -109,7 +104,7 @@ def backends(group: Any) -> frozenset[str]:
     """The packages of which ``group`` holds weights."""
     known: frozenset[str] | None = vars(group).get("_quantfix_backends")
     if known is None:
-        found = {backend_of(tensor) for tensor in _tensors(group)} - {""}
+        found = {backend_of(tensor) for tensor in contents(group)[1]} - {""}
         known = group._quantfix_backends = frozenset(found)
     return known
 
@@ -159,46 +154,37 @@ class ByMemory:
 # ---------------------------------------------------------------------- wrappers
 
 
-def _may_be_wrappers(group: Any) -> list[Any]:
-    # Those of bitsandbytes are none, and looking for some takes as long as moving them.
-    return [] if backends(group) == _NO_WRAPPERS else _tensors(group)
+def wrappers(group: Any, tensors: Iterable[Any]) -> list[Any]:
+    """Those of ``tensors``, the parameters and buffers of ``group``, that are wrappers around inner tensors."""
+    # Those of bitsandbytes are none, and looking for some takes time.
+    return [] if backends(group) == _NO_WRAPPERS else [tensor for tensor in tensors if is_wrapper(tensor)]
 
 
-def unpack(group: Any) -> None:
-    """Let weights that are packed for a kernel of the CPU be plain ones of quanto, as its own ``.to()`` would.
+def unpack(group: Any, found: Iterable[Any]) -> None:
+    """Let those `wrappers` of ``group`` that are packed for a kernel of the CPU be plain ones of quanto.
 
-    That one packs them anew for the kernel of the device, which at each use would cost more than the kernel saves; and
-    what is packed for a device can be neither saved nor moved where it waits.
+    Its own ``.to()`` does so too, and packs them anew for the kernel of the device, which at each use would cost more
+    than the kernel saves; and what is packed for a device can be neither saved nor moved where it waits.
     """
     torch = sys.modules["torch"]
-    tensors = _may_be_wrappers(group)
-    if not tensors or torch.device(group.onload_device).type == "cpu":
+    if torch.device(group.onload_device).type == "cpu":
         return
-    for tensor in tensors:
-        if _is_packed_for_the_cpu(tensor):
+    for wrapper in found:
+        if _is_packed_for_the_cpu(wrapper):
             with torch.inference_mode(False), torch.no_grad():
-                plain = tensor.weight_qbits_tensor()
+                plain = wrapper.weight_qbits_tensor()
             # In place, as everyone has this parameter: the wrapper itself is the same, of size, type and device.
-            tensor.__class__ = type(plain)
-            del tensor._scale_shift
-            vars(tensor).update(vars(plain))
+            wrapper.__class__ = type(plain)
+            del wrapper._scale_shift
+            vars(wrapper).update(vars(plain))
 
 
-def _is_packed_for_the_cpu(tensor: Any) -> bool:
-    if not is_wrapper(tensor):
-        return False
+def _is_packed_for_the_cpu(wrapper: Any) -> bool:
     # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
-    packed: Any = getattr(tensor, "_data", None)
+    packed: Any = getattr(wrapper, "_data", None)
     return (
         type(packed).__name__ == "TinyGemmPackedTensor" and packed._data.dtype == sys.modules["torch"].uint8
     )
-
-
-def let_wrappers_follow(group: Any) -> None:
-    """Let the wrappers, which tell a device of their own, tell that of their inner tensors."""
-    for tensor in _may_be_wrappers(group):
-        if is_wrapper(tensor):
-            follow(tensor)
 
 
 # ---------------------------------------------------------------------- disk
@@ -208,16 +194,16 @@ def is_on_disk(group: Any) -> bool:
     return vars(group).get("offload_to_disk_path") is not None
 
 
-def refuse_wrappers(group: Any) -> None:
-    for tensor in _tensors(group):
-        if is_wrapper(tensor):
-            raise ValueError(_NOT_TO_DISK.format(type(tensor).__name__))
+def refuse_wrappers(found: Iterable[Any]) -> None:
+    for wrapper in found:
+        raise ValueError(_NOT_TO_DISK.format(type(wrapper).__name__))
 
 
 def companions_of_parameters(group: Any) -> list[tuple[Any, str, Any]]:
     """The companions that are a parameter by another name: (holder, attribute, parameter)."""
-    parameters = {identity(parameter.data): parameter for parameter in _tensors(group)}
-    found = [one for layer in _layers(group) for one in companions(layer)]
+    modules, tensors = contents(group)
+    parameters = {identity(parameter.data): parameter for parameter in tensors}
+    found = [one for layer in (*modules, *_owners(group)) for one in companions(layer)]
     return [
         (one.holder, one.attribute, parameters[identity(one.tensor)])
         for one in found

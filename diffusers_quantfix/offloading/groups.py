@@ -16,16 +16,18 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from ..weights.wrappers import follow
 from .group_tensors import (
     ByMemory,
     backends,
     companions_of_parameters,
+    contents,
     is_on_disk,
-    let_wrappers_follow,
     places,
     refuse_wrappers,
     rejoin,
     unpack,
+    wrappers,
 )
 from .uncompiled import uncompiled, within
 
@@ -104,18 +106,22 @@ def _onload(group: Any, original: Any) -> None:
     if group.stream is not None:
         group.stream.synchronize()  # the transfer before this one
     with _moving():
+        modules, tensors = contents(group)
+        around = wrappers(group, tensors)
         if is_on_disk(group):
-            refuse_wrappers(group)
+            refuse_wrappers(around)
             original(group)
             rejoin(group)
-        unpack(group)
+        unpack(group, around)
         try:
-            _bring(group)
+            with _without_subclasses():
+                _bring(group, places(group, modules, tensors))
         finally:
-            let_wrappers_follow(group)
+            for wrapper in around:
+                follow(wrapper)
 
 
-def _bring(group: Any) -> None:
+def _bring(group: Any, found: list[tuple[Any, str, bool]]) -> None:
     """Move the tensors of ``group`` to its device, and remember their host copies until they are offloaded.
 
     A group can be on its device already: a cache skips a block that was prefetched, or an exception ended the pass. It
@@ -126,10 +132,11 @@ def _bring(group: Any) -> None:
     # Remembered from the start, so that a transfer that ends midway can be continued.
     brought, versions = vars(group).setdefault("_quantfix_brought", (ByMemory(), {}))
     moved = ByMemory()
-    with _on_its_stream(group) as compute_stream, _without_subclasses():
-        for holder, attribute, quantized in places(group):
+    with _on_its_stream(group) as compute_stream:
+        for holder, attribute, quantized in found:
             present = getattr(holder, attribute)
-            if present.device == device:
+            where = present.device
+            if where == device:
                 continue
             tensor = moved.get(present)
             if tensor is None:
@@ -140,7 +147,7 @@ def _bring(group: Any) -> None:
                 moved.put(present, tensor)
                 if compute_stream is not None:
                     tensor.record_stream(compute_stream)
-                if present.device == offload_device:
+                if where == offload_device:
                     brought.put(tensor, present)
             setattr(holder, attribute, tensor)
             if not quantized:
@@ -154,20 +161,24 @@ def _offload(group: Any, original: Any) -> None:
         getattr(torch, onload_device.type).current_stream(onload_device).synchronize()
     training = torch.is_grad_enabled()
     with _moving():
+        modules, tensors = contents(group)
+        around = wrappers(group, tensors)
         if is_on_disk(group):
-            refuse_wrappers(group)
+            refuse_wrappers(around)
             group._quantfix_aliases = companions_of_parameters(group)
             original(group)
             rejoin(group)
-        unpack(group)  # what is pinned below has to be what travels
+        unpack(group, around)  # what is pinned below has to be what travels
         try:
-            _take_back(group, training)
+            with _without_subclasses():
+                _take_back(group, places(group, modules, tensors), training)
         finally:
-            let_wrappers_follow(group)
+            for wrapper in around:
+                follow(wrapper)
     vars(group).pop("_quantfix_brought", None)
 
 
-def _take_back(group: Any, training: bool) -> None:
+def _take_back(group: Any, found: list[tuple[Any, str, bool]], training: bool) -> None:
     """Give every tensor of ``group`` its host copy back, and copy what changed or has none.
 
     Args:
@@ -178,25 +189,24 @@ def _take_back(group: Any, training: bool) -> None:
     brought, versions = vars(group).get("_quantfix_brought") or (ByMemory(), {})
     pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu"
     copies = ByMemory()
-    with _without_subclasses():
-        for holder, attribute, quantized in places(group):
-            tensor = getattr(holder, attribute)
-            if attribute in _OF_THE_LAST_INPUT and not training:
-                setattr(holder, attribute, None)
-                continue
-            host = None
-            if quantized or (not training and _is_unchanged(holder, versions)):
-                host = brought.get(tensor)
-            if host is None:
-                host = copies.get(tensor)
-            if host is None:
-                with _like(tensor):
-                    host = tensor if tensor.device == device else tensor.to(device)
-                    if pin and not host.is_pinned():
-                        host = host.pin_memory()
-                copies.put(tensor, host)
-            if host is not tensor:
-                setattr(holder, attribute, host)
+    for holder, attribute, quantized in found:
+        tensor = getattr(holder, attribute)
+        if attribute in _OF_THE_LAST_INPUT and not training:
+            setattr(holder, attribute, None)
+            continue
+        host = None
+        if quantized or (not training and _is_unchanged(holder, versions)):
+            host = brought.get(tensor)
+        if host is None:
+            host = copies.get(tensor)
+        if host is None:
+            with _like(tensor):
+                host = tensor if tensor.device == device else tensor.to(device)
+                if pin and not host.is_pinned():
+                    host = host.pin_memory()
+            copies.put(tensor, host)
+        if host is not tensor:
+            setattr(holder, attribute, host)
 
 
 def _moving() -> contextlib.AbstractContextManager[Any]:

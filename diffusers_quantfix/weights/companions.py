@@ -37,12 +37,26 @@ __all__ = [
     "on_device",
 ]
 
-# The classes whose instances carry companions. By name: a layer can be inspected without importing bitsandbytes, and a
-# subclass counts as well.
-_CARRIERS = ("QuantState", "MatmulLtState")
-_QUANTIZED_PARAMETERS = ("Params4bit", "Int8Params")
-# Cached, since `track` checks every attribute of every layer at every sample; there are few types.
-_answers: dict[tuple[type, tuple[str, ...]], bool] = {}
+
+class _Named(dict[type, bool]):
+    """Types -> whether they, or a class that they are derived from, have one of these names.
+
+    By name: a layer can be inspected without importing bitsandbytes. Remembered, since `track` checks every attribute
+    of every layer at every sample; there are few types.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __missing__(self, kind: type) -> bool:
+        known = self[kind] = any(cls.__name__ in self._names for cls in kind.__mro__)
+        return known
+
+
+# The classes whose instances carry companions.
+_quant_states = _Named("QuantState")
+_carriers = _Named("QuantState", "MatmulLtState")
+_quantized_parameters = _Named("Params4bit", "Int8Params")
 _no_carriers: set[type] = set()
 # The names of the attributes of an object and their types -> those that are tensors, and those that carry some. A group
 # is searched twice per step. Names and types decide, so that nothing found here is ever out of date.
@@ -79,7 +93,7 @@ class Companion:
 
 def is_quant_state(value: Any) -> bool:
     """Whether ``value`` is a bitsandbytes ``QuantState``."""
-    return _is_a(value, ("QuantState",))
+    return _quant_states[type(value)]
 
 
 def companions(module: Any) -> Iterator[Companion]:
@@ -102,14 +116,14 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
     found: list[tuple[str, Any, tuple[str, ...]]] = []
     seen: set[int] = set()
     for name, parameter in module._parameters.items():
-        if _is_a(parameter, _QUANTIZED_PARAMETERS):
+        if _quantized_parameters[type(parameter)]:
             _walk(name, parameter, seen, found)
     held = vars(module)
     if not found:
         # Nearly all attributes are none, and a model may have a million of them.
         if _no_carriers.issuperset(map(type, held.values())):
             return found
-        _no_carriers.update(type(value) for value in held.values() if not _is_a(value, _CARRIERS))
+        _no_carriers.update(kind for kind in map(type, held.values()) if not _carriers[kind])
     for name in _layout(held)[1]:
         _walk(name, held[name], seen, found)
     return found
@@ -192,16 +206,8 @@ def _layout(held: dict[str, Any]) -> _Layout:
         tensor = sys.modules["torch"].Tensor
         items = list(held.items())
         tensors = tuple(name for name, value in items if isinstance(value, tensor))
-        carriers = tuple(name for name, value in items if _is_a(value, _CARRIERS))
+        carriers = tuple(name for name, value in items if _carriers[type(value)])
         if len(_layouts) >= _MOST_LAYOUTS:
             _layouts.clear()
         known = _layouts[key] = tensors, carriers
-    return known
-
-
-def _is_a(value: Any, names: tuple[str, ...]) -> bool:
-    kind = type(value)
-    known = _answers.get((kind, names))
-    if known is None:
-        known = _answers[kind, names] = any(cls.__name__ in names for cls in kind.__mro__)
     return known

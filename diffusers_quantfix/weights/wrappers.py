@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 __all__ = [
@@ -29,6 +29,11 @@ WITH_WRAPPERS = ("optimum", "torchao")
 BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
 _FOLLOWS = "_quantfix_follows"
 _known_types: dict[type, str] = {}
+_are_wrappers: dict[type, bool] = {}
+# The class of a wrapper, the names of its attributes and their types -> which of them are its inner tensors. The class
+# tells the same, and describes the whole weight in text each time.
+_inner_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
+_MOST_LAYOUTS = 10_000
 
 
 def backend_of(tensor: Any) -> str:
@@ -43,36 +48,50 @@ def backend_of(tensor: Any) -> str:
 
 def is_wrapper(tensor: Any) -> bool:
     """Whether ``tensor`` is a weight of these libraries around inner tensors."""
-    return backend_of(tensor) != "" and hasattr(tensor, "__tensor_flatten__")
+    kind = type(tensor)
+    known = _are_wrappers.get(kind)
+    if known is None:
+        known = backend_of(tensor) in WITH_WRAPPERS and hasattr(kind, "__tensor_flatten__")
+        _are_wrappers[kind] = known
+    return known
 
 
-def inner_places(wrapper: Any) -> Iterator[tuple[Any, str]]:
+def inner_places(wrapper: Any) -> list[tuple[Any, str]]:
     """Where the inner tensors of ``wrapper`` stand, also of wrappers inside of it: the holder and the attribute."""
+    found = []
     for name, inner in _inner_tensors(wrapper):
-        if is_wrapper(inner):
-            yield from inner_places(inner)
-        else:
-            yield wrapper, name
+        found += inner_places(inner) if is_wrapper(inner) else [(wrapper, name)]
+    return found
 
 
 def follow(wrapper: Any) -> None:
     """Let ``wrapper`` tell the device of its inner tensors."""
+    torch = sys.modules["torch"]
+    # The class would handle each read of a size or a device in Python, to the same result.
+    with torch._C.DisableTorchFunctionSubclass():
+        if torch.is_inference_mode_enabled():
+            # In it the class itself is asked whether it takes other data, and reads the shell.
+            with torch.inference_mode(False):
+                _follow(wrapper)
+        else:
+            _follow(wrapper)
+
+
+def _follow(wrapper: Any) -> None:
     inner = [tensor for _, tensor in _inner_tensors(wrapper)]
     for tensor in inner:
         if is_wrapper(tensor):
-            follow(tensor)
-    if inner and wrapper.device != inner[0].device:
+            _follow(tensor)
+    if inner and wrapper.device != (device := inner[0].device):
         # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
-        # Not in inference mode: there the class itself is asked whether it takes other data, and reads the shell.
-        with sys.modules["torch"].inference_mode(False):
-            wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
-                type(wrapper),
-                wrapper.size(),
-                strides=wrapper.stride(),
-                storage_offset=wrapper.storage_offset(),
-                dtype=wrapper.dtype,
-                device=inner[0].device,
-            )
+        wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
+            type(wrapper),
+            wrapper.size(),
+            strides=wrapper.stride(),
+            storage_offset=wrapper.storage_offset(),
+            dtype=wrapper.dtype,
+            device=device,
+        )
 
 
 def following(setstate: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,5 +123,12 @@ def is_torn_by_a_map(cls: Any) -> bool:
 
 
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
-    found = [(name, getattr(wrapper, name)) for name in wrapper.__tensor_flatten__()[0]]
+    held = vars(wrapper)
+    key = (type(wrapper), *held, *map(type, held.values()))
+    names = _inner_names.get(key)
+    if names is None:
+        if len(_inner_names) >= _MOST_LAYOUTS:
+            _inner_names.clear()
+        names = _inner_names[key] = tuple(wrapper.__tensor_flatten__()[0])
+    found = [(name, getattr(wrapper, name)) for name in names]
     return [(name, inner) for name, inner in found if inner is not None]

@@ -25,14 +25,19 @@ def offload() -> Iterator[Row]:
         for layers in (1, 10, 100):
             what = f"{bits}-bit group of {layers} layers: onload and offload / plain layers"
             yield Row(what, **_timed("offloading:grouped", bits, layers, False), goal=1.15)
-            what += " on a stream, and the search for companions"
+            what += " on a stream"
             yield Row(what, **_timed("offloading:grouped", bits, layers, True), goal=1.15)
     for kind in ("quanto", "torchao", "GGUF"):
         for layers in (1, 10, 100):
             for stream in (False, True):
-                what = f"{kind} group of {layers} layers: onload and offload / plain layers"
-                what += " on a stream, and the search for inner tensors" if stream else ""
-                yield Row(what, **_timed("offloading:grouped", kind, layers, stream), goal=1.15)
+                group = f"{kind} group of {layers} layers" + (" on a stream" if stream else "")
+                timed = _timed("offloading:grouped", kind, layers, stream)
+                # diffusers itself moves GGUF weights.
+                goal = None if kind == "GGUF" else 1.15
+                yield Row(f"{group}: onload and offload / plain layers", **timed, goal=goal)
+                if kind != "quanto":  # which it does not move at all
+                    before = _timed("offloading:grouped", kind, layers, stream, package=False)
+                    yield Row(f"{group}: with / without the package", **_over(timed, before), goal=1.15)
     for bits in (4, 8):
         what = f"{bits}-bit sequential offload: hooks of a layer / plain tensors, as many and as large"
         yield Row(what, **_timed("offloading:sequential", bits), goal=1.15)
@@ -46,14 +51,24 @@ def offload() -> Iterator[Row]:
         )
 
 
-def _timed(function: str, *arguments) -> dict:
+def _timed(function: str, *arguments, package: bool = True) -> dict:
     try:
-        said = child(function, *arguments)
+        said = child(function, *arguments, package=package)
     except CannotMeasure as error:
         return {"value": None, "detail": str(error)[:110]}
+    detail = f"{1e6 * said['quantized']:.0f} us / {1e6 * said['plain']:.0f} us, {said['tensors']} tensors"
+    if said.get("search"):
+        detail += f", {1e6 * said['search']:.0f} us of two searches"
+    return {"value": said["ratio"], "detail": detail}
+
+
+def _over(one: dict, other: dict) -> dict:
+    """The ratio of two ratios to plain layers, of two processes."""
+    if one["value"] is None or other["value"] is None:
+        return {"value": None, "detail": one["detail"] if one["value"] is None else other["detail"]}
     return {
-        "value": said["ratio"],
-        "detail": f"{1e6 * said['quantized']:.0f} us / {1e6 * said['plain']:.0f} us, {said['tensors']} tensors",
+        "value": one["value"] / other["value"],
+        "detail": f"{one['value']:.2f} / {other['value']:.2f} of plain layers",
     }
 
 
@@ -87,14 +102,14 @@ def grouped(kind: int | str, layers: int, stream: bool) -> dict:
     The plain group has as many layers, and each of them as many tensors, as large. Those that are one memory (CB and
     the weight of an 8-bit layer) are one.
 
-    Without a stream diffusers copies everything back, which pays for the search for companions. On a stream it assigns
-    the host copies that it made at the start, and fails with KeyError where a weight was exchanged since. Here the
-    search is the floor: a LoRA, ``load_state_dict`` or the first forward pass of an 8-bit layer exchange weights and
-    companions, and what moved them would be stale. So the time of two searches is added to that of the plain group.
+    Also the time of two searches for what has to travel. Diffusers makes none: without a stream it moves the parameters
+    one by one, and on a stream it assigns the host copies that it made at the start, and fails with KeyError where a
+    weight was exchanged since. A LoRA, ``load_state_dict`` or the first forward pass of an 8-bit layer exchange weights
+    and companions, and what moved them by memory would be stale.
     """
     import torch
 
-    from diffusers_quantfix.offloading.group_tensors import identity, places
+    from diffusers_quantfix.offloading.group_tensors import contents, identity, places
     from diffusers_quantfix.weights.companions import companions
     from diffusers_quantfix.weights.wrappers import inner_places, is_wrapper
 
@@ -122,13 +137,13 @@ def grouped(kind: int | str, layers: int, stream: bool) -> dict:
 
             return call
 
-        def plain_call() -> None:
-            there_and_back(groups[1])()
-            if stream:
-                list(places(groups[0]))
-                list(places(groups[0]))
+        def search() -> None:
+            for _ in range(2):
+                places(groups[0], *contents(groups[0]))
 
-        return _compared(there_and_back(groups[0]), plain_call, tensors, 200 // layers + 2)
+        times = 200 // layers + 2
+        said = _compared(*map(there_and_back, groups), tensors, times)
+        return said | {"search": 0 if kind == "GGUF" else min(_seconds(search, times) for _ in range(ROUNDS))}
 
 
 def sequential(bits: int) -> dict:

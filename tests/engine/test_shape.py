@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import sys
@@ -41,6 +42,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE.parent).with_suffix("")).replace("/", ".").removesuffix(".__init__")
 
 
+@functools.cache
 def imports(path: Path, inside_functions: bool = True) -> set[str]:
     """Full names of the modules that a file imports; not those for type checkers only."""
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]

@@ -31,7 +31,8 @@ def linear(
     import torch
     from bitsandbytes.nn import Linear4bit
 
-    torch.manual_seed(seed)
+    # Not torch.manual_seed, which formats the stack for every device that is not there: as slow as to quantize.
+    torch.default_generator.manual_seed(seed)
     layer = Linear4bit(
         FEATURES,
         FEATURES,

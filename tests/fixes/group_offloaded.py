@@ -128,6 +128,36 @@ def assert_works_in_every_mode(gpu, device, build, run, mode, made_in_inference_
         assert_left(gpu, device, before)
 
 
+def assert_exchanged_is_moved(gpu, device, build, run, mode, exchange) -> None:
+    """What ``exchange(model)`` changes between two passes is what the next passes compute with, and leaves nothing.
+
+    Args:
+        gpu: the fixture.
+        device: where the groups are used.
+        build: makes the model on the CPU or the device that it is given.
+        run: gives the output of a model on the CPU.
+        mode: options of ``apply_group_offloading``.
+        exchange: changes a model, which is where it is between two passes.
+    """
+    import torch
+
+    unmoved = build(device)
+    first = run(unmoved)
+    exchange(unmoved)
+    second = run(unmoved)
+    assert not torch.equal(first, second)
+    del unmoved
+    before = gpu.allocated(device)
+    model = build("cpu")
+    offload(model, device, mode)
+    for _ in range(2):
+        assert torch.equal(run(model), first)
+    exchange(model)
+    for _ in range(2):
+        assert torch.equal(run(model), second)
+        assert_left(gpu, device, before)
+
+
 def assert_left(gpu, device, before: int) -> None:
     """Not a byte more than ``before`` is on ``device``."""
     left = gpu.allocated(device) - before

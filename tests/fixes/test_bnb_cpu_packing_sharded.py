@@ -15,8 +15,8 @@ FIX_ID = "bnb-cpu-packing-sharded"
 SHOWS = "the output changed|a view of a leaf Variable that requires grad|Only support uint8 qweight"
 
 pytestmark = pytest.mark.skipif(
-    bool(unmet("bitsandbytes>=0.46") or unmet("torch>=2.8")),
-    reason="4-bit layers run on the CPU from bitsandbytes 0.46 on; fully_shard runs there from torch 2.8 on",
+    bool(unmet("bitsandbytes>=0.47") or unmet("torch>=2.8")),
+    reason="the CPU reads 4-bit weights packed in floats from bitsandbytes 0.47 on; torch shards there from 2.8 on",
 )
 kinds = pytest.mark.parametrize(
     ("storage", "double_quant"),

@@ -94,8 +94,10 @@ def test_a_bias_that_learns():
 def test_compiled():
     import torch
 
-    if sentence := unmet(ONE_GRAPH["4-bit"]):
-        pytest.skip(sentence)
+    # bitsandbytes 0.46 warns in the first forward pass, which torch does not trace.
+    for requirement in (ONE_GRAPH["4-bit"], "bitsandbytes>=0.47"):
+        if sentence := unmet(requirement):
+            pytest.skip(sentence)
     layer, x = linear(torch.float16, torch.float32)
     expected = linear(torch.float16, torch.float32)[0](x)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)

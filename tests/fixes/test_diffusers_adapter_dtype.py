@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fixes import four_bit
 from tests.gate import unmet
 from tests.rig import models
 
@@ -45,7 +46,8 @@ def layers(norm: bool = True, kept: list[str] | None = None):
 def quantized(kind, model, gpu, tmp_path, bits: int = 8):
     config = models.bnb_config("diffusers", bits)
     folder = models.saved(model, tmp_path)
-    loaded = kind.from_pretrained(folder, quantization_config=config, torch_dtype=torch.bfloat16)
+    with four_bit.skip_for_other_reasons():
+        loaded = kind.from_pretrained(folder, quantization_config=config, torch_dtype=torch.bfloat16)
     return loaded if bits == 8 else loaded.to(gpu.devices[0])
 
 

@@ -12,6 +12,7 @@ from tests.fixes.group_offloaded import (
     LEAF,
     SHOWS,
     STREAM,
+    assert_exchanged_is_moved,
     assert_left,
     assert_works,
     assert_works_in_every_mode,
@@ -163,6 +164,23 @@ def test_in_inference_mode_and_out_of_it(gpu, weights, mode, made_in_it):
         lambda model: run(model, device),
         mode,
         made_in_it,
+    )
+
+
+@weights
+@pytest.mark.parametrize("other", ["qint8", "qint4"])
+@modes("leaf", "block", "leaf-stream", "block-low")
+def test_what_is_exchanged_between_two_passes_is_moved(gpu, weights, other, mode):
+    """Another weight in a layer, with as many inner tensors or not."""
+    device = gpu.devices[0]
+
+    def exchange(model):
+        layer = model.blocks[0][0]
+        source = build(other, layer.weight._data.device).blocks[1][2]
+        layer.weight, layer.weight_qtype = source.weight, source.weight_qtype
+
+    assert_exchanged_is_moved(
+        gpu, device, lambda where: build(weights, where), lambda model: run(model, device), mode, exchange
     )
 
 

@@ -9,6 +9,7 @@ from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     FEATURES,
     SHOWS,
+    assert_exchanged_is_moved,
     assert_left,
     assert_works_in_every_mode,
     modes,
@@ -24,11 +25,11 @@ quantization = pytest.importorskip("torchao.quantization", reason="torchao is no
 weights = pytest.mark.parametrize("weights", ["int8", "float8"])
 
 
-def build(weights: str, device):
+def build(weights: str, device, seed: int = 0):
     """A small model with these weights, quantized on the CPU, on ``device``."""
 
-    def linear(seed):
-        torch.manual_seed(seed)
+    def linear(number):
+        torch.manual_seed(seed + number)
         return torch.nn.Linear(FEATURES, FEATURES)
 
     model = net(linear).bfloat16()
@@ -93,6 +94,34 @@ def test_in_inference_mode_and_out_of_it(gpu, weights, mode):
     device = gpu.devices[0]
     assert_works_in_every_mode(
         gpu, device, lambda: build(weights, device), lambda model: run(model, device), mode
+    )
+
+
+def another_weight(model):
+    """As a fused LoRA leaves it: another parameter in the same layer."""
+    layer = model.blocks[0][0]
+    layer.weight = torch.nn.Parameter(
+        build("int8", layer.weight.device).blocks[1][2].weight.data, requires_grad=False
+    )
+
+
+def loaded(model):
+    model.load_state_dict(build("int8", model.first.weight.device, seed=50).state_dict(), assign=True)
+
+
+def one_inner_tensor_more(model):
+    weight = model.blocks[0][0].weight
+    weight.act_pre_scale = torch.full((FEATURES,), 2.0, dtype=torch.bfloat16, device=weight.qdata.device)
+
+
+@pytest.mark.parametrize("exchange", [another_weight, loaded, one_inner_tensor_more])
+@modes("leaf", "block", "leaf-stream", "block-low")
+def test_what_is_exchanged_between_two_passes_is_moved(gpu, mode, exchange):
+    device = gpu.devices[0]
+    if exchange is one_inner_tensor_more and not hasattr(build("int8", "cpu").first.weight, "act_pre_scale"):
+        pytest.skip("the weights of this torchao have no optional inner tensor")
+    assert_exchanged_is_moved(
+        gpu, device, lambda where: build("int8", where), lambda model: run(model, device), mode, exchange
     )
 
 

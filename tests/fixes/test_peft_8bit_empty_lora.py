@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit_models, lora_models
+from tests.gate import gate
 from tests.rig import models
 
 FIX_ID = "peft-8bit-empty-lora"
@@ -45,6 +46,8 @@ def test_a_pipeline(gpu, tmp_path, side, placed):
     """As diffusers' documentation loads a LoRA; the output is that of a LoRA that had memory from the beginning."""
     import torch
 
+    if side == "bare" and not gate(FIX_ID)[0] and gate("diffusers-lora-offload-flip")[0]:
+        pytest.skip("without diffusers-lora-offload-flip the 8-bit weights are lost on the way")
     outputs = []
     for low in (False, True):
         pipe = models.flux_pipeline(eight_bit_models.transformer(tmp_path, side))

@@ -55,3 +55,20 @@ def test_a_frozen_weight_gets_no_gradient():
     of_input, of_weight = gradients(model, weight, transposed=False)
     assert of_input is not None
     assert of_weight is None
+
+
+def test_compiled():
+    """Gradients pass through a frozen weight, as in a training of an adapter."""
+    import torch
+
+    if sentence := unmet("torch>=2.8") or unmet("optimum-quanto>=0.2.6"):
+        pytest.skip(sentence)
+    model, inputs = q.layers("qint8"), q.inputs(rows=6)
+
+    def gradient(run):
+        given = inputs.detach().requires_grad_(True)
+        run(given).sum().backward()
+        return given.grad
+
+    torch._dynamo.reset()
+    assert torch.equal(gradient(torch.compile(model, backend="aot_eager")), gradient(model))

@@ -27,7 +27,7 @@ LACKS = re.compile(
     "|needs a CPU with AVX512-BF16|needs a quantized component"
     "|(this )?bitsandbytes does not quantize (on (a|this) CPU|here)"
     "|these releases load no LoRA into a GGUF model|this diffusers does not offload to disk here"
-    "|this diffusers loads a LoRA into pipelines only"
+    "|this diffusers loads (a LoRA into pipelines only|no LoRA into a 4-bit model)|needs torch >="
 )
 NO_DEVICE = re.compile("needs (a|two) CUDA device")
 A_DEVICE = re.compile("this machine has a GPU")

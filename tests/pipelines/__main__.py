@@ -22,10 +22,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines import check, lora, modular, results
+from tests.pipelines import check, lora, modular, placing, results
 from tests.pipelines.backends import BACKENDS, CANNOT, takes
 from tests.pipelines.families import NOT_BUILT, every, families
 from tests.pipelines.forked import renew_threads
+from tests.pipelines.outcomes import EXACT
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(given: argparse.Namespace) -> int:
     """What the command line asks for; 1 where something went wrong that is not upstream's."""
     names = sorted(min(one) for one in families().values()) if given.families else sorted(every())
-    chosen = [one for one in (*check.ALL, *modular.ALL) if re.search(given.placement, one)]
+    chosen = [one for one in (*placing.ALL, *modular.ALL) if re.search(given.placement, one)]
     work = []
     for index, name in enumerate(names):
         if name in NOT_BUILT or not re.search(given.family, name):
@@ -82,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
             if not (said.startswith(results.LATE) or (given.again and results.is_wrong(said)))
         }
         left = [placement for placement in placements if placement not in known]
-        if left and not any(known.get(step, check.EXACT) != check.EXACT for step in ("build", "load")):
+        if left and not any(known.get(step, EXACT) != EXACT for step in ("build", "load")):
             todo.append((name, backend, left))
     print(f"{len(work)} pipelines with a backend, {len(work) - len(todo)} of them known", flush=True)
     bad = False
@@ -126,10 +127,10 @@ def possible(name: str, backend: str) -> list[str]:
         return list(modular.ALL)
     left_out = set(CANNOT.get(backend, ()))
     if not lora.is_loaded_by(every()[name]):
-        left_out.update(check.LORAS)
-    if name not in check.COMPILES:
-        left_out.update(check.COMPILED)
-    return [one for one in check.ALL if one not in left_out]
+        left_out.update(placing.LORAS)
+    if name not in placing.COMPILES:
+        left_out.update(placing.COMPILED)
+    return [one for one in placing.ALL if one not in left_out]
 
 
 @contextlib.contextmanager
@@ -231,7 +232,7 @@ def _child(name: str, backend: str, placements: list[str], writer: Any, folder: 
     with open(os.devnull, "w") as nowhere:
         sys.stdout = sys.stderr = nowhere
         devices = torch.device("cuda:0"), torch.device("cuda:1")
-        others = (modular.Subject, modular.place) if name in modular.pipelines() else ()
+        others = (modular.ModularSubject, modular.place) if name in modular.pipelines() else ()
         for key, said in check.examine(name, backend, placements, devices, folder, *others):
             writer.send((key, said))
         writer.send(("seconds", round(sum(os.times()[:4]), 1)))

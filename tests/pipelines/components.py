@@ -81,7 +81,12 @@ def diffusers_model(kind: type, overrides: dict[str, Any]):
     import torch
 
     torch.manual_seed(0)
-    return kind(**diffusers_config(kind, overrides)).eval()
+    model = kind(**diffusers_config(kind, overrides)).eval()
+    # Gates and last layers that start at zero: what stands before them would have no effect.
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model
 
 
 def diffusers_config(kind: type, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +114,11 @@ def transformers_model(kind: type, overrides: dict[str, Any]):
     import torch
 
     torch.manual_seed(0)
-    return kind(transformers_config(kind, overrides)).eval()
+    model = kind(transformers_config(kind, overrides)).eval()
+    if kind.__name__ == "ChatGLMModel":  # whose weights are what the memory held before
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
 
 
 def transformers_config(kind: type, overrides: dict[str, Any]):
@@ -244,7 +253,11 @@ def processor(kind: type, overrides: dict[str, Any]):
         if "chat_template" in inspect.signature(kind.__init__).parameters:
             parts["chat_template"] = CHAT
         # The class of videos' processors needs torchvision, even to say that there is none.
-        unchecked = {"check_argument_for_proper_class": lambda self, name, argument: type(argument)}
+        # Its module is the library's: modular pipelines look the class up by its name.
+        unchecked = {
+            "check_argument_for_proper_class": lambda self, name, argument: type(argument),
+            "__module__": kind.__module__,
+        }
         return type(name, (kind,), unchecked)(**{**parts, **overrides})
     if name == "AutoProcessor":
         kind = transformers.CLIPImageProcessorPil

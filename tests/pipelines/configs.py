@@ -559,6 +559,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "CogView4Control": {"transformer": {"in_channels": 32}},
     "Cosmos(TextTo|VideoTo)": {"transformer": {"in_channels": 16, "extra_pos_embed_type": "learnable"}},
     "CosmosVideoTo": {"dtype": "float32"},  # avg_pool3d on a CPU
+    "Cosmos2": {"scheduler": {"use_karras_sigmas": True}},  # the others begin at zero, and it divides by them
     "CosmosVideoTo|Cosmos2VideoTo": {"transformer": {"in_channels": 17}},
     "CycleDiffusion": {
         "scheduler": {"set_alpha_to_one": False, "clip_sample": False},
@@ -807,6 +808,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "StableDiffusion3ControlNetInpainting": {"controlnet": {"extra_conditioning_channels": 1}},
+    # What a ControlNet adds goes into all but the last block, or the first, or into the second half.
+    "(StableDiffusion3|Sana)ControlNet": {"transformer": {"num_layers": 2}},
+    "HunyuanDiTControlNet": {"transformer": {"num_layers": 4}, "controlnet": {"transformer_num_layers": 4}},
+    "StableDiffusionLDM3D": {"vae": {"in_channels": 6, "out_channels": 6}},  # colours and depth
+    "StableUnCLIP": {
+        "unet": {"class_embed_type": "projection", "projection_class_embeddings_input_dim": 2 * WIDTH}
+    },
+    "ScoreSdeVe": {"scheduler": {"sigma_max": 1.0}},  # else the noise is all
     "StableDiffusionAdapter": {
         "unet": {
             "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),

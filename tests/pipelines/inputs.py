@@ -110,7 +110,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "MusicLDM|AudioLDM|StableAudioPipeline": {"output_type": "np"},
     "LongCatAudio": {"audio_duration_s": 0.5},
     "StableAudio3": {"duration": 0.5},
-    "AnyFlowFAR": {"chunk_partition": [1, 1], "video": ...},
+    "AnyFlow": {"video": ...},
+    "AnyFlowFAR": {"chunk_partition": [1, 1]},
     "FluxControlNetPipeline|StableDiffusion3ControlNet|FluxControlNetI|QwenImageControlNet": {
         "control_image": image
     },
@@ -120,7 +121,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "BriaFiboEdit": {"prompt": '{"edit_instruction": "a cat"}'},
     "CogVideoXFunControl": {"control_video": video},
     "Cosmos.*VideoToWorld|Cosmos3|Helios|LTXCondition": {"video": ...},
-    "CosmosVideoTo": {"image": image},
+    "CosmosVideoTo": {"image": image, "num_frames": 9},
     "Ideogram4": {"guidance_schedule": (7.0, 7.0), "max_sequence_length": 64},
     "LTX2": {
         "stg_scale": 0.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROJECTIONS = ("to_q", "to_k", "to_v")
+PROJECTIONS = ("to_q", "to_k", "to_v", "to_query", "to_key", "to_value")
 
 
 def is_loaded_by(kind: type) -> bool:
@@ -32,4 +32,6 @@ def load(pipe) -> None:
         if isinstance(layer, torch.nn.Linear) and path.endswith(PROJECTIONS):
             for half, shape in (("A", (4, layer.in_features)), ("B", (layer.out_features, 4))):
                 weights[f"{name}.{path}.lora_{half}.weight"] = 0.3 * torch.randn(shape, generator=generator)
+    if not weights:
+        raise AssertionError(f"{name} has no layers for a LoRA")
     pipe.load_lora_weights(weights, adapter_name="one")

@@ -9,7 +9,7 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests.pipelines.check import EXACT
+from tests.pipelines.outcomes import EXACT
 
 FILE = Path(__file__).parent / "results.json"  # of the newest releases
 OLDER = ("D12", "D09")  # rows of tests/upstream/cells.toml

@@ -93,6 +93,7 @@ def page(sets: dict[str, dict]) -> str:
         "",
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
         "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
+        "Other results of the layers of a denoiser were seen to change the output: equality means something.",
         "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is.",
         "Empty: not run yet. In the tables of totals a number alone is exact.",
     ]
@@ -152,8 +153,8 @@ def _remarks(found: dict) -> tuple[list[str], dict[str, str]]:
 
 
 def _placements(found: dict) -> list[str]:
-    from tests.pipelines.check import ALL
     from tests.pipelines.modular import ALL as MODULAR
+    from tests.pipelines.placing import ALL
 
     said = {step for backends in found["outcomes"].values() for one in backends.values() for step in one}
     return [placement for placement in dict.fromkeys((*ALL, *MODULAR)) if placement in said]

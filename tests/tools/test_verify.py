@@ -376,7 +376,7 @@ def test_a_signal_ends_the_processes_and_removes_the_folder(tmp_path, begun):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     psutil = pytest.importorskip("psutil")
     verifying = subprocess.Popen(
-        [sys.executable, "-m", "diffusers_quantfix", "verify"],
+        [sys.executable, "-m", "diffusers_quantfix", "verify", "bnb-quant-state-meta"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     children: list = []

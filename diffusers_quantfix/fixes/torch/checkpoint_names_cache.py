@@ -31,6 +31,7 @@ FIX = Fix(
     ),
     symptom="the memory of a model is not freed after get_model_state_dict or get_state_dict of "
     "torch.distributed.checkpoint",
+    patterns=(r"not freed .{0,60}(get_\w*state_dict|torch\.distributed\.checkpoint)",),
     harm="memory or time",
     fixed_in="torch 2.8.0",
     since="0.1.0",

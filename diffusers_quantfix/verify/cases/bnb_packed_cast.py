@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
 
     from ..models import four_bit
 
-    where = four_bit.device()
+    where = four_bit.device(torch.float16)
     torch.manual_seed(0)
     options = {"quant_type": "nf4", "compute_dtype": torch.float32, "quant_storage": torch.float16}
     layer = bnb.nn.Linear4bit(64, 64, **options).to(where)

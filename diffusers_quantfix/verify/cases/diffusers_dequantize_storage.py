@@ -10,7 +10,8 @@ def case(work: str) -> str | None:
 
     from ..models import four_bit
 
-    layer = Linear4bit(64, 64, quant_storage=torch.float16).bfloat16().to(four_bit.device())
+    layer = Linear4bit(64, 64, quant_type="nf4", quant_storage=torch.float16).bfloat16()
+    layer.to(four_bit.device(torch.float16))
     # as `dequantize()` calls it, with the dtype of the model, whose weights are packed
     dtype = dequantize_bnb_weight(layer.weight, dtype=layer.weight.dtype).dtype
     assert dtype == torch.bfloat16, f"the weight was bfloat16, and is {dtype}"

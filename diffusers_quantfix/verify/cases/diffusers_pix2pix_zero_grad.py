@@ -19,7 +19,7 @@ def case(work: str) -> str | None:
         def __init__(self) -> None:
             super().__init__()
             self.attn2 = Attention(64, heads=2, dim_head=32)
-            self.attn2.to_q = Linear4bit(64, 64, compute_dtype=torch.float32)
+            self.attn2.to_q = Linear4bit(64, 64, compute_dtype=torch.float32, quant_type="nf4")
             self.attn_processors = {"attn2.processor": None}
 
         def set_attn_processor(self, processors: dict[str, Any]) -> None:

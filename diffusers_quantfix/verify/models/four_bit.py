@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def device() -> Any:
+def device(storage: Any = None) -> Any:
     """The first CUDA device, else the CPU where bitsandbytes has 4-bit kernels for it.
+
+    Args:
+        storage: the ``torch.dtype`` that the weights will be packed in, if it is not uint8.
 
     Raises:
         NeedsDevice: there is neither.
@@ -26,7 +29,26 @@ def device() -> Any:
     ):  # from 0.45.4 on; quantizing there from 0.46.0 on
         version = bitsandbytes.__version__
         raise NeedsDevice(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
+    if storage is not None and not _is_read_on_the_cpu(storage):
+        raise NeedsDevice(
+            f"needs a CUDA device: here the CPU reads no 4-bit weights that are packed in {storage}"
+        )
     return torch.device("cpu")
+
+
+def _is_read_on_the_cpu(storage: Any) -> bool:
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Params4bit
+
+    # With compressed statistics bitsandbytes before 0.49 may crash on the CPU: of equal ones it divides zero by zero.
+    options = {"quant_type": "nf4", "quant_storage": storage, "compress_statistics": False}
+    weight = Params4bit(torch.ones(64, 64), requires_grad=False, **options).to("cpu")
+    try:
+        dequantize_4bit(weight.data, weight.quant_state)
+    except (RuntimeError, AssertionError, NotImplementedError):  # bitsandbytes 0.46 takes uint8 alone
+        return False
+    return True
 
 
 def flux(folder: str, where: Any) -> Any:
