@@ -94,6 +94,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.bria_fibo2_timestep_dtype",
         "diffusers.models.transformers.transformer_bria_fibo2",
     ),
+    "diffusers-cache-disabled-offloaded": ("diffusers.cache_disabled_offloaded", "diffusers.hooks.hooks"),
     "diffusers-cascade-prior-dtype": (
         "diffusers.cascade_prior_dtype",
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
