@@ -9,7 +9,7 @@ from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-layerwise-casting-lora"
-SHOWS = r"same dtype"
+SHOWS = r"same dtype|Cannot copy out of meta tensor; no data!"  # the second: diffusers-lora-offload-flip comes before
 pytest.importorskip("diffusers", reason="diffusers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
 if unmet("diffusers>=0.33"):

@@ -16,7 +16,7 @@ FIX_ID = "transformers-dequantize-offloaded"
 # The last one: there a 4-bit or 8-bit weight cannot even be offloaded (bnb-param-kwargs).
 SHOWS = (
     r"Cannot copy out of meta tensor; no data!|DID NOT RAISE|same device|same GPU|Expected a cuda device"
-    r"|expected device meta|unexpected keyword argument '_is_hf_initialized'"
+    r"|expected device meta|unexpected keyword argument '(_is_hf_initialized|hooks)'"
 )
 REFUSED = r"is offloaded, and dequantize\(\) would leave it broken: call it before"
 
@@ -48,9 +48,21 @@ def assert_refused(model) -> None:
     assert set(vars(model)) == attributes and model.config.to_dict() == config
 
 
+def _needs_an_older_bitsandbytes() -> bool:
+    import inspect
+
+    import bitsandbytes
+    from transformers.integrations import bitsandbytes as integration
+
+    name = "double_quant"
+    return name in inspect.getsource(integration) and not hasattr(bitsandbytes.functional, name)
+
+
 def skip_where_it_does_not_run(bits, way) -> None:
     if bits == 8 and unmet("bitsandbytes>=0.45.1"):
         pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45.1")
+    if bits == 8 and _needs_an_older_bitsandbytes():
+        pytest.skip("this transformers dequantizes 8 bits by a function that bitsandbytes has no more")
     if way == "group" and not unmet("transformers>=5") and unmet("diffusers>=0.36"):
         pytest.skip("group offloading of T5 of transformers 5 came with diffusers 0.36")
 
