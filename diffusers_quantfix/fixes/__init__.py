@@ -244,6 +244,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "torch-fully-shard-8bit": ("torch.fully_shard_eight_bit", "torch.distributed.fsdp"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
+    "transformers-4bit-part-of-checkpoint": (
+        "transformers.four_bit_part_of_checkpoint",
+        "transformers.quantizers.quantizer_bnb_4bit",
+    ),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-dequantize-offloaded": (

@@ -7,9 +7,12 @@ def case(work: str) -> str | None:
     import torch
     import torch.distributed as dist
 
+    from ..case import CannotReproduce
     from ..models import eight_bit
 
     eight_bit.device()
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
+        raise CannotReproduce("needs torch >= 2.8, the first that shards on the CPU")
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

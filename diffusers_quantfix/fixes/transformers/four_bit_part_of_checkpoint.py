@@ -1,0 +1,71 @@
+"""A 4-bit checkpoint with more modules than the model cannot be loaded.
+
+Symptom: AttributeError "T5EncoderModel has no attribute `decoder`", from ``from_pretrained`` of a text encoder whose
+    checkpoint is that of the whole model in 4 bits.
+Cause: ``Bnb4BitHfQuantizer.param_needs_quantization`` says yes to every quant state by its name, of modules too that
+    the model does not have; ``create_quantized_param`` looks for the module. The weights themselves were left out by
+    then.
+Upstream: not reported; 5.0.0 loads in another way.
+Patch: a quant state of a weight that the model does not have is passed over, as the weight is.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...weights.places import parameters_at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="transformers-4bit-part-of-checkpoint",
+    title="a 4-bit checkpoint with more modules than the model cannot be loaded",
+    module="transformers.quantizers.quantizer_bnb_4bit",
+    claims={"transformers": ">=4.57.1,<5.0.0", "bitsandbytes": ""},
+    upstream=(),
+    symptom="AttributeError: T5EncoderModel has no attribute `decoder`, from from_pretrained of a 4-bit checkpoint",
+    patterns=(r"EncoderModel has no attribute \W?decoder",),
+    frames=("quantizer_bnb_4bit.py:create_quantized_param", "get_module_from_name"),
+    fixed_in="transformers 5.0.0",
+    since="0.1.0",
+)
+
+_NAME = "create_quantized_param"
+
+
+def broken(quantizer_bnb_4bit: ModuleType) -> bool:
+    """Give it a quant state of a weight that the model does not have."""
+    import torch
+
+    class Quantizer(resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer")):  # type: ignore[misc]
+        pre_quantized = True
+        bnb_keys = ("absmax",)
+
+        def __init__(self) -> None:
+            pass
+
+    try:
+        Quantizer().create_quantized_param(torch.nn.Module(), torch.zeros(1), "gone.weight.absmax", "cpu")
+    except AttributeError:
+        return True
+    return False
+
+
+def patch(quantizer_bnb_4bit: ModuleType, draft: Draft) -> None:
+    draft.wrap_wrapt(resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer"), _NAME, _of_the_model)
+
+
+def _of_the_model(wrapped: Any, quantizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if quantizer.pre_quantized and not _has(quantizer, *args, **kwargs):
+        return None
+    return wrapped(*args, **kwargs)
+
+
+def _has(quantizer: Any, model: Any, param_value: Any, param_name: str, *args: Any, **kwargs: Any) -> bool:
+    parameters, name = parameters_at(model, quantizer.get_param_name(param_name))
+    return name in parameters
