@@ -42,7 +42,11 @@ def broken(quantizer_bnb_4bit: ModuleType) -> bool:
     """Give it a quant state of a weight that the model does not have."""
     import torch
 
-    class Quantizer(resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer")):  # type: ignore[misc]
+    upstream = resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer")
+    if _NAME not in vars(upstream):  # from 5.0.0 on it loads in another way
+        return False
+
+    class Quantizer(upstream):  # type: ignore[misc, valid-type]
         pre_quantized = True
         bnb_keys = ("absmax",)
 
