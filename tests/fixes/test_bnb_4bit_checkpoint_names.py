@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tests.fixes import four_bit
+from tests.fixes import distributed_state, four_bit
 from tests.fixes.distributed_state import state_dict as state_dict
 
 torch = pytest.importorskip("torch")
@@ -51,14 +51,7 @@ def test_saved_and_loaded(gpu, state_dict, quant_type, double_quant, ran, tmp_pa
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_of_what_is_trained_only(gpu, state_dict):
-    """As one saves a LoRA and its optimizer."""
-    model = four_bit.stack(gpu.devices[0])
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith("1."))
-    optimizer = torch.optim.AdamW(model[1].parameters())
-    options = state_dict.StateDictOptions(ignore_frozen_params=True)
-    of_model, _ = state_dict.get_state_dict(model, optimizer, options=options)
-    assert {"1.weight", "1.bias"} <= set(of_model) and "0.weight" not in of_model
+    distributed_state.assert_what_is_trained_only(four_bit.stack(gpu.devices[0]), state_dict)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
