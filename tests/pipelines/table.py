@@ -93,7 +93,7 @@ def page(sets: dict[str, dict]) -> str:
         "",
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
         "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
-        "Other results of the layers of a denoiser were seen to change the output: equality means something.",
+        "In the newest set, other results of the layers of a denoiser were seen to change the output.",
         "**u**: fails un-quantized too. **x**: fails, see below. **q**: does not run quantized, wherever it is.",
         "Empty: not run yet. In the tables of totals a number alone is exact.",
     ]
