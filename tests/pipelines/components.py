@@ -245,7 +245,8 @@ def processor(kind: type, overrides: dict[str, Any]):
     name = kind.__name__
     if issubclass(kind, transformers.ProcessorMixin):
         parts = {}
-        for part in kind.get_attributes():
+        # transformers before 5 has a list instead
+        for part in kind.get_attributes() if hasattr(kind, "get_attributes") else kind.attributes:
             if "tokenizer" in part:
                 parts[part] = tokenizer(4096, **overrides.pop(part, {}))
             else:
@@ -260,7 +261,7 @@ def processor(kind: type, overrides: dict[str, Any]):
         }
         return type(name, (kind,), unchecked)(**{**parts, **overrides})
     if name == "AutoProcessor":
-        kind = transformers.CLIPImageProcessorPil
+        kind = _pil("CLIPImageProcessor")
     if "Clap" in name:
         return kind(feature_size=16, **overrides)
     sizes: dict[str, Any] = {"size": {"height": 32, "width": 32}, "crop_size": {"height": 32, "width": 32}}
@@ -272,13 +273,18 @@ def processor(kind: type, overrides: dict[str, Any]):
 
 
 def _part(kind: type, part: str):
-    import transformers
-
     if part == "video_processor":
         return None
     names = {
-        "Qwen2VLProcessor": "Qwen2VLImageProcessorPil",
-        "Qwen2_5_VLProcessor": "Qwen2VLImageProcessorPil",
-        "Qwen3VLProcessor": "Qwen2VLImageProcessorPil",
+        "Qwen2VLProcessor": "Qwen2VLImageProcessor",
+        "Qwen2_5_VLProcessor": "Qwen2VLImageProcessor",
+        "Qwen3VLProcessor": "Qwen2VLImageProcessor",
     }
-    return processor(getattr(transformers, names.get(kind.__name__, "CLIPImageProcessorPil")), {})
+    return processor(_pil(names.get(kind.__name__, "CLIPImageProcessor")), {})
+
+
+def _pil(name: str) -> type:
+    """The image processor that needs Pillow alone: transformers 5 gave its class a name of its own."""
+    import transformers
+
+    return getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
