@@ -249,6 +249,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.quantizers.quantizer_bnb_4bit",
     ),
     "transformers-8bit-cuda": ("transformers.eight_bit_cuda", "transformers.modeling_utils"),
+    "transformers-8bit-ignored-companions": (
+        "transformers.eight_bit_ignored_companions",
+        "transformers.quantizers.quantizer_bnb_8bit",
+    ),
     "transformers-dequantize-flags": ("transformers.dequantize_flags", "transformers.quantizers.base"),
     "transformers-dequantize-offloaded": (
         "transformers.dequantize_offloaded",

@@ -268,6 +268,7 @@ NOT_ALONE = (
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
     "quanto-weight-gradient",
+    "transformers-8bit-ignored-companions",
     "transformers-quantized-resave",
     "transformers-siglip-head-attention",
     "transformers-siglip2-head-attention",

@@ -1,0 +1,66 @@
+"""An 8-bit checkpoint cannot be loaded where the class ignores keys of modules that it has.
+
+Symptom: ValueError "list.remove(x): x not in list", from ``from_pretrained`` of an 8-bit checkpoint. AltDiffusion's text
+    encoder is one such class: it has a pooler, and ignores what matches ``pooler``.
+Cause: ``Bnb8BitHfQuantizer.create_quantized_param`` takes the scales of a weight off the list of unexpected keys;
+    those that match ``_keys_to_ignore_on_load_unexpected`` are off already. The quantizer for 4 bits asks first.
+Upstream: not reported; transformers 4.57.0 loads in another way.
+Patch: the keys that the quantizer takes off are put on the list first.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="transformers-8bit-ignored-companions",
+    title="an 8-bit checkpoint cannot be loaded where the class ignores keys of modules that it has",
+    module="transformers.quantizers.quantizer_bnb_8bit",
+    claims={"transformers": ">=4.44.2,<4.57.0", "bitsandbytes": ""},
+    upstream=(),
+    symptom="ValueError: list.remove(x): x not in list, from from_pretrained of an 8-bit checkpoint",
+    frames=("quantizer_bnb_8bit.py:create_quantized_param",),
+    fixed_in="transformers 4.57.0",
+    since="0.1.0",
+)
+
+_NAME = "create_quantized_param"
+_LISTED = "unexpected_keys"
+
+
+def broken(quantizer_bnb_8bit: ModuleType) -> bool:
+    """Look for the list: to call the quantizer, bitsandbytes would have to be imported."""
+    method = vars(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer")).get(_NAME)
+    if method is None or getattr(method, "_self_wrapper", None) is _with_listed_companions:
+        return False
+    return _LISTED in inspect.signature(method).parameters and "remove" in names_used(method)
+
+
+def patch(quantizer_bnb_8bit: ModuleType, draft: Draft) -> None:
+    draft.wrap_wrapt(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer"), _NAME, _with_listed_companions)
+
+
+def _with_listed_companions(
+    wrapped: Any, quantizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    except TypeError:  # upstream's own error
+        return wrapped(*args, **kwargs)
+    listed = given.get(_LISTED)
+    if listed is not None:
+        for kind in ("SCB", "weight_format"):
+            key = given["param_name"].replace("weight", kind)
+            if key in given["state_dict"] and key not in listed:
+                listed.append(key)
+    return wrapped(*args, **kwargs)
