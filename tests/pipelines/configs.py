@@ -406,7 +406,8 @@ SHRUNK_CONFIG: dict[str, Any] = {
     "patch_size": 8,
 }
 
-_QWEN_TEXT = {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e4}}
+_QWEN_ROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e4}
+_QWEN_TEXT = {"rope_parameters": _QWEN_ROPE, "rope_scaling": _QWEN_ROPE}  # its name since transformers 5, and before
 _QWEN_VISION = {
     "fullatt_block_indexes": [1],
     "patch_size": 14,
@@ -566,7 +567,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "dtype": "float32",
     },
     "DanceDiffusion": {
-        "unet": {"sample_size": 512, "sample_rate": 16000, "extra_in_channels": 64},
+        "unet": {"sample_size": 512, "sample_rate": 16000, "extra_in_channels": 16, "time_embedding_dim": 16},
         "scheduler": {"class": "IPNDMScheduler"},
     },
     "DiT": {"transformer": {"in_channels": 4, "out_channels": 8}},
