@@ -224,6 +224,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "WanAnimate2": {  # it compiles the mask, for which Inductor has no kernels of the stand-ins
         "diffusers.models.transformers.transformer_wan_animate_2.create_block_mask": _block_mask
     },
+    "LongCatImagePipeline": {"SYSTEM_PROMPT_EN": "Rewrite", "SYSTEM_PROMPT_ZH": "Rewrite"},
     "Krea2(Turbo)?Modular": {"KREA2_TEXT_ENCODER_SELECT_LAYERS": (1,) * 12},
     "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
     "QwenImage(EditPlus|Layered)Pipeline|LongCatImageEdit": {
