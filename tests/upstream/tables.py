@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from diffusers_quantfix.advisories import supported
@@ -134,12 +135,13 @@ def _grid(ids: list[str], cells: list[Cell], results: Results, heads: list[str])
 
 
 def readme(text: str) -> str:
-    """The README with the line of the supported releases as the package states them."""
+    """The README with the paragraph of the supported releases as the package states them."""
     ranges = {name: " to ".join(ends) for name, ends in supported.RELEASES.items() if name != "peft"}
     libraries = ", ".join(f"{name} {ends}" for name, ends in ranges.items())
     torch, python = " to ".join(supported.TORCH), " to ".join(supported.PYTHON)
-    line = f"{libraries}; Python 3.10 or newer. Tested with torch {torch} and Python {python}."
-    return re.sub(rf"(?m)^{MAIN[0]} \d\S* to \d.*$", lambda found: line, text, count=1)
+    said = f"{libraries}; Python 3.10 or newer. Tested with torch {torch} and Python {python}."
+    lines = textwrap.fill(said, 120, break_on_hyphens=False)
+    return re.sub(rf"(?ms)^{MAIN[0]} \d\S* to \d.*?$(?=\n\n)", lambda found: lines, text, count=1)
 
 
 def pages(said: Declarations | None = None) -> dict[Path, str]:
