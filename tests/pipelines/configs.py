@@ -407,7 +407,10 @@ SHRUNK_CONFIG: dict[str, Any] = {
 }
 
 _QWEN_ROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e4}
-_QWEN_TEXT = {"rope_parameters": _QWEN_ROPE, "rope_scaling": _QWEN_ROPE}  # its name since transformers 5, and before
+_QWEN_TEXT = {
+    "rope_parameters": _QWEN_ROPE,
+    "rope_scaling": _QWEN_ROPE,
+}  # its name since transformers 5, and before
 _QWEN_VISION = {
     "fullatt_block_indexes": [1],
     "patch_size": 14,

@@ -206,7 +206,9 @@ CALLS: dict[str, dict[str, Any]] = {
 BEFORE: dict[str, Callable] = {
     "Kandinsky5(T2I|I2I)": lambda pipe: setattr(pipe, "resolutions", [(SIZE, SIZE)]),
     "BriaFibo2": lambda pipe: setattr(pipe, "text_encoder_out_layers", ((0, 1, 2),) * 6),
-    "LongCatImagePipeline": lambda pipe: setattr(pipe, "tokenizer_max_length", 16),  # as many tokens it generates
+    "LongCatImagePipeline": lambda pipe: setattr(
+        pipe, "tokenizer_max_length", 16
+    ),  # as many tokens it generates
     "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
 }
 
