@@ -72,8 +72,6 @@ def test_an_8bit_model_takes_a_lora_that_is_fused(gpu, tmp_path):
     from diffusers import FluxTransformer2DModel
 
     lora_models.skip_where_flux_takes_no_lora(8)
-    if unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     here = gpu.devices[0]
     models.saved(models.flux_transformer(), tmp_path)
     pipe = models.flux_pipeline(four_bit.load(FluxTransformer2DModel, tmp_path, bits=8, dtype=torch.float16))
@@ -213,8 +211,6 @@ def test_quantized_transformer(gpu, tmp_path, bits, place):
     from diffusers import FluxTransformer2DModel
 
     lora_models.skip_where_flux_takes_no_lora(bits)
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     here, runs = gpu.devices[0], []
     models.saved(models.flux_transformer(), tmp_path)
     for apply in (False, True):
