@@ -242,6 +242,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "torch.checkpoint_names_cache",
         "torch.distributed.checkpoint.state_dict",
     ),
+    "torch-composable-fully-shard-8bit": (
+        "torch.composable_fully_shard_eight_bit",
+        "torch.distributed._composable.fsdp.fully_shard",
+    ),
     "torch-fully-shard-8bit": ("torch.fully_shard_eight_bit", "torch.distributed.fsdp"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
