@@ -34,6 +34,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "bnb-4bit-checkpoint-names": ("bitsandbytes.four_bit_checkpoint_names", "bitsandbytes.nn.modules"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
+    "bnb-cpu-zero-block": ("bitsandbytes.cpu_zero_block", "bitsandbytes.cextension"),
     "bnb-current-device": ("bitsandbytes.current_device", "bitsandbytes.functional"),
     "bnb-int8-assign": ("bitsandbytes.int8_assign", "bitsandbytes.nn.modules"),
     "bnb-int8-checkpoint-names": ("bitsandbytes.int8_checkpoint_names", "bitsandbytes.nn.modules"),
@@ -241,6 +242,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "torch-checkpoint-names-cache": (
         "torch.checkpoint_names_cache",
         "torch.distributed.checkpoint.state_dict",
+    ),
+    "torch-composable-fully-shard-8bit": (
+        "torch.composable_fully_shard_eight_bit",
+        "torch.distributed._composable.fsdp.fully_shard",
     ),
     "torch-fully-shard-8bit": ("torch.fully_shard_eight_bit", "torch.distributed.fsdp"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),

@@ -101,12 +101,25 @@ def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
             # that was loaded offloaded, or a device that has no room for the whole model.
             hook.original_devices = dict.fromkeys(hook.original_devices, sys.modules["torch"].device(device))
             hook.detach_hook(one.module)
+            _give_scales(one.module, hook)
         for key in one.attributes:
             del vars(one.module)[key]
         old_forward = one.attributes.get("_old_forward")
         if getattr(old_forward, "__func__", None) is not type(one.module).forward:
             one.module.forward = old_forward
     return model, hooked, before
+
+
+def _give_scales(module: Any, hook: Any) -> None:
+    """Restore the scales of 8-bit weights, which older releases of accelerate lose when they take a hook off."""
+    deep = hook.place_submodules
+    for name, layer in module.named_modules() if deep else [("", module)]:
+        if type(layer).__name__ != "Linear8bitLt" or layer.weight.is_meta:
+            continue
+        if getattr(layer.weight, "SCB", None) is None and layer.state.SCB is None:
+            scales = (hook.weights_map or {}).get(f"{name}.SCB" if name else "SCB")
+            if scales is not None:
+                layer.weight.SCB = scales.to(layer.weight.device)
 
 
 def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["in_tiles", "moved_whole", "rows_for_dequantizing", "rows_of", "takes_tiles_for_rows"]
+__all__ = [
+    "in_tiles",
+    "moved_whole",
+    "refuses_to_shard",
+    "rows_for_dequantizing",
+    "rows_of",
+    "takes_tiles_for_rows",
+]
 
 # The order of the bytes within a tile, int64 on the CPU, by the name of the layout.  Upstream keeps one on the device
 # for each layer.
@@ -92,6 +99,29 @@ def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
     return not written_in(dequantize_bnb_weight, __file__) and "igemmlt" not in names_used(
         dequantize_bnb_weight
     )
+
+
+def refuses_to_shard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``fully_shard`` of torch that raises ValueError where it would shard an 8-bit weight, and changes nothing."""
+    import inspect
+
+    can_ignore = "ignored_params" in inspect.signature(original).parameters
+
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        ignored = {id(one) for one in kwargs.get("ignored_params") or ()}
+        modules = module if isinstance(module, (list, tuple)) else [module]
+        parameters = (one for part in modules for one in part.parameters())
+        count = len({id(one) for one in parameters if type(one).__name__ == "Int8Params"} - ignored)
+        if count:
+            way = "pass them to each call of fully_shard as `ignored_params`, then every process keeps them whole, or "
+            raise ValueError(
+                f"fully_shard cannot shard the 8-bit weights of bitsandbytes ({count} in what is to be sharded), "
+                f"their scales would be lost: {way if can_ignore else ''}load the model in 4 bits with a floating "
+                "`bnb_4bit_quant_storage`"
+            )
+        return original(module, *args, **kwargs)
+
+    return fully_shard
 
 
 def _rows(state: Any, shape: Any) -> Any:

@@ -97,8 +97,6 @@ def test_quantized_transformer(gpu, tmp_path, bits):
     from diffusers import FluxTransformer2DModel
 
     lora_models.skip_where_flux_takes_no_lora(bits)
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     here = gpu.devices[0]
     models.saved(models.flux_transformer(), tmp_path)
     runs = []

@@ -7,7 +7,6 @@ import pytest
 from tests.fixes import four_bit, lora_models
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.callers import interrupt, spelled
-from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-save-with-lora"
@@ -27,8 +26,6 @@ def pipeline(folder, bits: int, *loras: str):
     import torch
     from diffusers import FluxTransformer2DModel
 
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     lora_models.skip_where_flux_takes_no_lora(bits)
     transformer = four_bit.load(FluxTransformer2DModel, folder, bits=bits, dtype=torch.float16)
     pipe = models.flux_pipeline(transformer)

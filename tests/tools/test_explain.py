@@ -288,6 +288,23 @@ def test_most_texts_are_what_upstream_raised():
     assert len(ERRORS) > 0.9 * len(INDEX)
 
 
+def test_scales_that_are_lost_when_a_lora_is_fused():
+    """bitsandbytes 0.48.2 with peft: the first patch is enough where nobody asked for offload, and under sequential
+    offload the other two are needed as well."""
+    text = """Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/peft/tuners/lora/bnb.py", line 110, in merge
+    output = dequantize_bnb_weight(weight, state=state)
+  File "/venv/lib/python3.11/site-packages/peft/utils/integrations.py", line 137, in dequantize_bnb_weight
+    dequantized = bnb.functional.int8_vectorwise_dequant(weight.data, state.SCB.to(weight.data.device))
+AttributeError: 'NoneType' object has no attribute 'to'"""
+    matches = symptoms.search(text, DECLARATIONS, lambda name: None)
+    assert {match.fix.id for match in matches if match.by_message} == {
+        "diffusers-lora-offload-flip",
+        "diffusers-fuse-lora-offloaded",
+        "accelerate-8bit-offload-state",
+    }
+
+
 @pytest.mark.parametrize(("text", "fix_id"), [row[1:] for row in UPSTREAM], ids=[row[0] for row in UPSTREAM])
 def test_what_people_pasted_upstream_leads_to_the_fix(text, fix_id):
     assert ids(text)[0] == fix_id

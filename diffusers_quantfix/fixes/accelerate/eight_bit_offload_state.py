@@ -44,7 +44,10 @@ FIX = Fix(
     symptom="CUDA out of memory with an 8-bit model under enable_sequential_cpu_offload; "
     "'NoneType' object has no attribute 'unsqueeze' after remove_all_hooks",
     harm="memory or time",
-    patterns=("'NoneType' object has no attribute 'unsqueeze'",),
+    patterns=(
+        "'NoneType' object has no attribute 'unsqueeze'",
+        r"dequantize_bnb_weight.{0,400}'NoneType' object has no attribute 'to'",
+    ),
     frames=("remove_all_hooks", "8.?bit|int8", "enable_sequential_cpu_offload", "bitsandbytes/"),
     hot=True,
 )

@@ -33,7 +33,10 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_base.py",),
     symptom="no LoRA effect after pipe.fuse_lora() under enable_sequential_cpu_offload()",
     harm="wrong result",
-    patterns=("Expected all tensors to be on the same device",),
+    patterns=(
+        "Expected all tensors to be on the same device",
+        r"dequantize_bnb_weight.{0,400}'NoneType' object has no attribute 'to'",
+    ),
     frames=(
         r"\bu?n?fuse_lora",
         "lora_base.py:unfuse_lora",

@@ -1,7 +1,8 @@
 """Loading a LoRA changes how a pipeline is offloaded.
 
 Symptom: after ``load_lora_weights()`` every run is many times slower: the whole pipeline is under sequential CPU
-    offload, which was never requested. Or the next run raises, since the components cannot be offloaded this way.
+    offload, which was never requested. Or the next run raises, since the components cannot be offloaded this way, or
+    ``fuse_lora()``: "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
 Cause: ``_func_optionally_disable_offloading`` treats every root hook of class ``AlignDevicesHook`` as sequential
     offload, also one that only aligns inputs. ``accelerate.dispatch_model`` puts such a hook on a model that is spread
     over several GPUs, and in older releases on every 8-bit model. The removed hooks are not restored: the whole
@@ -47,6 +48,8 @@ FIX = Fix(
         "sequentially offloaded now",
         r"is_sequential_cpu_offload.{1,20}\bTrue\b",
         "moved to (the )?CPU after loading (a |the )?LoRA",
+        # fuse_lora() of an 8-bit pipeline that was under no offload before its LoRA was loaded
+        r"dequantize_bnb_weight.{0,400}'NoneType' object has no attribute 'to'",
     ),
     frames=("load_lora_weights", "load_lora_adapter", "loaders/peft.py", "lora_base.py"),
 )

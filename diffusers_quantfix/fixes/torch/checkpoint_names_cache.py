@@ -3,7 +3,7 @@
 Symptom: the memory of a model is not freed after ``del`` and a garbage collection, once ``get_model_state_dict`` or
     another function of ``torch.distributed.checkpoint.state_dict`` has seen it, as in ``Accelerator.save_state`` with
     FSDP.
-Cause: ``_get_fqns`` has the model as its first argument, and an unlimited cache.
+Cause: ``_get_fqns`` has the model as its first argument, and an unlimited cache. (2.4.1: the oldest examined.)
 Upstream: torch issue 149100, fixed in 2.8.0, which removed the cache.
 Patch: the function without its cache.
 """
@@ -24,7 +24,7 @@ FIX = Fix(
     title="torch.distributed.checkpoint keeps every model that it has saved",
     module="torch.distributed.checkpoint.state_dict",
     # Torch alone does not activate the package.
-    claims={"torch": ">=2.5.1,<2.8.0", "bitsandbytes": ""},
+    claims={"torch": ">=2.4.1,<2.8.0", "bitsandbytes": ""},
     upstream=(
         "https://github.com/pytorch/pytorch/issues/149100",
         "https://github.com/pytorch/pytorch/pull/149354",

@@ -1,0 +1,172 @@
+"""bnb-cpu-zero-block: quantizing a block of zeros on the CPU crashes the process."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+
+import pytest
+
+import diffusers_quantfix
+
+FIX_ID = "bnb-cpu-zero-block"
+SHOWS = r"the process ended with -(11|7)"
+
+
+def functional():
+    """The functions of bitsandbytes, where its native library is installed."""
+    pytest.importorskip("torch")
+    functional = pytest.importorskip("bitsandbytes.functional")
+    lib = functional.lib
+    if lib is None or type(lib).__name__ == "ErrorHandlerMockBNBNativeLibrary":
+        pytest.skip("bitsandbytes has no native library here")
+    return functional
+
+
+def in_a_process(body) -> str:
+    """What ``body`` returns, from a forked process, since the kernel crashes."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            faulthandler.disable()
+            os.write(writer, str(body()).encode())
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        said = answer.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0, f"the process ended with {code}"
+    return said
+
+
+def values(count: int = 1024):
+    import torch
+
+    return torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
+def round_trip(given, size: int):
+    """(indices, scales, the values again)."""
+    f = functional()
+    indices, state = f.quantize_blockwise(given, blocksize=size)
+    return indices, state.absmax, f.dequantize_blockwise(indices, state)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize(
+    ("count", "start", "end"),
+    [(1024, 256, 512), (1024, 0, 1024), (1000, 768, 1000), (100, 0, 100)],
+    ids=["one-block", "all", "the-last-and-shorter", "shorter-than-a-block"],
+)
+def test_a_block_of_zeros_stays_zero(count, start, end, zero):
+    import torch
+
+    functional()
+
+    def body():
+        given = values(count)
+        given[start:end] = zero
+        before = given.clone()
+        again = round_trip(given, 256)[2]
+        assert torch.equal(given, before), "the input was changed"
+        rest = torch.ones(count, dtype=torch.bool)
+        rest[start:end] = False
+        assert not again[~rest].any()
+        assert torch.allclose(again[rest], given[rest], atol=0.1)
+        return "right"
+
+    assert in_a_process(body) == "right"
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("value", [0.0, 1.0], ids=["zeros", "ones"])
+def test_a_four_bit_layer_whose_blocks_share_a_scale(value, kind):
+    """Double quantization, as diffusers documents it, of a layer that was initialized with zeros."""
+    import torch
+
+    functional()
+    if not hasattr(torch.ops.bitsandbytes, "quantize_4bit"):
+        pytest.skip("this release quantizes to 4 bits on GPUs only")
+    nn = pytest.importorskip("bitsandbytes.nn")
+
+    def body():
+        layer = nn.Linear4bit(64, 64, quant_type=kind, compress_statistics=True)
+        with torch.no_grad():
+            layer.weight.fill_(value)
+            layer.bias.zero_()
+        layer.to("cpu")
+        output = layer(torch.ones(2, 64))
+        assert torch.equal(output, torch.full((2, 64), 64 * value)), output
+        return "right"
+
+    said = in_a_process(body)
+    if "NotImplementedError" in said or "quantize_4bit" in said:
+        pytest.skip(f"this release quantizes to 4 bits on GPUs only: {said}")
+    assert said == "right"
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_what_has_no_scale_is_refused(bad):
+    """NaN and infinity crash the same kernel; nothing can be right for them."""
+    f = functional()
+    if diffusers_quantfix.status()[FIX_ID].state != "applied":
+        pytest.skip("the kernel of this release takes them")
+    given = values()
+    given[300] = float(bad)
+    with pytest.raises(ValueError, match="cannot quantize NaN or infinity on the CPU: block 1 of 4"):
+        f.quantize_blockwise(given, blocksize=256)
+    again = round_trip(values(), 256)[2]  # and then as before
+    assert abs(again - values()).max() < 0.1
+
+
+def test_what_the_kernel_can_take_is_as_it_was():
+    """Bit for bit what the library gives without the patch, and what it gives beside a block of zeros."""
+    import torch
+
+    f = functional()
+    patched = round_trip(values(1000), 256)
+    with_zeros = values(1000)
+    with_zeros[256:512] = 0
+    indices, scales, _ = round_trip(with_zeros, 256)
+    kept = torch.ones(1000, dtype=torch.bool)
+    kept[256:512] = False
+    assert torch.equal(indices[kept], patched[0][kept])
+    assert torch.equal(scales[[0, 2, 3]], patched[1][[0, 2, 3]]) and scales[1] == 0
+    diffusers_quantfix.revert(FIX_ID)
+    try:
+        assert "quantize_blockwise" not in str(vars(f.lib).get("cquantize_blockwise_cpu_fp32"))
+        bare = round_trip(values(1000), 256)
+    finally:
+        diffusers_quantfix.apply(FIX_ID)
+    for one, other in zip(patched, bare, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_in_threads_and_under_another_default_device():
+    import torch
+
+    functional()
+    found = []
+
+    def work():
+        given = values(2048)
+        given[512:1024] = 0
+        with torch.device("meta"):
+            inner = given.clone()
+        with torch.inference_mode():
+            found.append(round_trip(inner, 256)[2])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(torch.equal(one, found[0]) for one in found)
+    assert not found[0][512:1024].any()
