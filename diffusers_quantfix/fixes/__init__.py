@@ -235,6 +235,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
     "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
+    "quanto-offloaded-backward": ("quanto.offloaded_backward", "optimum.quanto.tensor.function"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "quanto-weight-gradient": ("quanto.weight_gradient", "optimum.quanto.tensor.function"),
     "torch-checkpoint-names-cache": (
