@@ -264,6 +264,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.modeling_utils",
     ),
     "transformers-quantized-resave": ("transformers.quantized_resave", "transformers.core_model_loading"),
+    "transformers-quanto-cast": ("transformers.quanto_cast", "transformers.modeling_utils"),
     "transformers-quanto-dequantize": (
         "transformers.quanto_dequantize",
         "transformers.quantizers.quantizer_quanto",

@@ -129,7 +129,7 @@ def assert_works_in_every_mode(gpu, device, build, run, mode, made_in_inference_
 
 
 def assert_gives_gradients(gpu, device, build, inputs, mode) -> None:
-    """The gradient that reaches the input is that of a model which stays on ``device``, and the next run leaves nothing.
+    """The gradient that reaches the input is that of a model that stays on ``device``, and the next run leaves nothing.
 
     Args:
         gpu: the fixture.
