@@ -282,6 +282,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.siglip2_patch_dtype",
         "transformers.models.siglip2.modeling_siglip2",
     ),
+    "transformers-torchao-embeddings": (
+        "transformers.torchao_embeddings",
+        "transformers.quantizers.quantizer_torchao",
+    ),
 }
 
 # What a user may choose in the environment variable beside the ids; each fix declares its own.

@@ -11,6 +11,7 @@ Patch: the cast to another dtype raises before anything is changed, and says wha
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from ...engine.fix import Fix
@@ -59,7 +60,7 @@ def broken(modeling_utils: ModuleType) -> bool:
         return False
     begun = []
 
-    class StandIn(cls):
+    class StandIn(cls):  # type: ignore[misc,valid-type]
         is_quantized, quantization_method = True, "quanto"
 
         def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,7 +85,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
         return to
 
-    def make(original, name):
+    def make(name, original):
         def cast(self, *args, **kwargs):
             dtype = sys.modules["torch"].bfloat16 if name == "bfloat16" else sys.modules["torch"].float64
             refuse(self, args[0] if name == "type" and args else kwargs.get("dst_type", dtype))
@@ -94,7 +95,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
     draft.wrap_plain(cls, "to", make_to)
     for name in _METHODS:
-        draft.wrap_plain(cls, name, lambda original, name=name: make(original, name))
+        draft.wrap_plain(cls, name, functools.partial(make, name))
 
 
 def dtype_of_a_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
