@@ -237,6 +237,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-move-beside-graph": ("quanto.move_beside_graph", "optimum.quanto.nn.qlinear"),
+    "quanto-offloaded-backward": ("quanto.offloaded_backward", "optimum.quanto.tensor.function"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "quanto-weight-gradient": ("quanto.weight_gradient", "optimum.quanto.tensor.function"),
     "torch-checkpoint-names-cache": (
@@ -273,6 +274,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "transformers.modeling_utils",
     ),
     "transformers-quantized-resave": ("transformers.quantized_resave", "transformers.core_model_loading"),
+    "transformers-quanto-cast": ("transformers.quanto_cast", "transformers.modeling_utils"),
     "transformers-quanto-dequantize": (
         "transformers.quanto_dequantize",
         "transformers.quantizers.quantizer_quanto",
@@ -289,6 +291,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "transformers-siglip2-patch-dtype": (
         "transformers.siglip2_patch_dtype",
         "transformers.models.siglip2.modeling_siglip2",
+    ),
+    "transformers-torchao-embeddings": (
+        "transformers.torchao_embeddings",
+        "transformers.quantizers.quantizer_torchao",
     ),
 }
 

@@ -22,10 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["asked_dtype", "is_quantized", "model_classes", "passes_on_the_cast", "sparing", "sparing_models"]
+__all__ = [
+    "asked_dtype",
+    "is_casting",
+    "is_quantized",
+    "model_classes",
+    "passes_on_the_cast",
+    "sparing",
+    "sparing_models",
+]
 
 # Whether a pipeline that holds quantized components is being cast, in this thread or task.
 _casting: ContextVar[bool] = ContextVar("diffusers_quantfix_casting", default=False)
+
+
+def is_casting() -> bool:
+    """Whether a pipeline is being cast that spares its quantized components, in this thread or task."""
+    return _casting.get()
 
 
 def is_quantized(component: Any) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from ..weights.companions import companions, holders
+from ..weights.companions import companions, holders, replace_states
 from ..weights.wrappers import backend_of, inner_places, is_wrapper
 
 TYPE_CHECKING = False
@@ -28,6 +28,7 @@ __all__ = [
     "contents",
     "identity",
     "is_on_disk",
+    "leave_states",
     "places",
     "refuse_wrappers",
     "rejoin",
@@ -98,6 +99,21 @@ def _owners(group: Any) -> list[Any]:
             if any(id(parameter) in loose for parameter in module._parameters.values())
         ]
     return known
+
+
+def leave_states(group: Any, modules: list[Any]) -> None:
+    """Give the layers of ``group`` other states with the same tensors: autograd keeps those that it has met.
+
+    The linear functions of bitsandbytes remember the quant state, or the state of the 8-bit layer, itself until the
+    backward pass. That one is not to follow the layer to another device.
+
+    Args:
+        group: the ``ModuleGroup``, on its device.
+        modules: all of its modules, of `contents`.
+    """
+    others: dict[int, tuple[Any, Any]] = {}
+    for layer in (*modules, *_owners(group)):
+        replace_states(layer, others)
 
 
 def backends(group: Any) -> frozenset[str]:

@@ -23,6 +23,7 @@ from .group_tensors import (
     companions_of_parameters,
     contents,
     is_on_disk,
+    leave_states,
     places,
     refuse_wrappers,
     rejoin,
@@ -162,6 +163,8 @@ def _offload(group: Any, original: Any) -> None:
     training = torch.is_grad_enabled()
     with _moving():
         modules, tensors = contents(group)
+        if training and "_quantfix_brought" in vars(group):
+            leave_states(group, modules)
         around = wrappers(group, tensors)
         if is_on_disk(group):
             refuse_wrappers(around)

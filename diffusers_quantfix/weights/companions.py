@@ -35,6 +35,7 @@ __all__ = [
     "is_quant_state",
     "move_quant_state",
     "on_device",
+    "replace_states",
 ]
 
 
@@ -148,6 +149,25 @@ def on_device(state: Any, device: Any, non_blocking: bool = False) -> Any:
     return duplicate
 
 
+def replace_states(module: Any, others: dict[int, tuple[Any, Any]]) -> None:
+    """Give ``module`` and its weights equal states in place of theirs, whose tensors they share.
+
+    Args:
+        module: a module; a state is an attribute of it or of one of its own parameters.
+        others: ``id`` of a state, or of what took its place -> both. What is shared by several stays shared.
+    """
+    parameters = (one for one in module._parameters.values() if _quantized_parameters[type(one)])
+    for owner in (*parameters, module):
+        held = vars(owner)
+        for name in _layout(held)[1]:
+            state = held[name]
+            if id(state) not in others:
+                other = _sharing(state)
+                # Kept here, as a number is that of another object as soon as one is gone.
+                others[id(state)] = others[id(other)] = state, other
+            held[name] = others[id(state)][1]
+
+
 def host_copy(state: Any) -> Any:
     """The ``QuantState`` on the CPU that stands for ``state`` while its weight is on ``meta``.
 
@@ -179,6 +199,14 @@ def _duplicate(state: Any, device: Any, non_blocking: bool) -> Any:
             held[name] = value.to(device, non_blocking=non_blocking)
         elif name != _HOST_COPY:
             held[name] = _duplicate(value, device, non_blocking) if is_quant_state(value) else value
+    return duplicate
+
+
+def _sharing(state: Any) -> Any:
+    """An object like ``state``, and like the states in it, with the same tensors."""
+    duplicate = object.__new__(type(state))
+    for name, value in vars(state).items():
+        vars(duplicate)[name] = _sharing(value) if _carriers[type(value)] and name != _HOST_COPY else value
     return duplicate
 
 

@@ -128,6 +128,48 @@ def assert_works_in_every_mode(gpu, device, build, run, mode, made_in_inference_
         assert_left(gpu, device, before)
 
 
+def assert_gives_gradients(gpu, device, build, inputs, mode) -> None:
+    """The gradient that reaches the input is that of a model that stays on ``device``, and the next run leaves nothing.
+
+    Args:
+        gpu: the fixture.
+        device: where the groups are used.
+        build: makes a model of `net` on ``device``.
+        inputs: on ``device``, without a gradient.
+        mode: options of ``apply_group_offloading``.
+    """
+    import torch
+
+    def gradient(model, interrupted=False):
+        given = inputs.detach().requires_grad_(True)
+        output = model(given).float().pow(2).sum()
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                given.register_hook(stop_here)
+                output.backward()
+            return None
+        output.backward()
+        return given.grad.cpu()
+
+    def stop_here(gradient):
+        raise KeyboardInterrupt
+
+    expected = gradient(build())
+    assert expected.abs().max() > 0
+    before = gpu.allocated(device)
+    model = build()
+    offload(model, device, mode)
+    for interrupted in (False, True, False, False):
+        found = gradient(model, interrupted)
+        assert interrupted or torch.equal(found, expected)
+        if not interrupted:  # torch keeps the rest of a graph until its next backward pass
+            assert_left(gpu, device, before)
+    with torch.no_grad():
+        model(inputs)
+    assert torch.equal(gradient(model), expected)
+    assert_left(gpu, device, before)
+
+
 def assert_exchanged_is_moved(gpu, device, build, run, mode, exchange) -> None:
     """What ``exchange(model)`` changes between two passes is what the next passes compute with, and leaves nothing.
 

@@ -1,7 +1,8 @@
 """A LoRA is trained on every kind of quantized weight: its gradients are those of the dequantized model.
 
-In the placements in which a plain model gives gradients. Under sequential offload this package refuses, and under group
-offload the weights have left when the backward pass wants them: upstream's own error, for a plain model too.
+In the placements in which a plain model gives gradients. Under sequential offload this package refuses. Under group
+offload it needs whole blocks and checkpointing: elsewhere plain weights have left when the backward pass wants them,
+which is upstream's own error, for a plain model too.
 """
 
 from __future__ import annotations
@@ -155,15 +156,14 @@ def test_sequential_offload(gpu, backend, saved):
 
 
 GROUPED = [name for name in PLACEMENTS if name.startswith("group")]
-# They let autograd keep the weights, on the device, of blocks that are computed again; the others keep the layer.
-KEPT = ("plain", "gguf", "torchao-int8", "torchao-float8")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("placement", GROUPED)
 @pytest.mark.parametrize("backend", in_turn())
 def test_group_offload(gpu, backend, placement, checkpointing, saved):
-    """An error of torch, for a plain model too: the weights have left when the backward pass wants them."""
+    """Blocks that are computed again have their weights then. Otherwise an error of torch, for a plain model too: the
+    plain weights, those of norms and of the LoRA itself, have left when the backward pass wants them."""
     import torch
 
     device = gpu.devices[0]
@@ -171,14 +171,37 @@ def test_group_offload(gpu, backend, placement, checkpointing, saved):
     PLACEMENTS[placement](models.flux_pipeline(model), device, gpu.devices[-1])
     if checkpointing:
         model.enable_gradient_checkpointing()
-    if checkpointing and backend in KEPT and "block" in placement:
-        assert error(gradients(model, device, times=2), reference(backend, saved, device)) <= ELSEWHERE
+    if checkpointing and "block" in placement:
+        found = gradients(model, device, times=2)
+        assert error(found, reference(backend, saved, device)) <= TOLERANCE.get(backend, ELSEWHERE)
         return
     with pytest.raises(Exception, match=r"to be on the same device|have different metadata than during"):
         gradients(model, device)
     model.zero_grad()
     with torch.no_grad():
         assert model(**inputs(device))[0].isfinite().all(), "it runs after the error"
+
+
+@pytest.mark.parametrize("placement", [name for name in GROUPED if "block" in name])
+@pytest.mark.parametrize("backend", in_turn())
+def test_steps_under_group_offload(gpu, backend, placement, saved):
+    """Three steps of the optimizer, and a run in between, lead where they lead without offloading."""
+    import torch
+
+    def trained(place):
+        model = with_lora(ALL_BACKENDS[backend](saved, torch.float32, None))
+        device = PLACEMENTS[place](models.flux_pipeline(model), gpu.devices[0], gpu.devices[-1])
+        model.enable_gradient_checkpointing()
+
+        def make(parameters):
+            return torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+
+        return steps(model, device, make, resumed=False)
+
+    found, expected = trained(placement), trained("to")
+    same = all(torch.equal(found[name], expected[name]) for name in expected)
+    # On a stream upstream gives a group that it moves itself its first host copies again, without the update.
+    assert same == (backend not in ("plain", "gguf") or "stream" not in placement)
 
 
 # How far three steps may lead from those of torch's AdamW, relative to their length: the states have 8 bits.

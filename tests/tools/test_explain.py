@@ -267,6 +267,7 @@ NOT_ALONE = (
     "diffusers-layerwise-casting-lora",
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
+    "quanto-offloaded-backward",
     "quanto-weight-gradient",
     "transformers-8bit-ignored-companions",
     "transformers-quantized-resave",

@@ -7,7 +7,8 @@ Symptom: ``enable_group_offload`` of a 4-bit or 8-bit model ends in RuntimeError
 Cause: ``ModuleGroup`` moves the parameters by their ``.data``. Quant states, CB and SCB are no parameters. Without a
     stream it offloads with ``module.to()``, which moves them to the CPU, and nothing moves them back.
 Upstream: no issue; diffusers PR 11576 recommends the combination.
-Patch: groups that hold such weights are moved by ``group_offload``, with their companions.
+Patch: groups that hold such weights are moved by ``group_offload``, with their companions. What autograd remembers of
+    them stays on the device until the backward pass: with gradient checkpointing, whole blocks can be trained.
 """
 
 from __future__ import annotations

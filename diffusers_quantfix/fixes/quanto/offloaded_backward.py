@@ -1,0 +1,78 @@
+"""The backward pass of quanto does not find a weight that group offloading took back.
+
+Symptom: training a LoRA on a model of optimum-quanto under block-level ``enable_group_offload`` and gradient
+    checkpointing ends in RuntimeError "Expected all tensors to be on the same device, but found at least two devices,
+    cuda:0 and cpu! (when checking argument for argument mat2 in method wrapper_CUDA_mm)". An unquantized model trains.
+Cause: ``QuantizedLinearFunction`` saves the parameter itself for the backward pass. Outside of the blocks that are
+    computed again, its inner tensors are on the CPU by then. ``torch.nn.Linear`` saves a view, which keeps the memory
+    on the device.
+Upstream: not reported.
+Patch: ``backward`` gets a copy of the weight on the device of the gradient, where it is on another one.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+from ...weights.wrappers import inner_places, is_wrapper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="quanto-offloaded-backward",
+    title="the backward pass of quanto does not find a weight that group offloading took back",
+    module="optimum.quanto.tensor.function",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+    "cpu! (when checking argument for argument mat2 in method wrapper_CUDA_mm)",
+    patterns=(r"quanto/tensor/function.{0,4000}Expected all tensors to be on the same device",),
+    frames=(
+        "quanto/tensor/function.py:backward",
+        "torch/autograd/graph.py:_engine_run_backward",
+        "quanto/tensor/qtensor.py:qfallback",
+    ),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(function: ModuleType) -> bool:
+    """Does the backward pass never ask where the weight is?"""
+    backward = resolve(function, "QuantizedLinearFunction.backward")
+    while backward is not None:
+        if written_in(backward, __file__) or "device" in names_used(backward):
+            return False
+        backward = getattr(backward, "__wrapped__", None)
+    return True
+
+
+def patch(function: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def backward(ctx, gO):
+            # Once: torch's checkpoint gives them a single time.
+            taken, weight = ctx.saved_tensors
+            if is_wrapper(weight):
+                holder, name = inner_places(weight)[0]
+                here = getattr(holder, name).device
+                # On meta there is nothing to copy; the original raises its error.
+                if here != gO.device and here.type != "meta":
+                    weight = weight.to(gO.device)
+            return original(_Context(taken, weight, ctx.needs_input_grad), gO)
+
+        return backward
+
+    draft.wrap_plain(resolve(function, "QuantizedLinearFunction"), "backward", make)
+
+
+class _Context:
+    """What ``backward`` reads of the context of a call."""
+
+    def __init__(self, taken: Any, weight: Any, needs_input_grad: tuple[bool, ...]) -> None:
+        self.saved_tensors = taken, weight
+        self.needs_input_grad = needs_input_grad

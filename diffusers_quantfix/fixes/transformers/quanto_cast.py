@@ -1,0 +1,117 @@
+"""A cast of a model of transformers that quanto quantized fails midway and leaves it half cast.
+
+Symptom: ``text_encoder.to(dtype)`` or ``.bfloat16()`` ends in ValueError "The dtype of a weights Tensor cannot be
+    changed". After it the embeddings and norms before the first quantized layer have the new dtype for good: the next
+    run ends in "expected scalar type BFloat16 but found Float", or its output is another one.
+Cause: ``PreTrainedModel`` refuses ``half()`` and ``float()`` of a quantized model, and ``to`` of one of bitsandbytes;
+    for quanto the cast begins, and the first quantized weight raises.
+Upstream: not reported.
+Patch: the cast to another dtype raises before anything is changed, and says what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve, written_in
+from ...models.casting import asked_dtype, is_casting
+from ...weights.wrappers import backend_of, is_wrapper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="transformers-quanto-cast",
+    title="a cast of a quanto model of transformers fails midway and leaves it half cast",
+    module="transformers.modeling_utils",
+    claims={"transformers": ">=4.44.2,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="text_encoder.to(dtype) or .bfloat16(): ValueError: The dtype of a weights Tensor cannot be changed, and "
+    "the encoder is half cast",
+    patterns=(
+        r"The dtype of a \w* ?weights Tensor cannot be changed",
+        r"WeightQ\w+Tensor cannot be changed",
+    ),
+    frames=("torch/nn/modules/module.py:bfloat16", r"encoder\w*\.(to|type|bfloat16)\("),
+    since="0.1.0",
+)
+
+_REFUSED = (
+    "A model that quanto quantized cannot be cast from {} to {}; nothing was changed. Load it anew, with "
+    "`from_pretrained(..., torch_dtype={})`, or call `dequantize()` before."
+)
+_METHODS = ("bfloat16", "double", "type")
+
+
+def broken(modeling_utils: ModuleType) -> bool:
+    """Does a cast of a model with ``quantization_method`` "quanto" begin?
+
+    A stand-in without weights is told to: nothing is there that could be cast.
+    """
+    torch = sys.modules["torch"]
+    cls = resolve(modeling_utils, "PreTrainedModel")
+    if written_in(resolve(cls, "to"), __file__):
+        return False
+    begun = []
+
+    class StandIn(cls):  # type: ignore[misc,valid-type]
+        is_quantized, quantization_method = True, "quanto"
+
+        def _apply(self, *args: Any, **kwargs: Any) -> Any:
+            begun.append(True)
+            return self
+
+    try:
+        object.__new__(StandIn).to(dtype=torch.float64)
+    except ValueError:
+        return False
+    return bool(begun)
+
+
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    cls = resolve(modeling_utils, "PreTrainedModel")
+
+    def make_to(original):
+        def to(self, *args, **kwargs):
+            if not is_casting():
+                refuse(self, asked_dtype(args, kwargs) or dtype_of_a_tensor(args, kwargs))
+            return original(self, *args, **kwargs)
+
+        return to
+
+    def make(name, original):
+        def cast(self, *args, **kwargs):
+            dtype = sys.modules["torch"].bfloat16 if name == "bfloat16" else sys.modules["torch"].float64
+            refuse(self, args[0] if name == "type" and args else kwargs.get("dst_type", dtype))
+            return original(self, *args, **kwargs)
+
+        return cast
+
+    draft.wrap_plain(cls, "to", make_to)
+    for name in _METHODS:
+        draft.wrap_plain(cls, name, functools.partial(make, name))
+
+
+def dtype_of_a_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The dtype of the tensor in ``model.to(tensor)``."""
+    tensors = (*args[:1], kwargs.get("tensor"))
+    return next((one.dtype for one in tensors if isinstance(one, sys.modules["torch"].Tensor)), None)
+
+
+def refuse(model: Any, dtype: Any) -> None:
+    """Raise an error if ``model`` has weights of quanto of another floating dtype.
+
+    Raises:
+        ValueError: it has.
+    """
+    if dtype is None or not getattr(model, "is_quantized", False):
+        return
+    for weight in model.parameters():
+        if is_wrapper(weight) and backend_of(weight) == "optimum" and weight.dtype != dtype:
+            raise ValueError(_REFUSED.format(weight.dtype, dtype, dtype))

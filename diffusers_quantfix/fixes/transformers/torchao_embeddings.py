@@ -1,0 +1,93 @@
+"""Models without input embeddings cannot be loaded with torchao.
+
+Symptom: ``from_pretrained`` of ClapModel, or of Kandinsky's MultilingualCLIP, with ``TorchAoConfig`` ends in
+    NotImplementedError "`get_input_embeddings` not auto-handled for ClapModel"; with transformers 5 in RuntimeError
+    "We encountered some issues during automatic conversion of the weights". Without the config they load.
+Cause: for each weight that it quantizes, torchao's quantizer asks the model for its input embeddings, to see whether
+    the weight is theirs. A model of several encoders, or of one under another name, raises.
+Upstream: not reported.
+Patch: while such a model is loaded, its answer is that it has none.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="transformers-torchao-embeddings",
+    title="models without input embeddings cannot be loaded with torchao",
+    module="transformers.quantizers.quantizer_torchao",
+    claims={"transformers": ">=4.56.2,<=5.23.0"},
+    upstream=(),
+    symptom="NotImplementedError: `get_input_embeddings` not auto-handled for ClapModel; please override in the "
+    "subclass.",
+    patterns=("get_input_embeddings.{0,3} not auto.handled for",),
+    frames=("transformers/quantizers/quantizer_torchao.py", "transformers/integrations/torchao.py"),
+    since="0.1.0",
+)
+
+_NAME = "get_input_embeddings"
+
+
+def broken(quantizer_torchao: ModuleType) -> bool:
+    """Does what quantizes a weight ask for the embeddings, without expecting the error?"""
+    cls = resolve(quantizer_torchao, "TorchAoHfQuantizer")
+    before = resolve(cls, "_process_model_before_weight_loading")
+    resolve(cls, "_process_model_after_weight_loading")
+    if written_in(before, __file__):
+        return False
+    if hasattr(cls, "create_quantized_param"):  # transformers 4
+        asking = resolve(cls, "create_quantized_param")
+    else:
+        import transformers.integrations.torchao as integration
+
+        asking = resolve(integration, "TorchAoQuantize.convert")
+    names = names_used(asking)
+    return _NAME in names and "NotImplementedError" not in names
+
+
+def patch(quantizer_torchao: ModuleType, draft: Draft) -> None:
+    cls = resolve(quantizer_torchao, "TorchAoHfQuantizer")
+
+    def make_before(original):
+        def _process_model_before_weight_loading(self, model, *args, **kwargs):
+            if _raises(model):
+                vars(model)[_NAME] = _none
+            return original(self, model, *args, **kwargs)
+
+        return _process_model_before_weight_loading
+
+    def make_after(original):
+        def _process_model_after_weight_loading(self, model, *args, **kwargs):
+            if vars(model).get(_NAME) is _none:
+                del vars(model)[_NAME]
+            return original(self, model, *args, **kwargs)
+
+        return _process_model_after_weight_loading
+
+    draft.wrap_plain(cls, "_process_model_before_weight_loading", make_before)
+    draft.wrap_plain(cls, "_process_model_after_weight_loading", make_after)
+
+
+def _raises(model: Any) -> bool:
+    if not isinstance(model, sys.modules["torch"].nn.Module) or not hasattr(model, _NAME):
+        return False
+    try:
+        model.get_input_embeddings()
+    except NotImplementedError:
+        return True
+    return False
+
+
+def _none() -> None:
+    """The embeddings of a model that has none."""
