@@ -29,6 +29,7 @@ __all__ = [
     "identity",
     "is_on_disk",
     "leave_states",
+    "owners",
     "places",
     "refuse_wrappers",
     "rejoin",
@@ -46,9 +47,6 @@ _NOT_TO_DISK = (
 def places(group: Any, modules: list[Any], tensors: list[Any]) -> list[tuple[Any, str, bool]]:
     """Where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's.
 
-    Nothing is remembered from one move to the next: a LoRA, an upgrade of a layer or ``load_state_dict`` may have
-    exchanged modules, weights and quant states in between.
-
     Args:
         group: the ``ModuleGroup``.
         modules: all of its modules.
@@ -64,7 +62,7 @@ def places(group: Any, modules: list[Any], tensors: list[Any]) -> list[tuple[Any
                 found += [(holder, name, True) for holder, name in inner_places(tensor)]
             else:
                 found.append((tensor, "data", backend_of(tensor) != ""))
-    for layer in (*modules, *_owners(group)):
+    for layer in (*modules, *owners(group)):
         for _, holder, names in holders(layer):
             for name in names:
                 if not aliases or (id(holder), name) not in aliases:
@@ -87,7 +85,7 @@ def contents(group: Any) -> tuple[list[Any], list[Any]]:
     return modules, list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
-def _owners(group: Any) -> list[Any]:
+def owners(group: Any) -> list[Any]:
     """The modules whose parameters ``group`` has without having them."""
     known: list[Any] | None = vars(group).get("_quantfix_owners")
     if known is None:
@@ -112,7 +110,7 @@ def leave_states(group: Any, modules: list[Any]) -> None:
         modules: all of its modules, of `contents`.
     """
     others: dict[int, tuple[Any, Any]] = {}
-    for layer in (*modules, *_owners(group)):
+    for layer in (*modules, *owners(group)):
         replace_states(layer, others)
 
 
@@ -219,7 +217,7 @@ def companions_of_parameters(group: Any) -> list[tuple[Any, str, Any]]:
     """The companions that are a parameter by another name: (holder, attribute, parameter)."""
     modules, tensors = contents(group)
     parameters = {identity(parameter.data): parameter for parameter in tensors}
-    found = [one for layer in (*modules, *_owners(group)) for one in companions(layer)]
+    found = [one for layer in (*modules, *owners(group)) for one in companions(layer)]
     return [
         (one.holder, one.attribute, parameters[identity(one.tensor)])
         for one in found

@@ -18,18 +18,16 @@ import sys
 
 from ..weights.wrappers import follow
 from .group_tensors import (
-    ByMemory,
     backends,
     companions_of_parameters,
     contents,
     is_on_disk,
     leave_states,
-    places,
     refuse_wrappers,
     rejoin,
-    unpack,
     wrappers,
 )
+from .inventory import inventory_of, is_brought
 from .uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
@@ -37,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from .inventory import Inventory, Look
+
 __all__ = ["is_left_to_diffusers", "take_over", "version_of"]
 
-# What an 8-bit layer keeps of the outliers of its last input.
-_OF_THE_LAST_INPUT = ("subB", "idx")
 _AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
@@ -107,22 +105,20 @@ def _onload(group: Any, original: Any) -> None:
     if group.stream is not None:
         group.stream.synchronize()  # the transfer before this one
     with _moving():
-        modules, tensors = contents(group)
-        around = wrappers(group, tensors)
         if is_on_disk(group):
-            refuse_wrappers(around)
+            _without_wrappers(group)
             original(group)
             rejoin(group)
-        unpack(group, around)
+        inventory, look = inventory_of(group, dropping=False)
         try:
             with _without_subclasses():
-                _bring(group, places(group, modules, tensors))
-        finally:
-            for wrapper in around:
-                follow(wrapper)
+                _bring(group, inventory, look)
+        except BaseException:
+            _all_follow(look)
+            raise
 
 
-def _bring(group: Any, found: list[tuple[Any, str, bool]]) -> None:
+def _bring(group: Any, inventory: Inventory, look: Look) -> None:
     """Move the tensors of ``group`` to its device, and remember their host copies until they are offloaded.
 
     A group can be on its device already: a cache skips a block that was prefetched, or an exception ended the pass. It
@@ -130,58 +126,63 @@ def _bring(group: Any, found: list[tuple[Any, str, bool]]) -> None:
     """
     device = _with_index(group.onload_device)
     offload_device = _with_index(group.offload_device)
-    # Remembered from the start, so that a transfer that ends midway can be continued.
-    brought, versions = vars(group).setdefault("_quantfix_brought", (ByMemory(), {}))
-    moved = ByMemory()
-    with _on_its_stream(group) as compute_stream:
-        for holder, attribute, quantized in found:
-            present = getattr(holder, attribute)
+    streams, non_blocking, pinned = group.stream is not None, group.non_blocking, inventory.pinned
+    moved, hosts = list(look.tensors), list(inventory.hosts)
+    record = group.stream is not None and group.record_stream
+    computing = _accelerator(group).current_stream(device) if record else None
+    with _on_its_stream(group):
+        for slot, present in enumerate(look.tensors):
             where = present.device
             if where == device:
                 continue
-            tensor = moved.get(present)
-            if tensor is None:
-                with _like(present):
-                    pinned = group.stream is None or present.is_pinned() or not present.is_cpu
-                    source = present if pinned else present.pin_memory()
-                    tensor = source.to(device, non_blocking=group.non_blocking)
-                moved.put(present, tensor)
-                if compute_stream is not None:
-                    tensor.record_stream(compute_stream)
-                if where == offload_device:
-                    brought.put(tensor, present)
-            setattr(holder, attribute, tensor)
-            if not quantized:
-                versions[id(holder)] = version_of(holder)
+            if streams and pinned[slot] is None:
+                pinned[slot] = present.is_pinned() or not present.is_cpu
+            with _like(present) if present.is_inference() else _AS_IT_IS:
+                source = present.pin_memory() if streams and not pinned[slot] else present
+                tensor = source.to(device, non_blocking=non_blocking)
+            if record:
+                tensor.record_stream(computing)
+            moved[slot] = tensor
+            if where == offload_device:
+                hosts[slot] = present
+    # Remembered before, so that what is interrupted here can be continued.
+    inventory.hosts, inventory.brought = hosts, moved
+    inventory.exchange(look, moved, device)
+    if inventory.plain:
+        _note_versions(inventory, look, moved)
+
+
+def _note_versions(inventory: Inventory, look: Look, moved: list[Any]) -> None:
+    for slot, indices in inventory.plain.items():
+        if moved[slot] is not look.tensors[slot]:
+            for index in indices:
+                parameter = look.parameters[index]
+                inventory.versions[id(parameter)] = version_of(parameter)
 
 
 def _offload(group: Any, original: Any) -> None:
     torch = sys.modules["torch"]
     if group.stream is not None and not group.record_stream:
-        onload_device = torch.device(group.onload_device)
-        getattr(torch, onload_device.type).current_stream(onload_device).synchronize()
+        _accelerator(group).current_stream(group.onload_device).synchronize()
     training = torch.is_grad_enabled()
     with _moving():
-        modules, tensors = contents(group)
-        if training and "_quantfix_brought" in vars(group):
-            leave_states(group, modules)
-        around = wrappers(group, tensors)
+        if training and is_brought(group):
+            leave_states(group, contents(group)[0])
         if is_on_disk(group):
-            refuse_wrappers(around)
+            _without_wrappers(group)
             group._quantfix_aliases = companions_of_parameters(group)
             original(group)
             rejoin(group)
-        unpack(group, around)  # what is pinned below has to be what travels
+        inventory, look = inventory_of(group, dropping=not training)
         try:
             with _without_subclasses():
-                _take_back(group, places(group, modules, tensors), training)
-        finally:
-            for wrapper in around:
-                follow(wrapper)
-    vars(group).pop("_quantfix_brought", None)
+                _take_back(group, inventory, look, training)
+        except BaseException:
+            _all_follow(look)
+            raise
 
 
-def _take_back(group: Any, found: list[tuple[Any, str, bool]], training: bool) -> None:
+def _take_back(group: Any, inventory: Inventory, look: Look, training: bool) -> None:
     """Give every tensor of ``group`` its host copy back, and copy what changed or has none.
 
     Args:
@@ -189,27 +190,29 @@ def _take_back(group: Any, found: list[tuple[Any, str, bool]], training: bool) -
             are not quantized are copied then.
     """
     device = _with_index(group.offload_device)
-    brought, versions = vars(group).get("_quantfix_brought") or (ByMemory(), {})
     pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu"
-    copies = ByMemory()
-    for holder, attribute, quantized in found:
-        tensor = getattr(holder, attribute)
-        if attribute in _OF_THE_LAST_INPUT and not training:
-            setattr(holder, attribute, None)
-            continue
-        host = None
-        if quantized or (not training and _is_unchanged(holder, versions)):
-            host = brought.get(tensor)
-        if host is None:
-            host = copies.get(tensor)
-        if host is None:
-            with _like(tensor):
-                host = tensor if tensor.device == device else tensor.to(device)
-                if pin and not host.is_pinned():
-                    host = host.pin_memory()
-            copies.put(tensor, host)
-        if host is not tensor:
-            setattr(holder, attribute, host)
+    plain, kept = inventory.plain, list(inventory.hosts)
+    for slot, host in enumerate(kept):
+        if host is None or (slot in plain and (training or not _is_unchanged(slot, inventory, look))):
+            kept[slot] = _taken_back(look.tensors[slot], device, pin)
+            inventory.pinned[slot] = True if pin else None
+    inventory.exchange(look, kept, device)
+    inventory.brought, inventory.hosts, inventory.versions = [], [None] * len(kept), {}
+
+
+def _taken_back(tensor: Any, device: Any, pin: bool) -> Any:
+    with _like(tensor):
+        host = tensor if tensor.device == device else tensor.to(device)
+        return host.pin_memory() if pin and not host.is_pinned() else host
+
+
+def _all_follow(look: Look) -> None:
+    for wrapper in look.wrappers:
+        follow(wrapper)
+
+
+def _without_wrappers(group: Any) -> None:
+    refuse_wrappers(wrappers(group, contents(group)[1]))
 
 
 def _moving() -> contextlib.AbstractContextManager[Any]:
@@ -233,23 +236,24 @@ def _without_subclasses() -> Any:
 
 
 def _on_its_stream(group: Any) -> contextlib.AbstractContextManager[Any]:
-    """Run the block on the stream of ``group``; gives the computing stream, if its use has to be recorded."""
-    return _AS_IT_IS if group.stream is None else _on_stream(group)
+    """Run the block on the stream of ``group``."""
+    if group.stream is None:
+        return _AS_IT_IS
+    found: contextlib.AbstractContextManager[Any] = _accelerator(group).stream(group.stream)
+    return found
 
 
-@contextlib.contextmanager
-def _on_stream(group: Any) -> Iterator[Any]:
-    device = sys.modules["torch"].device(group.onload_device)
-    accelerator = getattr(sys.modules["torch"], device.type)
-    computing = accelerator.current_stream(device) if group.record_stream else None
-    with accelerator.stream(group.stream):
-        yield computing
+def _accelerator(group: Any) -> Any:
+    """``torch.cuda``, or what there is for another kind of device."""
+    torch = sys.modules["torch"]
+    return getattr(torch, torch.device(group.onload_device).type)
 
 
 def _with_index(device: Any) -> Any:
     """``device`` as tensors on it report it: ``torch.device("cuda")`` is ``cuda:0`` there, or the current device."""
     torch = sys.modules["torch"]
-    device = torch.device(device)
+    if type(device) is not torch.device:
+        device = torch.device(device)
     if device.index is not None or device.type == "cpu":
         return device
     return torch.empty(0, device=device).device
@@ -264,10 +268,14 @@ def _like(tensor: Any) -> Any:
     return sys.modules["torch"].inference_mode() if tensor.is_inference() else _AS_IT_IS
 
 
-def _is_unchanged(holder: Any, versions: dict[int, int | None]) -> bool:
-    """Whether ``holder`` was not changed in place since it was onloaded; False where that is not counted."""
-    version = version_of(holder)
-    return version is not None and versions.get(id(holder)) == version
+def _is_unchanged(slot: int, inventory: Inventory, look: Look) -> bool:
+    """Whether the parameters of ``slot`` were not changed in place since they came; False where nobody counts."""
+    for index in inventory.plain[slot]:
+        parameter = look.parameters[index]
+        version = version_of(parameter)
+        if version is None or inventory.versions.get(id(parameter)) != version:
+            return False
+    return True
 
 
 def version_of(tensor: Any) -> int | None:

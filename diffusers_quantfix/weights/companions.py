@@ -23,11 +23,12 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 __all__ = [
     "Companion",
+    "carries",
     "companions",
     "holders",
     "host_copy",
@@ -57,6 +58,7 @@ class _Named(dict[type, bool]):
 # The classes whose instances carry companions.
 _quant_states = _Named("QuantState")
 _carriers = _Named("QuantState", "MatmulLtState")
+carries: Callable[[type], bool] = _carriers.__getitem__
 _quantized_parameters = _Named("Params4bit", "Int8Params")
 _no_carriers: set[type] = set()
 # The names of the attributes of an object and their types -> those that are tensors, and those that carry some. A group
@@ -110,9 +112,10 @@ def companions(module: Any) -> Iterator[Companion]:
 
 
 def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
-    """What has the companions of ``module``: its path on the layer, the object, and the names of its tensors.
+    """What can have companions of ``module``: its path on the layer, the object, and the names of its tensors.
 
-    For callers that look at many layers often; the same companions as `companions`.
+    For callers that look at many layers often; the same companions as `companions`. A weight or a quant state without
+    tensors is named too.
     """
     found: list[tuple[str, Any, tuple[str, ...]]] = []
     seen: set[int] = set()
@@ -218,8 +221,7 @@ def _walk(
         seen.add(id(holder))
         held = vars(holder)
         tensors, carriers = _layout(held)
-        if tensors:
-            found.append((name, holder, tensors))
+        found.append((name, holder, tensors))
         for attribute in carriers:
             if attribute != _HOST_COPY:
                 _walk(f"{name}.{attribute}" if name else attribute, held[attribute], seen, found)

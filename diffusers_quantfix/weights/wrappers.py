@@ -23,6 +23,8 @@ __all__ = [
     "inner_places",
     "is_torn_by_a_map",
     "is_wrapper",
+    "shell",
+    "with_inner",
 ]
 
 WITH_WRAPPERS = ("optimum", "torchao")
@@ -64,6 +66,13 @@ def inner_places(wrapper: Any) -> list[tuple[Any, str]]:
     return found
 
 
+def with_inner(wrapper: Any) -> list[Any]:
+    """The wrappers inside of ``wrapper``, and then itself; of those that have inner tensors."""
+    inner = _inner_tensors(wrapper)
+    found = [one for _, tensor in inner if is_wrapper(tensor) for one in with_inner(tensor)]
+    return [*found, wrapper] if inner else found
+
+
 def follow(wrapper: Any) -> None:
     """Let ``wrapper`` tell the device of its inner tensors."""
     torch = sys.modules["torch"]
@@ -83,15 +92,22 @@ def _follow(wrapper: Any) -> None:
         if is_wrapper(tensor):
             _follow(tensor)
     if inner and wrapper.device != (device := inner[0].device):
-        # A shell without inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
-        wrapper.data = sys.modules["torch"].Tensor._make_wrapper_subclass(
-            type(wrapper),
-            wrapper.size(),
-            strides=wrapper.stride(),
-            storage_offset=wrapper.storage_offset(),
-            dtype=wrapper.dtype,
-            device=device,
-        )
+        wrapper.data = shell(wrapper, device)
+
+
+def shell(wrapper: Any, device: Any) -> Any:
+    """What to give to ``wrapper.data``, so that it tells ``device``; in a block without tensor subclasses.
+
+    It has no inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
+    """
+    return sys.modules["torch"].Tensor._make_wrapper_subclass(
+        type(wrapper),
+        wrapper.size(),
+        strides=wrapper.stride(),
+        storage_offset=wrapper.storage_offset(),
+        dtype=wrapper.dtype,
+        device=device,
+    )
 
 
 def following(setstate: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,8 +57,8 @@ def _timed(function: str, *arguments, package: bool = True) -> dict:
     except CannotMeasure as error:
         return {"value": None, "detail": str(error)[:110]}
     detail = f"{1e6 * said['quantized']:.0f} us / {1e6 * said['plain']:.0f} us, {said['tensors']} tensors"
-    if said.get("search"):
-        detail += f", {1e6 * said['search']:.0f} us of two searches"
+    if said.get("looks"):
+        detail += f", {1e6 * said['looks']:.0f} us of two looks at the group"
     return {"value": said["ratio"], "detail": detail}
 
 
@@ -102,14 +102,15 @@ def grouped(kind: int | str, layers: int, stream: bool) -> dict:
     The plain group has as many layers, and each of them as many tensors, as large. Those that are one memory (CB and
     the weight of an 8-bit layer) are one.
 
-    Also the time of two searches for what has to travel. Diffusers makes none: without a stream it moves the parameters
-    one by one, and on a stream it assigns the host copies that it made at the start, and fails with KeyError where a
-    weight was exchanged since. A LoRA, ``load_state_dict`` or the first forward pass of an 8-bit layer exchange weights
-    and companions, and what moved them by memory would be stale.
+    Also the time of two looks at whether what has to travel is what it was. Diffusers makes none: without a stream it
+    moves the parameters one by one, and on a stream it assigns the host copies that it made at the start, and fails
+    with KeyError where a weight was exchanged since. A LoRA, ``load_state_dict`` or the first forward pass of an 8-bit
+    layer exchange weights and companions.
     """
     import torch
 
-    from diffusers_quantfix.offloading.group_tensors import contents, identity, places
+    from diffusers_quantfix.offloading.group_tensors import identity
+    from diffusers_quantfix.offloading.inventory import inventory_of
     from diffusers_quantfix.weights.companions import companions
     from diffusers_quantfix.weights.wrappers import inner_places, is_wrapper
 
@@ -137,13 +138,13 @@ def grouped(kind: int | str, layers: int, stream: bool) -> dict:
 
             return call
 
-        def search() -> None:
+        def looks() -> None:
             for _ in range(2):
-                places(groups[0], *contents(groups[0]))
+                inventory_of(groups[0], dropping=True)
 
         times = 200 // layers + 2
         said = _compared(*map(there_and_back, groups), tensors, times)
-        return said | {"search": 0 if kind == "GGUF" else min(_seconds(search, times) for _ in range(ROUNDS))}
+        return said | {"looks": 0 if kind == "GGUF" else min(_seconds(looks, times) for _ in range(ROUNDS))}
 
 
 def sequential(bits: int) -> dict:
