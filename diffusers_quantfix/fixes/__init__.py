@@ -227,6 +227,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-loha-packed-weight": ("peft.loha_packed_weight", "peft.tuners.loha.layer"),
     "peft-lokr-packed-weight": ("peft.lokr_packed_weight", "peft.tuners.lokr.layer"),
     "peft-merge-gguf": ("peft.merge_gguf", "peft.tuners.tuners_utils"),
+    "peft-merge-lycoris-gguf": ("peft.merge_lycoris_gguf", "peft.tuners.lycoris_utils"),
     "peft-merge-lycoris-quanto": ("peft.merge_lycoris_quanto", "peft.tuners.lycoris_utils"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),

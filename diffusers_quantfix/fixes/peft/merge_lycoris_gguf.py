@@ -1,0 +1,66 @@
+"""``merge_and_unload`` of a LoKr or LoHa of a GGUF model fails in the middle.
+
+Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
+    another pair of sizes, from ``merge_and_unload()``. Layers that the file keeps unquantized are merged by then.
+Cause: as of ``peft-merge-gguf``; before peft 0.18.0 ``LycorisTuner`` has a ``_unload_and_optionally_merge`` of its own,
+    which does not ask ``_check_merge_allowed``.
+Upstream: not reported; for ``fuse_lora`` diffusers issue 12047 (open).
+Patch: a clear error, before anything is merged, as ``peft-merge-gguf`` raises it from peft 0.18.0 on.
+"""
+
+from __future__ import annotations
+
+from ...adapters.merging_gguf import refuse_merge
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+from ...weights.gguf import knows_gguf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-merge-lycoris-gguf",
+    title="merge_and_unload of a LoKr or LoHa of a GGUF model fails in the middle",
+    module="peft.tuners.lycoris_utils",
+    claims={"peft": ">=0.13.2,<0.18.0", "diffusers": "", "gguf": ""},
+    upstream=("https://github.com/huggingface/diffusers/issues/12047",),
+    symptom="RuntimeError: The size of tensor a must match the size of tensor b, from merge_and_unload() of a LoKr or "
+    "LoHa of a GGUF model",
+    # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
+    patterns=(
+        r"\A(?=.*gguf)(?=.*(lokr|loha|lycoris)).*The size of tensor a .{0,20}must match the size of tensor b",
+    ),
+    frames=(
+        "lokr|loha|lycoris",
+        "lycoris_utils.py:merge_and_unload",
+        "lycoris_utils.py:_unload_and_optionally_merge",
+        "GGUF",
+    ),
+    since="0.1.0",
+)
+
+_NAME = "_unload_and_optionally_merge"
+
+
+def broken(lycoris_utils: ModuleType) -> bool:
+    """Has the class a way to merge of its own, which asks nothing, with nothing of ours around it?"""
+    tuner = resolve(lycoris_utils, "LycorisTuner")
+    if not knows_gguf() or _NAME not in vars(tuner):
+        return False
+    own = vars(tuner)[_NAME]
+    return not written_in(own, __file__) and "_check_merge_allowed" not in names_used(own)
+
+
+def patch(lycoris_utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def _unload_and_optionally_merge(self, merge=True, *args, **kwargs):
+            if merge:
+                refuse_merge(self.model, "an adapter", "merge_and_unload()")
+            return original(self, merge, *args, **kwargs)
+
+        return _unload_and_optionally_merge
+
+    draft.wrap_plain(resolve(lycoris_utils, "LycorisTuner"), _NAME, make)
