@@ -95,7 +95,12 @@ class Inventory:
             refuse_wrappers(around)
         unpack(group, around)
         walked = [*modules, *owners(group)]
-        content = _content(group, walked)
+        content = [
+            *group.modules,
+            *group.parameters,
+            *group.buffers,
+            *_flat(map(_values, _flat(map(_contents, map(vars, walked))))),
+        ]
         self._note_modules(walked, content)
         around = [one for wrapper in around for one in with_inner(wrapper)]
         everyone = {id(wrapper): wrapper for wrapper in around}
@@ -241,7 +246,12 @@ class Inventory:
 
     def _look(self, group: Any, dropping: bool) -> Look | None:
         modules = [ref() for ref in self._modules]
-        content = _content(group, modules)
+        content = [
+            *group.modules,
+            *group.parameters,
+            *group.buffers,
+            *_flat(map(_values, _flat(map(_contents, map(vars, modules))))),
+        ]
         if list(map(type, content)) != self._types_of_content:
             return None
         if not all(map(is_, compress(content, self._are_modules), [modules[at] for at in self._children])):
@@ -332,16 +342,6 @@ def is_brought(group: Any) -> bool:
     """Whether ``group`` was onloaded and not offloaded since."""
     known: Inventory | None = vars(group).get(_INVENTORY)
     return known is not None and bool(known.brought)
-
-
-def _content(group: Any, modules: list[Any]) -> list[Any]:
-    """What ``group`` and ``modules`` hold: modules, parameters, buffers and None."""
-    return [
-        *group.modules,
-        *group.parameters,
-        *group.buffers,
-        *_flat(map(_values, _flat(map(_contents, map(vars, modules))))),
-    ]
 
 
 def _attributes(modules: list[Any]) -> list[Any]:

@@ -95,6 +95,8 @@ CALLS: dict[str, dict[str, Any]] = {
         "task_prompt": "a task",
         "content_prompt": "a cat",
         "image": lambda: [[image(1), image(2)], [image(3), None]],
+        "upsampling_height": SIZE,
+        "upsampling_width": SIZE,
     },
     "FluxKontext": {"_auto_resize": False, "max_area": 32 * 32},
     "AnimateDiffSparse": {"conditioning_frames": lambda: [image()]},
