@@ -25,7 +25,7 @@ FIX = Fix(
     id="torch-composable-fully-shard-8bit",
     title="the fully_shard of torch before 2.6 destroys an 8-bit model",
     module="torch.distributed._composable.fsdp.fully_shard",
-    claims={"torch": ">=2.4.1,<2.6.0", "bitsandbytes": ""},
+    claims={"torch": ">=2.4.1,<=2.5.1", "bitsandbytes": ""},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1709",),
     symptom="RuntimeError: only Tensors of floating point dtype can require gradients, from "
     "torch.distributed._composable.fsdp.fully_shard",
