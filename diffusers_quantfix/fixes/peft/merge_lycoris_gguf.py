@@ -25,7 +25,7 @@ FIX = Fix(
     id="peft-merge-lycoris-gguf",
     title="merge_and_unload of a LoKr or LoHa of a GGUF model fails in the middle",
     module="peft.tuners.lycoris_utils",
-    claims={"peft": ">=0.13.2,<=0.17.1", "diffusers": "", "gguf": ""},
+    claims={"peft": ">=0.13.2,<0.18.0", "diffusers": "", "gguf": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/12047",),
     symptom="RuntimeError: The size of tensor a must match the size of tensor b, from merge_and_unload() of a LoKr or "
     "LoHa of a GGUF model",
@@ -39,6 +39,7 @@ FIX = Fix(
         "lycoris_utils.py:_unload_and_optionally_merge",
         "GGUF",
     ),
+    fixed_in="peft 0.18.0",  # in so far as that function asks there, with peft-merge-gguf
     since="0.1.0",
 )
 

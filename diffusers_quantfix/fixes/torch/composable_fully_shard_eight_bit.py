@@ -25,12 +25,13 @@ FIX = Fix(
     id="torch-composable-fully-shard-8bit",
     title="the fully_shard of torch before 2.6 destroys an 8-bit model",
     module="torch.distributed._composable.fsdp.fully_shard",
-    claims={"torch": ">=2.4.1,<=2.5.1", "bitsandbytes": ""},
+    claims={"torch": ">=2.4.1,<2.6.0", "bitsandbytes": ""},
     upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1709",),
     symptom="RuntimeError: only Tensors of floating point dtype can require gradients, from "
     "torch.distributed._composable.fsdp.fully_shard",
     patterns=(r"fsdp/.{0,2000}only Tensors of floating point dtype can require gradients",),
     frames=("_composable/fsdp", "_composable.fsdp", "fully_shard"),
+    fixed_in="torch 2.6.0",  # in so far as it is the function there that torch-fully-shard-8bit patches
     since="0.1.0",
 )
 
