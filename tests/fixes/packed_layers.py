@@ -11,8 +11,6 @@ FEATURES = four_bit.FEATURES
 
 
 def eight_bit_linear(device, seed: int = 0):
-    if unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     return eight_bit.linear(device, FEATURES, seed=seed)
 
 

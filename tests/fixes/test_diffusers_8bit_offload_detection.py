@@ -133,8 +133,6 @@ def text_encoder(folder, bits: int, device_map=None):
     """A CLIPTextModel of transformers in 4 or 8 bits, on the first device if nothing else is asked for."""
     from transformers import CLIPTextModel
 
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     if bits == 4 and unmet("transformers>=4.45"):
         pytest.skip("transformers before 4.45 refuses to move a 4-bit model at all")
     models.saved(models.clip_text(), folder)

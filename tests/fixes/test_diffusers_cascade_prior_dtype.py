@@ -6,7 +6,6 @@ import pytest
 
 from diffusers_quantfix.verify.models import cascade
 from tests.fixes import four_bit
-from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-cascade-prior-dtype"
@@ -18,8 +17,6 @@ torch = pytest.importorskip("torch")
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_prior_from_a_checkpoint(gpu, tmp_path, bits):
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     plain, device = cascade.prior(), gpu.devices[0]
     model = four_bit.load(type(plain), models.saved(plain, tmp_path), bits=bits, dtype=torch.float32)
     if bits == 4:

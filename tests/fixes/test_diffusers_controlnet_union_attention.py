@@ -8,7 +8,6 @@ from tests.fixes import four_bit
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
-from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-controlnet-union-attention"
@@ -138,8 +137,6 @@ def run(model, device):
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
     """Its last layers are zero until they are trained, so they are given values."""
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     plain, device = union(), gpu.devices[0]
     with torch.no_grad():
         for parameter in plain.parameters():

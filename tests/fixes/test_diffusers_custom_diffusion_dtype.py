@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
-from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-custom-diffusion-dtype"
@@ -30,8 +29,6 @@ def made(processor: str, name: str, device, dtype):
 @pytest.mark.parametrize("processor", CLASSES)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_unet_from_a_checkpoint(gpu, tmp_path, bits, processor):
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     plain, device = models.unet(), gpu.devices[0]
     model = four_bit.load(type(plain), models.saved(plain, tmp_path), bits=bits)
     if bits == 4:

@@ -118,8 +118,6 @@ def numpy_or_torch() -> dict:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     plain, device = hunyuan(), gpu.devices[0]
     model = four_bit.load(type(plain), models.saved(plain, tmp_path), bits=bits, dtype=torch.float32)
     if bits == 4:

@@ -7,7 +7,6 @@ import pytest
 from tests.fixes import four_bit, lora_models
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
-from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-ip-adapter-quantized"
@@ -66,8 +65,6 @@ def quantized(folder, bits: int, side: str):
     """The UNet in 4 or 8 bits on the first device."""
     from diffusers import UNet2DConditionModel
 
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     try:
         return four_bit.load(UNet2DConditionModel, folder, bits=bits)
     except ValueError as error:

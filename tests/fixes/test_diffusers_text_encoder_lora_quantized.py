@@ -7,7 +7,6 @@ import pytest
 from tests.fixes import four_bit, lora_models
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
-from tests.gate import unmet
 from tests.rig import models
 
 pytest.importorskip("peft", reason="peft is not installed")
@@ -98,8 +97,6 @@ def pipeline(folder, bits: int):
     """A pipeline with a quantized CLIP."""
     from transformers import CLIPTextModel
 
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     model = four_bit.load(CLIPTextModel, folder, bits=bits, device_map={"": 0})
     return models.flux_pipeline(text_encoder=model)
 

@@ -59,8 +59,6 @@ def _needs_an_older_bitsandbytes() -> bool:
 
 
 def skip_where_it_does_not_run(bits, way) -> None:
-    if bits == 8 and unmet("bitsandbytes>=0.45.1"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45.1")
     if bits == 8 and _needs_an_older_bitsandbytes():
         pytest.skip("this transformers dequantizes 8 bits by a function that bitsandbytes has no more")
     if way == "group" and not unmet("transformers>=5") and unmet("diffusers>=0.36"):
@@ -83,6 +81,8 @@ def test_it_runs_on_and_is_dequantized_when_the_hooks_are_off(gpu, tmp_path, bit
     from accelerate.hooks import remove_hook_from_module
 
     skip_where_it_does_not_run(bits, way)
+    if bits == 8 and way == "sequential" and unmet("bitsandbytes>=0.45"):
+        pytest.skip("accelerate loses the scales of 8 bits with its hooks, and is patched from bitsandbytes 0.45 on")
     device = gpu.devices[0]
     model = load(tmp_path, bits)
     offload(model, device, way)

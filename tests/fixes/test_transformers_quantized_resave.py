@@ -67,16 +67,10 @@ def assert_same_files(folder, other) -> None:
     assert four_bit.differences(tensors_in(folder), tensors_in(other)) == []
 
 
-def needs_eight_bit(bits: int) -> None:
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_model(gpu, tmp_path, name, bits):
-    needs_eight_bit(bits)
     model_class, first = checkpoint(tmp_path, MODELS[name], bits)
     model = load(model_class, first)
     conversions = getattr(model, "_weight_conversions", None)
@@ -88,7 +82,6 @@ def test_a_model(gpu, tmp_path, name, bits):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_several_files(gpu, tmp_path, bits):
-    needs_eight_bit(bits)
     model_class, first = checkpoint(tmp_path, models.t5_encoder, bits)
     load(model_class, first).save_pretrained(tmp_path / "second", max_shard_size="20KB")
     assert len(list((tmp_path / "second").glob("*.safetensors"))) > 1

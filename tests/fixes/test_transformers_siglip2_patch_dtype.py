@@ -7,7 +7,6 @@ import pytest
 from tests.fixes import four_bit
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
-from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "transformers-siglip2-patch-dtype"
@@ -64,8 +63,6 @@ DEFECT = pytest.mark.defect(FIX_ID, shows=SHOWS)
     ],
 )
 def test_a_model_from_a_checkpoint(gpu, tmp_path, options):
-    if options["bits"] == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     plain, device = siglip2(), gpu.devices[0]
     folder = models.saved(plain, tmp_path)
     model = four_bit.load(type(plain), folder, dtype=torch.float16, device_map={"": 0}, **options)

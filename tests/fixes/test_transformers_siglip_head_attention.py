@@ -10,7 +10,6 @@ from tests.fixes import four_bit
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear
-from tests.gate import unmet
 from tests.rig import models
 
 SIGLIP, SIGLIP2 = "transformers-siglip-head-attention", "transformers-siglip2-head-attention"
@@ -116,8 +115,6 @@ def test_under_sequential_offload(gpu, name):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.defect(SIGLIP, shows=SHOWS, needs=QUANTIZED)
 def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
-    if bits == 8 and unmet("bitsandbytes>=0.45"):
-        pytest.skip("the rig has no 8-bit kernels for bitsandbytes before 0.45")
     module, device = modeling("siglip"), gpu.devices[0]
     torch.manual_seed(0)
     plain = module.SiglipVisionModel(

@@ -62,7 +62,7 @@ def broken(qlinear: ModuleType) -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         graph = Keep.apply(torch.zeros(1, requires_grad=True), layer._parameters["weight"])
     try:
-        layer._apply(torch.Tensor.clone)
+        layer._apply(torch.Tensor.detach)
     except RuntimeError as error:
         return "swap" in str(error)
     del graph
