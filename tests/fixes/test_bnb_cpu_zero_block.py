@@ -109,6 +109,8 @@ def test_a_four_bit_layer_whose_blocks_share_a_scale(value, kind):
     said = in_a_process(body)
     if "NotImplementedError" in said or "quantize_4bit" in said:
         pytest.skip(f"this release quantizes to 4 bits on GPUs only: {said}")
+    if "must be nf4 on CPU" in said:
+        pytest.skip("this release has one 4-bit kind on the CPU")
     assert said == "right"
 
 
