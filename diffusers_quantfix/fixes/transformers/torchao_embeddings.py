@@ -5,7 +5,7 @@ Symptom: ``from_pretrained`` of ClapModel, or of Kandinsky's MultilingualCLIP, w
     "We encountered some issues during automatic conversion of the weights". Without the config they load.
 Cause: for each weight that it quantizes, torchao's quantizer asks the model for its input embeddings, to see whether
     the weight is theirs. A model of several encoders, or of one under another name, raises.
-Upstream: not reported.
+Upstream: not reported; transformers 4.51.3 did not ask.
 Patch: while such a model is loaded, its answer is that it has none.
 """
 
@@ -27,7 +27,7 @@ FIX = Fix(
     id="transformers-torchao-embeddings",
     title="models without input embeddings cannot be loaded with torchao",
     module="transformers.quantizers.quantizer_torchao",
-    claims={"transformers": ">=4.56.2,<=5.23.0"},
+    claims={"transformers": ">=4.52.1,<=5.23.0"},
     upstream=(),
     symptom="NotImplementedError: `get_input_embeddings` not auto-handled for ClapModel; please override in the "
     "subclass.",
