@@ -27,7 +27,7 @@ FIX = Fix(
     id="transformers-torchao-embeddings",
     title="models without input embeddings cannot be loaded with torchao",
     module="transformers.quantizers.quantizer_torchao",
-    claims={"transformers": ">=4.52.1,<=5.23.0"},
+    claims={"transformers": ">=4.52.1,<=5.23.0", "torchao": ""},
     upstream=(),
     symptom="NotImplementedError: `get_input_embeddings` not auto-handled for ClapModel; please override in the "
     "subclass.",
