@@ -96,8 +96,12 @@ def test_another_model_keeps_its_embeddings(tmp_path):
 def test_two_threads(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(2) as pool:
-        loaded = list(pool.map(lambda name: quantized(tmp_path / name, multilingual)[1], ["one", "two"]))
+    dtype = torch.get_default_dtype()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            loaded = list(pool.map(lambda name: quantized(tmp_path / name, multilingual)[1], ["one", "two"]))
+    finally:  # `from_pretrained` sets it for the whole process, and two at once may leave it
+        torch.set_default_dtype(dtype)
     for (name, one), other in zip(loaded[0].named_parameters(), loaded[1].parameters(), strict=True):
         assert type(one) is type(other), name
         assert "get_input_embeddings" not in vars(loaded[0])
