@@ -7,6 +7,7 @@ import pytest
 from tests.fixes import four_bit, lora_models
 from tests.fixes.callers import spelled
 from tests.fixes.callers import without_index as without_index
+from tests.fixes.test_bnb_linear4bit_reload import SHOWS as RELOAD
 from tests.fixes.test_bnb_quant_state_meta import FIX_ID, SHOWS, offload, remove_hooks
 from tests.rig import models
 
@@ -42,6 +43,39 @@ def test_a_pipeline_runs_three_times(gpu, saved_flux, double_quant):
         schedule = [part for part in vars(pipeline.scheduler).values() if isinstance(part, torch.Tensor)]
         left = gpu.allocated(here) - before - sum(part.nbytes for part in schedule if part.device == here)
         assert left == 0, f"{left} bytes stayed on {here}"
+
+
+@double
+@pytest.mark.parametrize("route", ["to", "to and back", "load_state_dict"])
+@pytest.mark.defect(FIX_ID, shows=rf"{SHOWS}|{RELOAD}")
+def test_a_loaded_model_that_is_on_the_gpu(gpu, saved_flux, tmp_path, double_quant, route):
+    """From the GPU straight to meta: the weights of a loaded model do not know their layers."""
+    import gc
+
+    import torch
+
+    here, there = gpu.pair
+    first = flux(saved_flux, double_quant)
+    reference = models.call_flux(first, here).cpu()
+    models.saved(first.transformer, tmp_path / "quantized")
+    kind = type(first.transformer)
+    state = four_bit.state_of(first.transformer) if route == "load_state_dict" else {}
+    del first
+    gc.collect()
+    before = gpu.allocated(here) + gpu.allocated(there)
+    with four_bit.skip_for_other_reasons():
+        model = kind.from_pretrained(tmp_path / "quantized", torch_dtype=torch.float16)
+    model.to(here)
+    if route == "to and back":
+        model.to(there).to(here)
+    if state:
+        model.load_state_dict(state)
+    del state
+    offload(model, here)
+    assert torch.equal(models.call_flux(models.flux_pipeline(model), here).cpu(), reference)
+    gc.collect()
+    left = gpu.allocated(here) + gpu.allocated(there) - before
+    assert left == 0, f"{left} bytes stayed on the devices"
 
 
 @double

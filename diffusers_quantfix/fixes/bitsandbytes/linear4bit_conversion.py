@@ -90,7 +90,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                 followed
             ):  # upstream took the bytes; the quant state may be a new one (bnb-params4bit-shared-state)
                 new.quant_state = held["quant_state"]
-                if "quant_state" in vars(self):
+                if vars(self).get("quant_state") is not None:
                     self.quant_state = new.quant_state
             if not followed:  # Params4bit.to was not called: to_empty(), and .cpu() before 0.46.0
                 rejoin(self, new)
@@ -103,7 +103,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         state = weight.quant_state
         if state is not None and not weight.is_meta and companions.is_host_copy(state):
             state = weight.quant_state = companions.on_device(state, weight.device)
-        if "quant_state" in vars(layer):
+        if vars(layer).get("quant_state") is not None:
             layer.quant_state = state
         if weight.is_meta:  # a quant state on the CPU waits for it there (bnb-quant-state-meta)
             return

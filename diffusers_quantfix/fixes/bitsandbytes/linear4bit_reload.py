@@ -126,7 +126,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         weight = layer._parameters["weight"]
         if isinstance(weight, params4bit) or weight is None:
             if weight is not before and isinstance(weight, params4bit) and weight.quant_state is not None:
-                layer.quant_state = weight.quant_state
+                if layer.quant_state is not None:
+                    layer.quant_state = weight.quant_state
             return
         new = torch.Tensor._make_subclass(type(before), weight.data, before.requires_grad)
         vars(new).update(vars(before))
@@ -150,7 +151,10 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                 if not torch.equal(mine.code, other.code):  # layers share it
                     mine.code = other.code
             state.offset, state.dtype = new.offset, new.dtype
-        weight.quant_state = layer.quant_state = state
+        weight.quant_state = state
+        # A weight that does not know its layer could not tell it of the next quant state.
+        if layer.quant_state is not None or vars(weight).get("module") is layer:
+            layer.quant_state = state
         weight.bnb_quantized = True
         weight.blocksize, weight.quant_type = state.blocksize, state.quant_type
         weight.compress_statistics, weight.quant_storage = state.nested, weight.dtype

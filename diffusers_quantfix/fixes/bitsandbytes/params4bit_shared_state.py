@@ -113,8 +113,10 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         def _apply(self, fn, recurse=True):
             result = original(self, fn, recurse)
             state = getattr(self._parameters.get("weight"), "quant_state", None)
-            if state is not None and "quant_state" in vars(self):
-                self.quant_state = state  # a parameter that was loaded may not know its layer
+            # A parameter that was loaded may not know its layer. Such a layer refers to no quant state of its own, and
+            # must not begin to: nobody would tell it of the next one.
+            if state is not None and vars(self).get("quant_state") is not None:
+                self.quant_state = state
             return result
 
         return _apply
