@@ -125,9 +125,9 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         """Turn what torch assigned into a Params4bit like ``before``."""
         weight = layer._parameters["weight"]
         if isinstance(weight, params4bit) or weight is None:
-            if weight is not before and isinstance(weight, params4bit) and weight.quant_state is not None:
-                if layer.quant_state is not None:
-                    layer.quant_state = weight.quant_state
+            state = vars(weight).get("quant_state") if isinstance(weight, params4bit) else None
+            if weight is not before and state is not None and layer.quant_state is not None:
+                layer.quant_state = state
             return
         new = torch.Tensor._make_subclass(type(before), weight.data, before.requires_grad)
         vars(new).update(vars(before))

@@ -1,0 +1,85 @@
+"""FSDP loses the quant states of a 4-bit model that diffusers loaded from a 4-bit checkpoint.
+
+Symptom: ValueError "quant_state is required" (an AssertionError without a word before bitsandbytes 0.50) in the first
+    run after ``fully_shard`` or ``FullyShardedDataParallel``. A model that was quantized while it was loaded is not
+    affected.
+Cause: FSDP exchanges each parameter for one of its own class, and the quant state is an attribute of the old one.
+    bitsandbytes recovers it from ``layer.quant_state``; but diffusers does not tell ``Params4bit.from_prequantized``
+    the layer (transformers does), so that this is None.
+Upstream: not reported; diffusers/quantizers/bitsandbytes/bnb_quantizer.py (``create_quantized_param``).
+Patch: both functions let such layers refer to the quant states of their weights before they shard. Not the loader: the
+    weight would have to know its layer too, and such a cycle keeps the memory of a deleted model until Python collects
+    it.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import function_of, resolve, written_in
+from ...engine.target import finished
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="torch-sharded-loaded-4bit",
+    title="FSDP loses the quant states of a model that diffusers loaded in 4 bits",
+    module="torch.distributed.fsdp",
+    claims={
+        "torch": ">=2.5.1,<=2.15.0",
+        "diffusers": ">=0.31.0,<=0.42.1",
+        "bitsandbytes": ">=0.43.3,<=0.50.2",
+    },
+    upstream=(),
+    symptom="ValueError: quant_state is required, in the first run after fully_shard or FullyShardedDataParallel",
+    patterns=("quant_state is required", r"fsdp.{0,4000}fix_4bit_weight_quant_state_from_module"),
+    frames=("fully_shard|fsdp", "4.?bit"),
+    since="0.1.0",
+)
+
+_LOADER = "diffusers.quantizers.bitsandbytes.bnb_quantizer"
+
+
+def broken(fsdp: ModuleType) -> bool:
+    """Does diffusers not name the layer when it makes the weight, and is there nothing of ours around FSDP?
+
+    The loader is not waited for: who imports ``fully_shard`` by name before it would keep the function as it was.
+    Where it is not imported yet, the claim decides; for layers that know their quant states nothing changes.
+    """
+    if written_in(resolve(fsdp, "FullyShardedDataParallel.__init__"), __file__):
+        return False
+    loader = finished(_LOADER)
+    if loader is None:
+        return True
+    code = function_of(resolve(loader, "BnB4BitDiffusersQuantizer.create_quantized_param")).__code__
+    return not any("module" in names for names in code.co_consts if isinstance(names, tuple))
+
+
+def patch(fsdp: ModuleType, draft: Draft) -> None:
+    def make_init(original):
+        def __init__(self, module, *args, **kwargs):
+            tell(module)
+            original(self, module, *args, **kwargs)
+
+        return __init__
+
+    def make(original):
+        def fully_shard(module, *args, **kwargs):
+            for part in module if isinstance(module, (list, tuple)) else [module]:
+                tell(part)
+            return original(module, *args, **kwargs)
+
+        return fully_shard
+
+    def tell(model):
+        for layer in model.modules():
+            held = vars(layer)
+            if "quant_state" in held and held["quant_state"] is None:
+                layer.quant_state = getattr(layer._parameters.get("weight"), "quant_state", None)
+
+    draft.wrap_plain(resolve(fsdp, "FullyShardedDataParallel"), "__init__", make_init)
+    if hasattr(fsdp, "fully_shard"):  # from torch 2.6 on
+        draft.wrap_plain(fsdp, "fully_shard", make)
