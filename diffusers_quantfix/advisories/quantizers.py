@@ -5,6 +5,9 @@ Upstream: diffusers/quantizers/auto.py, whose names are used here.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 from ..engine.versions import installed_version
 
 TYPE_CHECKING = False
@@ -19,20 +22,29 @@ _SEEN = (
     "`audit`, `release` and `track` count its tensors, and its models move and are offloaded as others are"
 )
 _UNSEEN = "`audit`, `release` and `track` were not tested with it"
-# The others -> their distribution, empty where diffusers has the code itself, and what was seen of their models
-# (tests/tools/test_other_quantizers.py). nunchaku_lite downloads its kernels, for NVIDIA's GPUs only; diffusers 0.42.1
-# makes no config for modelopt 0.47.0 (TypeError "'list' object is not a mapping").
+# The others -> their distribution, or the folder of diffusers/quantizers that has the code itself, and what was seen of
+# their models (tests/tools/test_other_quantizers.py). nunchaku_lite downloads its kernels, for NVIDIA's GPUs only;
+# diffusers 0.42.1 makes no config for modelopt 0.47.0 (TypeError "'list' object is not a mapping").
 OTHERS = {
     "auto-round": ("auto-round", _UNSEEN),
-    "bfl": ("", _SEEN),
+    "bfl": ("/bfl", _SEEN),
     "modelopt": ("nvidia-modelopt", _UNSEEN),
-    "nunchaku_lite": ("", _UNSEEN),
+    "nunchaku_lite": ("/nunchaku", _UNSEEN),
     "sdnq": ("sdnq", _SEEN),
 }
 
 
 def advice() -> Iterator[str]:
-    """One sentence for each of these libraries that is installed."""
-    for method, (name, seen) in OTHERS.items():
-        if name and (version := installed_version(name)):
+    """One sentence for each of these methods that can be used here."""
+    for method, (home, seen) in OTHERS.items():
+        name = "diffusers" if home.startswith("/") else home
+        version = installed_version(name)
+        if version and (name == home or _in_diffusers(home)):
             yield f"{name} {version}: no fix is about the quantization method {method!r}; {seen}"
+
+
+def _in_diffusers(folder: str) -> bool:
+    """Whether the installed diffusers has this folder below ``quantizers``; it is not imported."""
+    spec = importlib.util.find_spec("diffusers")
+    places = spec.submodule_search_locations if spec else None
+    return any(os.path.isdir(f"{place}/quantizers{folder}") for place in places or ())

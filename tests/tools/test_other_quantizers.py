@@ -6,6 +6,8 @@ sdnq`` beside what the README installs), ``python -m pytest tests/tools/test_oth
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import diffusers_quantfix
@@ -127,3 +129,24 @@ def test_every_quantizer_of_diffusers_is_known():
 
     new = sorted(set(AUTO_QUANTIZER_MAPPING) - set(quantizers.PATCHED) - set(quantizers.OTHERS))
     assert not new, f"look at {new}, and list them in advisories/quantizers.py"
+
+
+def test_doctor_names_what_this_release_can_use():
+    """Also the methods whose code diffusers has itself; the others where their library is installed."""
+    import importlib.metadata
+
+    said = " ".join(quantizers.advice())
+    release = f"diffusers {importlib.metadata.version('diffusers')}: no fix is about the quantization method"
+    assert f"{release} 'bfl'" in said
+    assert f"{release} 'nunchaku_lite'" in said
+    for method in ("auto-round", "modelopt", "sdnq"):
+        assert (repr(method) in said) == (not unmet(quantizers.OTHERS[method][0])), method
+
+
+def test_an_older_release_has_none_of_them(monkeypatch, tmp_path):
+    (tmp_path / "diffusers" / "quantizers" / "gguf").mkdir(parents=True)
+    (tmp_path / "diffusers" / "__init__.py").write_text("")
+    monkeypatch.delitem(sys.modules, "diffusers", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(quantizers, "installed_version", {"diffusers": "0.35.2"}.get)
+    assert list(quantizers.advice()) == []
