@@ -148,6 +148,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_skipped",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-group-offload-tied-parameters": (
+        "diffusers.group_offload_tied_parameters",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-torchao": (
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",

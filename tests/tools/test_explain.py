@@ -264,6 +264,7 @@ NOT_ALONE = (
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
     "diffusers-group-offload-containers",
+    "diffusers-group-offload-tied-parameters",
     "diffusers-layerwise-casting-lora",
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
