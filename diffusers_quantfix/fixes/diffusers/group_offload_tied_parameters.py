@@ -30,8 +30,8 @@ FIX = Fix(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py",
     ),
     symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu! (when checking argument for argument self in method wrapper_CUDA_index_select), from embed_tokens of T5 under "
-    "enable_group_offload(offload_type='leaf_level')",
+    "cpu! (when checking argument for argument self in method wrapper_CUDA_index_select), from embed_tokens of T5 "
+    "under enable_group_offload(offload_type='leaf_level')",
     patterns=(
         r"models/(um)?t5/.{0,4000}Expected all tensors to be on the same device",
         r"Expected all tensors to be on the same device.{0,400}embed_tokens",
@@ -61,9 +61,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             for place, owner in module.named_modules():
                 for own, parameter in owner._parameters.items():
                     name = f"{place}.{own}" if place else own
-                    if parameter is not None and name not in named:  # it has been named somewhere else
-                        if not comes(place, modules_with_group_offloading):
-                            found.append((name, parameter))
+                    named_elsewhere = parameter is not None and name not in named
+                    if named_elsewhere and not comes(place, modules_with_group_offloading):
+                        found.append((name, parameter))
             return found
 
         return gather
