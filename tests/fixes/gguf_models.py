@@ -31,16 +31,16 @@ def weights_of(model) -> list:
     return [parameter for parameter in model.parameters() if type(parameter).__name__ == "GGUFParameter"]
 
 
-def wan(folder, dtype, unpacked: str = ""):
-    """A WanTransformer3DModel of one block, its linear layers in Q4_0 in the file: those in ``unpacked`` in float32,
-    with the numbers that diffusers dequantizes."""
+def wan(folder, dtype, unpacked: str = "", kind: str = "Q4_0"):
+    """A WanTransformer3DModel of one block, its linear layers packed as ``kind`` in the file: those in ``unpacked`` in
+    float32, with the numbers that diffusers dequantizes."""
     import diffusers
     from diffusers.loaders import single_file_model
 
     folder.mkdir(exist_ok=True)
     file = folder / "model.gguf"
     if not file.exists():
-        _write_wan(folder, file, unpacked)
+        _write_wan(folder, file, unpacked, kind)
     # diffusers before 0.35 takes every file for one in the format of the original authors.
     entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["WanTransformer3DModel"]
     with mock.patch.dict(entry, checkpoint_mapping_fn=lambda checkpoint, **_: checkpoint):
@@ -52,7 +52,7 @@ def wan(folder, dtype, unpacked: str = ""):
         ).eval()
 
 
-def _write_wan(folder, file, unpacked: str) -> None:
+def _write_wan(folder, file, unpacked: str, kind: str) -> None:
     import diffusers
     import torch
 
@@ -73,19 +73,19 @@ def _write_wan(folder, file, unpacked: str) -> None:
     )
     model.save_config(folder)
     linear = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
-    kind = gguf.GGMLQuantizationType.Q4_0
+    packed = gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(file, "wan")
     for name, tensor in model.state_dict().items():
         values = tensor.numpy()
         if name not in linear:
             writer.add_tensor(name, values)
             continue
-        values = gguf.quants.quantize(values, kind)
+        values = gguf.quants.quantize(values, packed)
         if unpacked and unpacked in name.split("."):
-            weight = dequantize_gguf_tensor(GGUFParameter(torch.from_numpy(values), quant_type=kind))
+            weight = dequantize_gguf_tensor(GGUFParameter(torch.from_numpy(values), quant_type=packed))
             writer.add_tensor(name, weight.float().numpy())
         else:
-            writer.add_tensor(name, values, raw_dtype=kind)
+            writer.add_tensor(name, values, raw_dtype=packed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

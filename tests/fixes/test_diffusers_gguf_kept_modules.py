@@ -34,13 +34,22 @@ def plain(model) -> set[str]:
 
 
 @wan
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("Q4_0", "bfloat16"),
+        ("Q4_0", "float16"),
+        ("Q4_0", "float32"),
+        ("Q8_0", "bfloat16"),
+        ("BF16", "bfloat16"),
+    ],
+)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
-def test_wan(tmp_path, dtype):
+def test_wan(tmp_path, kind, dtype):
     """As with a file that has the same weights of the time embedder in float32."""
     dtype = getattr(torch, dtype)
-    reference = gguf_models.wan(tmp_path / "reference", dtype, unpacked="time_embedder")
-    model = gguf_models.wan(tmp_path / "packed", dtype)
+    reference = gguf_models.wan(tmp_path / "reference", dtype, "time_embedder", kind)
+    model = gguf_models.wan(tmp_path / "packed", dtype, kind=kind)
     output = gguf_models.run_wan(model)
     assert torch.equal(output, gguf_models.run_wan(reference))
     assert output.dtype == dtype
