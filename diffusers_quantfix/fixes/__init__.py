@@ -122,6 +122,10 @@ INDEX: dict[str, tuple[str, str]] = {
     "diffusers-fuse-model-lora-offloaded": ("diffusers.fuse_model_lora_offloaded", "diffusers.loaders.peft"),
     "diffusers-fuse-qkv-quantized": ("diffusers.fuse_qkv_quantized", "diffusers.models.attention"),
     "diffusers-gguf-dequantize": ("diffusers.gguf_dequantize", "diffusers.quantizers.gguf.utils"),
+    "diffusers-gguf-kept-modules": (
+        "diffusers.gguf_kept_modules",
+        "diffusers.quantizers.gguf.gguf_quantizer",
+    ),
     "diffusers-gguf-pickle": ("diffusers.gguf_pickle", "diffusers.quantizers.gguf.utils"),
     "diffusers-gguf-plain-parameter": (
         "diffusers.gguf_plain_parameter",

@@ -1,4 +1,4 @@
-"""diffusers-group-offload-buffers: group offloading with a stream leaves buffers on the GPU."""
+"""diffusers-group-offload-buffers: group offloading leaves buffers on the GPU."""
 
 from __future__ import annotations
 
@@ -82,3 +82,77 @@ def test_unchanged_buffers_are_not_copied_back(rig_devices):
     output = run(model, device)
     assert rig_devices.traffic().d2h == output.nbytes
     assert_left(rig_devices, device, before)
+
+
+class Viewed(torch.nn.Module):
+    """Its buffers are views: of what was read, as transformers 4.51 to 4.56 leaves them, and an expanded one."""
+
+    def __init__(self, device, *blocks):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64, device=device)
+        self.blocks = torch.nn.Sequential(*blocks)
+        self.register_buffer("weight", torch.randn(64, 64, device=device)[...])
+        self.register_buffer("shift", torch.randn(64, device=device).expand(2, -1))
+        self.register_buffer("shared", self.weight)
+        self.register_buffer("none", None)
+
+    def forward(self, x):
+        return self.blocks(self.linear(x) @ self.weight + self.shift + self.shared.sum())
+
+
+def build_viewed(device):
+    torch.manual_seed(0)
+    return Viewed(device, Viewed(device), Viewed(device)).eval()
+
+
+@modes()
+@pytest.mark.defect(FIX_ID, shows=STAYED)
+def test_buffers_that_are_views(gpu, mode):
+    device = gpu.devices[0]
+    assert_works(gpu, device, lambda: build_viewed(device), lambda model: run(model, device), mode)
+
+
+def test_what_is_replaced(rig_devices):
+    """Views alone, and nothing but the tensor object changes."""
+    device = rig_devices.devices[0]
+    model = build_viewed("cpu")
+    plain = model.plain = torch.nn.BatchNorm1d(64)
+    kept = dict(plain.named_buffers())
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    offload(model, device, {"offload_type": "leaf_level"})
+    assert all(buffer is kept[name] for name, buffer in plain.named_buffers())
+    assert model.shared is model.weight
+    assert model.none is None
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+        assert not buffer._is_view()
+
+
+@modes("leaf", "leaf-stream")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_text_encoder_with_position_ids_in_its_checkpoint(gpu, tmp_path, bits, mode):
+    """Its buffers come from a file. transformers 4.51 to 4.56 makes them views where it quantizes."""
+    transformers = pytest.importorskip("transformers")
+    from tests.rig import models
+
+    device = gpu.devices[0]
+    config = transformers.ClapTextConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99
+    )
+    transformers.ClapTextModelWithProjection(config).save_pretrained(tmp_path)
+    before = gpu.allocated(device)
+    model = transformers.ClapTextModelWithProjection.from_pretrained(
+        tmp_path,
+        quantization_config=models.bnb_config("transformers", bits),
+        device_map={"": 0},
+        torch_dtype=torch.bfloat16,
+    )
+    assert {"position_ids", "token_type_ids"} <= {
+        name.rpartition(".")[2] for name, _ in model.named_buffers()
+    }
+    offload(model, device, mode)
+    assert_left(gpu, device, before)
+    for _ in range(2):
+        with torch.no_grad():
+            model(input_ids=torch.tensor([[3, 4, 5]], device=device))
+        assert_left(gpu, device, before)

@@ -263,6 +263,7 @@ NOT_ALONE = (
     "diffusers-controlnet-union-attention",
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
+    "diffusers-gguf-kept-modules",
     "diffusers-group-offload-containers",
     "diffusers-group-offload-tied-parameters",
     "diffusers-layerwise-casting-lora",

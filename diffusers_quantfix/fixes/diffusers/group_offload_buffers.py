@@ -1,12 +1,15 @@
-"""Group offloading with a stream never takes the buffers of its modules back.
+"""Group offloading does not free the GPU memory of buffers.
 
 Symptom: after a run under ``enable_group_offload(use_stream=True)`` every buffer of the offloaded modules is still on
     the GPU: all of a model whose quantized weights are buffers (the layouts of GPTQ and AutoRound), the scales of BFL.
-    What a layer writes to its buffer is lost in the next run.
+    What a layer writes to its buffer is lost in the next run. Without a stream too, the memory of a buffer that is a
+    view is never freed: transformers 4.51 to 4.56 makes all buffers of a quantized model views of what it read.
 Cause: ``ModuleGroup`` brings the parameters and buffers of its modules, and gives only the parameters their host copies
-    back. The next run brings the first host copy of a buffer again.
+    back. The next run brings the first host copy of a buffer again. It gives a buffer other ``.data``, which leaves a
+    view its base, with the memory that both had.
 Upstream: no issue.
-Patch: the buffers get their host copies back as well; one that was changed in place is copied to it before.
+Patch: the buffers get their host copies back as well; one that was changed in place is copied to it before. When the
+    offloading of a model is set up, its buffers that are views are exchanged for plain ones.
 """
 
 from __future__ import annotations
@@ -27,24 +30,46 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-group-offload-buffers",
-    title="group offloading with a stream leaves buffers on the GPU",
+    title="group offloading leaves buffers on the GPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
     upstream=(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321",
     ),
-    symptom="memory of the GPU that is not released after a run under enable_group_offload(use_stream=True)",
+    symptom="memory of the GPU that is not released after a run under enable_group_offload(use_stream=True), or after "
+    "enable_group_offload() of a quantized model of transformers 4.51 to 4.56",
     harm="memory or time",
     frames=("group_offload", "use_stream", "buffer"),
     hot=True,
 )
 
+_APPLY = "apply_group_offloading"
 _BUFFERS = "_quantfix_buffers"
 _MARK = "_quantfix_takes_buffers_back"
 _VERSIONS = "_quantfix_buffer_versions"
 
 
 def broken(group_offloading: ModuleType) -> bool:
+    """Do buffers stay where they were used, or views what they are?"""
+    return _keeps_views(group_offloading) or _leaves_buffers(group_offloading)
+
+
+def _keeps_views(group_offloading: ModuleType) -> bool:
+    """Set up the offloading of a module with a view as its buffer; is it still one?"""
+    import torch
+
+    host = torch.device("cpu")
+    module = torch.nn.Module()
+    module.register_buffer("buffer", torch.zeros(1).view(1))
+    apply = resolve(group_offloading, _APPLY)
+    try:
+        apply(module, onload_device=host, offload_device=host, offload_type="leaf_level")
+    except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
+        return not hasattr(resolve(group_offloading, "ModuleGroup").offload_, _MARK)
+    return bool(module.buffer._is_view())
+
+
+def _leaves_buffers(group_offloading: ModuleType) -> bool:
     """Offload a module with one buffer, whose host copy the group has; does the buffer get it?"""
     import torch
 
@@ -90,8 +115,25 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
         return wrapped
 
+    def make_apply(original):
+        def apply_group_offloading(module, *args, **kwargs):
+            replace_views(module)
+            return original(module, *args, **kwargs)
+
+        return apply_group_offloading
+
+    draft.wrap_plain(group_offloading, _APPLY, make_apply)
     draft.wrap_plain(group, "onload_", make_onload)
     draft.wrap_plain(group, "offload_", make_offload)
+
+
+def replace_views(model: Any) -> None:
+    """Give ``model`` plain buffers of the same memory where it has views, which keep that memory alive."""
+    replaced: dict[int, Any] = {}  # by the identity of a view, which stays: shared ones stay shared
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer._is_view() and not buffer.requires_grad:
+                module._buffers[name] = replaced.setdefault(id(buffer), (buffer, buffer.data))[1]
 
 
 def module_buffers(group: Any) -> tuple[Any, ...]:

@@ -1,0 +1,86 @@
+"""GGUF leaves packed what is to stay in float32 or is not to be converted.
+
+Symptom: RuntimeError "mat1 and mat2 must have the same dtype, but got Byte and BFloat16" from Wan and its relatives,
+    where the file has the layers of ``time_embedder`` packed; the same for a layer of
+    ``quantization_config.modules_to_not_convert``. A module in that list stays packed without a word.
+Cause: ``_replace_with_gguf_linear`` compares the names with the last part of a layer's own name only, and a layer that
+    it leaves alone gets the packed bytes. Wan casts its time step to the dtype of the first weight of
+    ``time_embedder``: uint8.
+Upstream: diffusers PR 13697, released in 0.39.0.
+Patch: the weights of these modules are dequantized in the state dict, before any layer is exchanged. To the loader they
+    are like those that the file has in float32.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-gguf-kept-modules",
+    title="GGUF leaves packed what is to stay in float32 or is not to be converted",
+    module="diffusers.quantizers.gguf.gguf_quantizer",
+    claims={"diffusers": ">=0.32.0,<0.39.0", "gguf": ""},
+    upstream=("https://github.com/huggingface/diffusers/pull/13697",),
+    symptom="RuntimeError: mat1 and mat2 must have the same dtype, but got Byte and BFloat16, in a GGUF model of Wan",
+    since="0.1.0",
+    # The message alone is that of other packed layers as well.
+    patterns=(r"(gguf|GGUF).{0,2000}same dtype.{0,30}Byte", r"same dtype.{0,30}Byte.{0,400}GGUF"),
+    frames=("gguf/utils.py:forward_native", "GGUF", "transformer_wan", "modules_to_not_convert"),
+    fixed_in="diffusers 0.39.0",
+)
+
+_BEFORE = "_process_model_before_weight_loading"
+
+
+def broken(gguf_quantizer: ModuleType) -> bool:
+    """Is a layer exchanged for a packed one in a module that stays in float32?"""
+    import torch
+
+    class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
+        compute_dtype = torch.float32
+
+        def __init__(self) -> None:
+            self.modules_to_not_convert: list[str] = []
+
+    model = torch.nn.ModuleDict(
+        {"kept": torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False, device="meta"))}
+    )
+    kind = next(kind for kind in resolve(gguf_quantizer, "GGML_QUANT_SIZES") if kind.name == "Q4_0")
+    packed = resolve(gguf_quantizer, "GGUFParameter")(torch.zeros(1, 18, dtype=torch.uint8), quant_type=kind)
+    before = resolve(Quantizer, _BEFORE)
+    before(Quantizer(), model, None, keep_in_fp32_modules=["kept"], state_dict={"kept.0.weight": packed})
+    return type(model["kept"][0]) is not torch.nn.Linear
+
+
+def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
+    def make(original: Any) -> Any:
+        def _process_model_before_weight_loading(
+            self: Any, model: Any, device_map: Any, keep_in_fp32_modules: Any = (), **kwargs: Any
+        ) -> Any:
+            _dequantize(kwargs.get("state_dict") or {}, {*self.modules_to_not_convert, *keep_in_fp32_modules})
+            return original(
+                self, model, device_map, keep_in_fp32_modules=list(keep_in_fp32_modules), **kwargs
+            )
+
+        return _process_model_before_weight_loading
+
+    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), _BEFORE, make)
+
+
+def _dequantize(state_dict: dict[str, Any], kept: Iterable[str]) -> None:
+    """Exchange the packed weights of the modules ``kept`` for plain ones: float16 for most types, on their device."""
+    from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor
+
+    names = frozenset(kept)
+    for name, weight in list(state_dict.items()):
+        if isinstance(weight, GGUFParameter) and not names.isdisjoint(name.split(".")):
+            state_dict[name] = dequantize_gguf_tensor(weight)
