@@ -238,6 +238,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-merge-lycoris-gguf": ("peft.merge_lycoris_gguf", "peft.tuners.lycoris_utils"),
     "peft-merge-lycoris-quanto": ("peft.merge_lycoris_quanto", "peft.tuners.lycoris_utils"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
+    "quanto-awq-strided-input": ("quanto.awq_strided_input", "optimum.quanto.tensor.weights.awq.qbits"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
@@ -247,6 +248,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-marlin-bias": ("quanto.marlin_bias", "optimum.quanto.tensor.weights.marlin.fp8.qbits"),
     "quanto-move-beside-graph": ("quanto.move_beside_graph", "optimum.quanto.nn.qlinear"),
     "quanto-offloaded-backward": ("quanto.offloaded_backward", "optimum.quanto.tensor.function"),
+    "quanto-strided-input": ("quanto.strided_input", "optimum.quanto.tensor.weights"),
     "quanto-weight-clone": ("quanto.weight_clone", "optimum.quanto.tensor.weights"),
     "quanto-weight-gradient": ("quanto.weight_gradient", "optimum.quanto.tensor.function"),
     "torch-checkpoint-names-cache": (

@@ -62,6 +62,21 @@ def run(model, *args, **options):
         return model(inputs(*args, **options))
 
 
+def assert_saves_no_copy(layer, given) -> None:
+    """What ``layer`` keeps for the backward pass is ``given`` itself."""
+    import torch
+
+    given, saved = given.detach().requires_grad_(True), []
+
+    def pack(tensor):
+        saved.append(tensor.data_ptr() if type(tensor) is torch.Tensor else 0)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(given)
+    assert given.data_ptr() in saved
+
+
 def error(output, reference) -> float:
     """The greatest difference, as a part of the greatest value of the reference."""
     reference = reference.float()

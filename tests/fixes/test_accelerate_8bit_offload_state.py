@@ -10,15 +10,11 @@ from tests.fixes.callers import spelling as spelling
 from tests.gate import unmet
 
 FIX_ID = "accelerate-8bit-offload-state"
-# Before 0.45 a layer that has run keeps its weight in tiles of the GPU's: its offload fails otherwise.
-NEEDS = "bitsandbytes>=0.45"
 # How it shows in bitsandbytes 0.48.0, whose parameters lose CB on their way.
 LOST = "" if unmet("bitsandbytes==0.48.0") else "|Cannot copy out of meta tensor"
 STAYED = "bytes stayed on cuda" + LOST
 
 forward = pytest.mark.parametrize("first", [False, True], ids=["before forward", "after forward"])
-
-row_major = pytest.mark.skipif(bool(unmet(NEEDS)), reason=unmet(NEEDS))
 
 
 def offloaded(model, device, **options):
@@ -43,7 +39,7 @@ def stack_of(gpu, first, layers=4):
 
 
 @forward
-@pytest.mark.defect(FIX_ID, shows=STAYED, needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows=STAYED)
 def test_nothing_stays_after_a_run(gpu, first):
     import torch
 
@@ -56,7 +52,7 @@ def test_nothing_stays_after_a_run(gpu, first):
 
 
 @forward
-@pytest.mark.defect(FIX_ID, shows="has no attribute 'unsqueeze'|State must contain" + LOST, needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows="has no attribute 'unsqueeze'|State must contain" + LOST)
 def test_a_backward_pass(gpu, first):
     """Two forward passes wait for it; the weights stay until it has run, as those of a plain model do."""
     import torch
@@ -78,7 +74,6 @@ def test_a_backward_pass(gpu, first):
     eight_bit.assert_gone(gpu, here)
 
 
-@row_major
 def test_an_input_without_a_gradient_keeps_nothing(gpu):
     """Gradients are enabled, and there are none to compute: each layer has left when the next one comes."""
     here = gpu.devices[0]
@@ -90,7 +85,6 @@ def test_an_input_without_a_gradient_keeps_nothing(gpu):
     eight_bit.assert_gone(gpu, here)
 
 
-@row_major
 @forward
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
 def test_after_an_interrupted_run(gpu, first, inference):
@@ -108,7 +102,6 @@ def test_after_an_interrupted_run(gpu, first, inference):
         eight_bit.assert_gone(gpu, here)
 
 
-@row_major
 @forward
 def test_after_an_interrupted_backward_pass(gpu, first):
     import torch
@@ -129,7 +122,7 @@ def test_after_an_interrupted_backward_pass(gpu, first):
 
 
 @forward
-@pytest.mark.defect(FIX_ID, shows="the peak is" + LOST, needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows="the peak is" + LOST)
 def test_the_peak_is_one_layer(gpu, first):
     here = gpu.devices[0]
     model = stack_of(gpu, first, layers=8)
@@ -144,7 +137,7 @@ def test_the_peak_is_one_layer(gpu, first):
     assert peak <= allowed, f"the peak is {peak} bytes, one layer with its activations {allowed}"
 
 
-@pytest.mark.defect(FIX_ID, shows=STAYED, needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows=STAYED)
 def test_a_model_that_has_run_is_offloaded_at_once(gpu):
     """Not at its next use: until then the state would keep the whole model."""
     here = gpu.devices[0]
@@ -153,23 +146,27 @@ def test_a_model_that_has_run_is_offloaded_at_once(gpu):
     del model
 
 
-BROKEN_AFTER = "NoneType|the scales are lost|companion is on|second copy|same device" + LOST
+# The last one before bitsandbytes 0.45: new scales are made, of the bytes of the weight.
+BROKEN_AFTER = (
+    "NoneType|the scales are lost|companion is on|second copy|same device|stayed on the GPU"
+    + LOST
+    + "|the output changed"
+)
 
 
 @pytest.mark.parametrize("runs", [0, 1])
-@pytest.mark.defect(FIX_ID, shows=BROKEN_AFTER, needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows=BROKEN_AFTER)
 def test_removing_the_hooks_leaves_a_working_model(gpu, runs):
     """On the device where it was, after runs before and under the hooks."""
     here_and_back(gpu, first=True, runs=runs, home=gpu.devices[0])
 
 
-@pytest.mark.defect(FIX_ID, shows=BROKEN_AFTER, needs=NEEDS)
+@pytest.mark.defect(FIX_ID, shows=BROKEN_AFTER)
 @pytest.mark.defect("bnb-linear8bit-move", shows=BROKEN_AFTER)
 def test_removing_the_hooks_leaves_a_working_model_on_the_cpu(gpu):
     here_and_back(gpu, first=True, runs=1, home="cpu")
 
 
-@row_major
 @forward
 @pytest.mark.parametrize("runs", [0, 1])
 @pytest.mark.parametrize("home", ["cuda", "cpu"])
@@ -191,11 +188,10 @@ def here_and_back(gpu, first, runs, home) -> None:
         eight_bit.run(model, here)
     remove_hook_from_submodules(model)
     eight_bit.assert_whole(model, home)
-    assert gpu.allocated(here) <= (0 if home == "cpu" else before)
-    assert torch.equal(eight_bit.run(model.to(here), here), reference)
+    assert gpu.allocated(here) <= (0 if home == "cpu" else before), "something stayed on the GPU"
+    assert torch.equal(eight_bit.run(model.to(here), here), reference), "the output changed"
 
 
-@row_major
 @forward
 def test_a_hook_without_a_weights_map_keeps_the_scales(gpu, first):
     import torch
@@ -212,7 +208,6 @@ def test_a_hook_without_a_weights_map_keeps_the_scales(gpu, first):
     eight_bit.assert_gone(gpu, here)
 
 
-@row_major
 @forward
 def test_a_block_that_is_loaded_whole(gpu, first):
     """``preload_module_classes``: one hook fetches the weights of all layers below it."""
@@ -228,7 +223,6 @@ def test_a_block_that_is_loaded_whole(gpu, first):
     eight_bit.assert_gone(gpu, here)
 
 
-@row_major
 def test_alignment_hooks_are_left_alone(gpu):
     """A hook that only brings the inputs to the weights must not take the state away."""
     from accelerate import dispatch_model
@@ -237,7 +231,8 @@ def test_alignment_hooks_are_left_alone(gpu):
     model = dispatch_model(eight_bit.stack(here), {"": 0}, force_hooks=True)
     eight_bit.run(model, here)
     eight_bit.assert_whole(model, here)
-    assert eight_bit.layers_of(model)[0].state.CB is not None
+    state = eight_bit.layers_of(model)[0].state
+    assert state.CB is not None or state.CxB is not None
 
 
 def test_its_probe_imports_no_compiler():

@@ -8,13 +8,6 @@ from tests.fixes import quanto_models as q
 from tests.gate import unmet
 
 FIX_ID = "quanto-weight-gradient"
-TRANSPOSED = pytest.param(
-    True,
-    marks=pytest.mark.skipif(
-        bool(unmet("optimum-quanto>=0.2.6")),
-        reason="quanto 0.2.5 takes no such input in its forward pass either",
-    ),
-)
 SHOWS = r"view size is not compatible with input tensor's size and stride"
 
 
@@ -34,7 +27,7 @@ def gradients(model, weight, transposed: bool = True):
 
 @pytest.mark.defect("quanto-weight-gradient", shows=SHOWS)
 @pytest.mark.parametrize("qtype", ["qint8", "qfloat8"])
-@pytest.mark.parametrize("transposed", [TRANSPOSED, False])
+@pytest.mark.parametrize("transposed", [True, False])
 def test_the_gradients_are_those_of_the_dequantized_layer(qtype, transposed):
     import torch
 

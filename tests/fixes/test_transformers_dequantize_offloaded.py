@@ -82,10 +82,6 @@ def test_it_runs_on_and_is_dequantized_when_the_hooks_are_off(gpu, tmp_path, bit
     from accelerate.hooks import remove_hook_from_module
 
     skip_where_it_does_not_run(bits, way)
-    if bits == 8 and way == "sequential" and unmet("bitsandbytes>=0.45"):
-        pytest.skip(
-            "accelerate loses the scales of 8 bits with its hooks, and is patched from bitsandbytes 0.45 on"
-        )
     device = gpu.devices[0]
     model = load(tmp_path, bits)
     offload(model, device, way)

@@ -3,15 +3,16 @@
 Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload`` or ``accelerate.cpu_offload``, 91 % of
     it is on the GPU and stays there, and the peak is the whole model. A model whose hooks are then removed raises
     "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute", and so does a backward
-    pass.
-Cause: bitsandbytes moves the weight of an 8-bit layer into ``layer.state`` in its first forward pass. After the pass
-    ``AlignDevicesHook.post_forward`` clears ``state.CxB``, which bitsandbytes 0.45.0 replaced by ``state.CB``. When a
-    model is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook``
-    restores the weight without its scales (SCB).
+    pass. Before bitsandbytes 0.45 a model that has run before it is offloaded is on the GPU until its next run, and one
+    whose hooks are removed produces noise without an error.
+Cause: bitsandbytes moves the weight of an 8-bit layer into ``layer.state`` in its first forward pass: to CB, and before
+    0.45.0, in tiles, to CxB. After the pass ``AlignDevicesHook.post_forward`` clears ``state.CxB`` only. When a model
+    is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook`` restores
+    the weight without its scales (SCB); the old bitsandbytes takes it for one that is not quantized yet.
 Upstream: accelerate PRs 3907 and 4044 handle SCB only; open.
 Patch: the three hook methods. When a weight was put on meta, its tensors are removed from the state. When a weight is
-    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them. A
-    backward pass has the state with the weight until it has run.
+    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them,
+    and rows instead of tiles. A backward pass has the state with the weight until it has run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.versions import contains, installed_version
+from ...weights.int8_params import in_tiles, rows_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,13 +38,13 @@ FIX = Fix(
     id="accelerate-8bit-offload-state",
     title="sequential offload keeps every 8-bit weight on the GPU after its first use",
     module="accelerate.hooks",
-    claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.45.0"},
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.43.0"},
     upstream=(
         "https://github.com/huggingface/accelerate/pull/3907",
         "https://github.com/huggingface/accelerate/pull/4044",
     ),
     symptom="CUDA out of memory with an 8-bit model under enable_sequential_cpu_offload; "
-    "'NoneType' object has no attribute 'unsqueeze' after remove_all_hooks",
+    "'NoneType' object has no attribute 'unsqueeze', or noise, after remove_all_hooks",
     harm="memory or time",
     patterns=(
         "'NoneType' object has no attribute 'unsqueeze'",
@@ -57,11 +59,8 @@ _OF_THE_WEIGHT = {"CB", "CxB", "SB", "SCB", "CBt", "CxBt", "SBt", "SCBt", "subB"
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Let the hook offload a layer of one weight that has run; does its state keep CB?"""
+    """Let the hook offload a layer of one weight that has run; does its state keep the weight?"""
     import torch
-
-    if contains("<0.45.0", installed_version("bitsandbytes") or "0.45.0"):
-        return False  # a layer that has run has CxB there, and no CB
 
     class Linear8bitLt(torch.nn.Module):
         pass
@@ -69,8 +68,14 @@ def broken(hooks: ModuleType) -> bool:
     layer = Linear8bitLt()
     layer.weight = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
     layer.state = State()
-    layer.state.CB, layer.state.SCB = layer.weight.data, torch.zeros(1)
+    layer.state.SCB = torch.zeros(1)
     hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, weights_map={})
+    if contains("<0.45.0", installed_version("bitsandbytes") or "0.45.0"):
+        # Such a layer has its weight in CxB, of which the end of a forward pass knows, and the offloading does not.
+        layer.state.CxB = layer.weight.data
+        hook.init_hook(layer)
+        return layer.state.CxB is not None
+    layer.state.CB = layer.weight.data
     hook.tied_pointers_to_remove = set()
     with _without_the_compiler(type(hook).post_forward):
         hook.post_forward(layer, None)
@@ -110,14 +115,17 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         def init_hook(self, module):
             if not self.offload:
                 return original(self, module)
-            scales = None
+            missing = {}
             if self.weights_map is None:
-                scales = {f"{name}SCB": scales_of(layer) for name, layer in layers_below(self, module)}
+                # The hook makes one of the parameters alone, as they are.
+                for name, layer in layers_below(self, module):
+                    if (scales := scales_of(layer)) is not None:
+                        missing[f"{name}SCB"] = scales.to("cpu")
+                    if in_tiles(layer):
+                        missing[f"{name}weight"] = rows_of(layer).to("cpu")
             result = original(self, module)
-            if scales:
-                self.weights_map.update(
-                    {name: scb.to("cpu") for name, scb in scales.items() if scb is not None}
-                )
+            if missing:
+                self.weights_map.update(missing)
             give_up(self, module)
             return result
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
+from ...weights.quanto_backward import BackwardContext
 from ...weights.wrappers import inner_places, is_wrapper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -63,16 +63,8 @@ def patch(function: ModuleType, draft: Draft) -> None:
                 # On meta there is nothing to copy; the original raises its error.
                 if here != gO.device and here.type != "meta":
                     weight = weight.to(gO.device)
-            return original(_Context(taken, weight, ctx.needs_input_grad), gO)
+            return original(BackwardContext(taken, weight, ctx.needs_input_grad), gO)
 
         return backward
 
     draft.wrap_plain(resolve(function, "QuantizedLinearFunction"), "backward", make)
-
-
-class _Context:
-    """What ``backward`` reads of the context of a call."""
-
-    def __init__(self, taken: Any, weight: Any, needs_input_grad: tuple[bool, ...]) -> None:
-        self.saved_tensors = taken, weight
-        self.needs_input_grad = needs_input_grad

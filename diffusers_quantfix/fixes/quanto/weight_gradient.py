@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.quanto_backward import BackwardContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -42,7 +42,7 @@ def broken(function: ModuleType) -> bool:
     import torch
 
     gradient = torch.zeros(2, 2, 1).transpose(0, 1)
-    context = _Context(torch.zeros(2, 2, 1), torch.zeros(1, 1), (False, True, False))
+    context = BackwardContext(torch.zeros(2, 2, 1), torch.zeros(1, 1), (False, True, False))
     try:
         resolve(function, "QuantizedLinearFunction.backward")(context, gradient)
     except RuntimeError as error:
@@ -56,16 +56,10 @@ def patch(function: ModuleType, draft: Draft) -> None:
             if not ctx.needs_input_grad[1]:
                 return original(ctx, gO)
             taken, weight = ctx.saved_tensors
-            return original(_Context(taken.contiguous(), weight, ctx.needs_input_grad), gO.contiguous())
+            return original(
+                BackwardContext(taken.contiguous(), weight, ctx.needs_input_grad), gO.contiguous()
+            )
 
         return backward
 
     draft.wrap_plain(resolve(function, "QuantizedLinearFunction"), "backward", make)
-
-
-class _Context:
-    """What ``backward`` reads of the context of a call."""
-
-    def __init__(self, taken: Any, weight: Any, needs_input_grad: tuple[bool, ...]) -> None:
-        self.saved_tensors = taken, weight
-        self.needs_input_grad = needs_input_grad
