@@ -11,7 +11,7 @@ from .figure import Row, figure
 from .measure import Failed, child
 
 PROCESSES = 3
-ROUNDS = 15
+ROUNDS = 40
 
 
 @figure("forward")
