@@ -3,31 +3,95 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import datetime
 import importlib.metadata
-import json
+import math
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 # They declare the figures.
 from . import calls, commands, compiling, loading, memory, offloading, releasing, start, steps, tools  # noqa: F401
-from .compare import as_dicts, compared, merged, read
+from .compare import compared
 from .figure import FIGURES, Row
-from .measure import CannotMeasure
+from .measure import CannotMeasure, OutOfTime, not_measured, time_limit
+from .results import Measurement, Results, read
 
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "wrapt")
+LIMIT = 1800
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table; 1 when a goal is missed or, compared with earlier results, something grew."""
+    """Measure, print the table; 1 when a goal is missed, a figure fails or, compared, something grew."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    # `--compare OLD memory` is one file and a figure, `--compare OLD NEW` two files.
+    first, *more = options.compare or [None]
+    options.figures += [word for word in more if word in FIGURES]
+    others = [Path(word) for word in more if word not in FIGURES]
+    if unknown := [name for name in options.figures if name not in FIGURES]:
+        parser.error(f"no figure is called {unknown[0]!r}; there are {', '.join(FIGURES)}")
+    if len(others) > 1 or (others and (options.figures or options.json)):
+        parser.error("--compare takes one file and measures, or takes two files and nothing else")
+    if options.repeat < 1 or not 0 < options.limit < math.inf:
+        parser.error("--repeat takes a number from 1 on, --limit one above 0")
+    if options.again and not options.json:
+        parser.error("--again needs --json, the file that it measures again for")
+    names = list(dict.fromkeys(options.figures or FIGURES))
+    try:
+        old = read(Path(first)) if first else None
+        if others:
+            rows = read(others[0])
+        else:
+            machine = _machine()
+            results = Results(options.json, machine)
+            print(machine["text"])
+            measure(results, names, options.repeat, options.limit, again=options.again)
+            rows = results.rows(names)
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        kept = (
+            f"; {options.json} has what was measured, the same command measures the rest"
+            if options.json
+            else ""
+        )
+        print(f"\ninterrupted{kept}", file=sys.stderr)
+        return 130
+    missed = [row for row in rows if row.verdict == "no"]
+    failed = [row for row in rows if row.failed]
+    fails = bool(missed or failed)
+    if old is not None:
+        if options.figures:
+            old = _of(old, names, rows)
+        print(f"\n{'':<76} {'before':>12} {'now':>12}")
+        for line, bad in compared(old, rows):
+            print(line)
+            fails = fails or bad
+    print(
+        f"{sum(row.verdict == 'yes' for row in rows)} goals met, {len(missed)} missed"
+        + (f", {len(failed)} failed: {', '.join(row.what.strip() for row in failed)}" if failed else "")
+    )
+    return int(fails)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks", description="What the package costs and saves."
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"all, or some of {', '.join(FIGURES)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE, too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the rows to FILE after each figure; what is there already is not measured again",
+    )
+    parser.add_argument("--again", action="store_true", help="with --json: measure what is in FILE again")
     parser.add_argument(
         "--repeat",
         type=int,
@@ -35,65 +99,87 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="TIMES",
         help="measure so many times; tells the noise of each row",
     )
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="show the results beside those in FILE")
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="with --compare: read them, measure nothing"
+        "--limit",
+        type=float,
+        default=LIMIT,
+        metavar="SECONDS",
+        help="a figure that takes longer fails, the others are measured; default %(default)s",
     )
-    options = parser.parse_args(arguments)
-    if unknown := [name for name in options.figures if name not in FIGURES]:
-        parser.error(f"no figure is called {unknown[0]!r}; there are {', '.join(FIGURES)}")
-    if options.repeat < 1:
-        parser.error("--repeat takes a number from 1 on")
-    if options.results and not options.compare:
-        parser.error("--results needs --compare")
-    try:
-        old = read(options.compare) if options.compare else None
-        rows = read(options.results) if options.results else None
-    except ValueError as error:
-        parser.error(str(error))
-    if rows is None:
-        machine = _machine()
-        print(machine["text"])
-        rows = merged([_measured(options.figures or list(FIGURES)) for _ in range(options.repeat)])
-        if options.json:
-            text = json.dumps({**machine, "rows": as_dicts(rows)}, indent=1)
-            options.json.write_text(text + "\n", encoding="utf-8")
-    missed = [row for row in rows if row.verdict == "no"]
-    fails = bool(missed)
-    if old is not None:
-        if options.figures:
-            measured = {row.what for row in rows}
-            old = [row for row in old if row.what in measured]
-        print(f"\n{'':<76} {'before':>12} {'now':>12}")
-        for line, failed in compared(old, rows):
-            print(line)
-            fails = fails or failed
-    print(f"{sum(row.verdict == 'yes' for row in rows)} goals met, {len(missed)} missed")
-    return int(fails)
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="FILE",
+        help="show the results beside those in FILE; of two files the second is compared, and nothing measured",
+    )
+    return parser
 
 
-def _measured(names: list[str]) -> list[Row]:
+def measure(
+    results: Results, names: Iterable[str], repeat: int, limit: float, *, again: bool = False
+) -> None:
+    """Measure each figure ``repeat`` times, where ``results`` does not have it yet, and print its rows.
+
+    Args:
+        again: measure what is there again, too; the first new measurement of a figure replaces all of its old ones.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    names = list(names)
+    for turn in range(1, repeat + 1):
+        for number, name in enumerate(names, 1):
+            where = f"[{number}/{len(names)}] {name}"
+            if not again and results.has(name, turn):
+                print(f"{name}: in {results.path} already")
+                continue
+            began = time.monotonic()
+            _say(f"{where} ...")
+            found = tuple(dataclasses.replace(row, figure=name) for row in _measured(name, limit))
+            try:
+                results.add(Measurement(name, turn, found), alone=again and turn == 1)
+            except OSError as error:
+                raise ValueError(f"{results.path} cannot be written: {error.strerror}") from error
+            _say(f"{where}: {time.monotonic() - began:.0f} s\n")
+
+
+def _measured(name: str, limit: float) -> list[Row]:
+    """The rows of one figure; the last one says so where it failed or took longer than ``limit`` seconds."""
     rows: list[Row] = []
-    for number, name in enumerate(names, 1):
-        began = time.monotonic()
-        _say(f"[{number}/{len(names)}] {name} ...")
-        try:
-            for row in FIGURES[name]():
-                rows.append(row)
-                _say("")
-                print(_line(row), flush=True)
-        except CannotMeasure as error:
-            rows.append(Row(name, None, detail=f"not measured: {error}"))
-            _say("")
-            print(_line(rows[-1]), flush=True)
-        _say(f"[{number}/{len(names)}] {name}: {time.monotonic() - began:.0f} s\n")
+
+    def keep(row: Row) -> None:
+        if row.value is not None and not math.isfinite(row.value):
+            row = dataclasses.replace(
+                row, value=None, detail=f"failed: {row.value}; {row.detail}", failed=True
+            )
+        rows.append(row)
+        _say("")
+        print(_line(row), flush=True)
+
+    try:
+        with time_limit(limit), contextlib.closing(FIGURES[name]()) as found:
+            for row in found:
+                keep(row)
+    except CannotMeasure as error:
+        keep(not_measured(name, error))
+    except OutOfTime as error:
+        keep(Row(name, None, detail=str(error), failed=True))
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        keep(Row(name, None, detail=f"failed: {type(error).__name__}: {first}"[:200], failed=True))
     return rows
+
+
+def _of(old: list[Row], names: list[str], new: list[Row]) -> list[Row]:
+    """The rows of these figures; an older file does not name them, there those of the same name are."""
+    measured = {row.what for row in new}
+    return [row for row in old if (row.figure in names if row.figure else row.what in measured)]
 
 
 def _line(row: Row) -> str:
     value = "-" if row.value is None else f"{row.value:.3g} {row.unit}".strip()
     goal = "" if row.goal is None else f"{'' if row.exact else '<= '}{row.goal:g}"
-    return f"{row.what:<76} {value:>12}  {goal:>8} {row.verdict:<4} {row.detail}"
+    return f"{row.what:<76} {value:>12}  {goal:>8} {'FAILED' if row.failed else row.verdict:<4} {row.detail}"
 
 
 def _say(text: str) -> None:
@@ -120,4 +206,5 @@ def _machine() -> dict:
     return {"date": today, "device": device, "versions": versions, "text": text}
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

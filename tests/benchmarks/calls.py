@@ -8,27 +8,24 @@ import time
 from collections.abc import Callable, Iterator
 
 from .figure import Row, figure
-from .measure import child
+from .measure import Failed, child
 
-ROUNDS = 15
+PROCESSES = 3
+ROUNDS = 40
 
 
 @figure("forward")
 def forward() -> Iterator[Row]:
     """The forward pass of a quantized model that is not offloaded."""
     for bits in (4, 8):
-        found = {side: [] for side in (True, False)}
-        frames = 0
-        for turn in range(6):
-            for side in (True, False) if turn % 2 else (False, True):
-                said = child("calls:forward_seconds", bits, package=side)
-                found[side].append(said["seconds"])
-                frames = max(frames, said["frames"] if side else 0)
-        one, other = statistics.median(found[True]), statistics.median(found[False])
+        said = [child("calls:forward_seconds", bits) for _ in range(PROCESSES)]
+        one, other = _median(said, "with"), _median(said, "without")
         yield Row(
-            f"forward of a {bits}-bit model that is not offloaded, with / without", one / other, goal=1.02,
+            f"forward of a {bits}-bit model that is not offloaded, with / without",
+            statistics.median(found["with"] / found["without"] for found in said), goal=1.02,
             detail=f"{1000 * one:.2f} ms / {1000 * other:.2f} ms",
         )  # fmt: skip
+        frames = max(found["frames"] for found in said)
         yield Row(f"  our frames in it, {bits}-bit, on the CPU", frames, "", 0, exact=True)
         frames = child("calls:frames_on_a_gpu", bits)["frames"]
         yield Row(f"  our frames in it, {bits}-bit, on a GPU", frames, "", 0, exact=True)
@@ -38,8 +35,45 @@ def forward_seconds(bits: int) -> dict:
     """The fastest of many forward passes, in processor seconds, and how many frames of ours one has."""
     model, inputs = _model(bits)
     model(inputs)
-    best = min(_timed(lambda: model(inputs), 20) for _ in range(ROUNDS))
-    return {"seconds": best, "frames": our_frames(lambda: model(inputs))}
+    taken = both_sides({"forward": (lambda: model(inputs), 20)})["forward"]
+    return taken | {"frames": our_frames(lambda: model(inputs))}
+
+
+def both_sides(calls: dict[str, tuple[Callable[[], object], int]]) -> dict[str, dict[str, float]]:
+    """Processor seconds of each call with the package and without, in turns, in this one process.
+
+    One process: how it lies in memory is the same for both sides, and the libraries are imported once. `revert` puts
+    upstream's own functions back.
+
+    Args:
+        calls: by name, a call and how many times it is made each round.
+
+    Returns:
+        By name, the fastest round of "with" and of "without".
+
+    Raises:
+        Failed: the patches were not removed, or not installed again.
+    """
+    import diffusers_quantfix as qf
+
+    taken: dict[str, dict[str, list[float]]] = {name: {"with": [], "without": []} for name in calls}
+    for turn in range(ROUNDS + 1):
+        for side in ("with", "without") if turn % 2 else ("without", "with"):
+            board = qf.apply() if side == "with" else qf.revert()
+            if any(fix.state == "applied" for fix in board) != (side == "with"):
+                raise Failed("the patches were not removed, or not installed again")
+            for name, (call, times) in calls.items():
+                call()
+                seconds = _timed(call, times)
+                # The first round warms both up.
+                if turn:
+                    taken[name][side].append(seconds)
+    qf.apply()
+    return {name: {side: min(found) for side, found in sides.items()} for name, sides in taken.items()}
+
+
+def _median(said: list[dict[str, float]], name: str) -> float:
+    return statistics.median(found[name] for found in said)
 
 
 def frames_on_a_gpu(bits: int) -> dict:
@@ -78,15 +112,13 @@ def our_frames(call: Callable[[], object]) -> int:
 @figure("calls")
 def calls() -> Iterator[Row]:
     """`Params4bit.to` and `Linear8bitLt._apply` with nothing to move, and what other ways to patch would cost."""
-    found: dict[bool, list[dict]] = {True: [], False: []}
-    for turn in range(6):
-        for side in (True, False) if turn % 2 else (False, True):
-            found[side].append(child("calls:call_seconds", package=side))
+    found = [child("calls:call_seconds") for _ in range(PROCESSES)]
     for name, what in (("to", "Params4bit.to"), ("apply", "Linear8bitLt._apply")):
-        one, other = (statistics.median(said[name] for said in found[side]) for side in (True, False))
+        said = [one[name] for one in found]
         yield Row(
-            f"{what} with nothing to move: added per call", 1e6 * (one - other), "us", 1.0,
-            detail=f"{1e6 * one:.2f} us / {1e6 * other:.2f} us",
+            f"{what} with nothing to move: added per call",
+            1e6 * statistics.median(one["with"] - one["without"] for one in said), "us", 1.0,
+            detail=f"{1e6 * _median(said, 'with'):.2f} us / {1e6 * _median(said, 'without'):.2f} us",
         )  # fmt: skip
     peers = child("calls:peer_seconds", package=False)
     for name, seconds in peers.items():
@@ -94,7 +126,7 @@ def calls() -> Iterator[Row]:
 
 
 def call_seconds() -> dict:
-    """Seconds of one call of each kind, on a device, nothing moving."""
+    """Seconds of one call of each kind, on a device, nothing moving, by the side."""
     from .memory import _devices
 
     stack, gpu = _devices()
@@ -105,10 +137,9 @@ def call_seconds() -> dict:
         def to_where_it_is(tensor):  # what module.to(device) does with each tensor
             return tensor.to(here, None, False)
 
-        return {
-            "to": min(_timed(lambda: weight.to(here), 2000) for _ in range(ROUNDS)),
-            "apply": min(_timed(lambda: layer._apply(to_where_it_is), 500) for _ in range(ROUNDS)),
-        }
+        return both_sides(
+            {"to": (lambda: weight.to(here), 2000), "apply": (lambda: layer._apply(to_where_it_is), 500)}
+        )
 
 
 def _moving(item) -> Callable[[], object]:

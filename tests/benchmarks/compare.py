@@ -3,51 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from .figure import Row
 
-__all__ = ["as_dicts", "compared", "merged", "read"]
+__all__ = ["compared", "merged"]
 
 
 def merged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
     """One row for each that was measured several times: the median, and as its noise how far the values are apart."""
-    rows = []
-    for row in repeats[-1]:
-        values = [
-            one.value for rows in repeats for one in rows if one.what == row.what and one.value is not None
-        ]
-        if len(values) < 2:
-            rows.append(row)
-            continue
-        noise = max(values) - min(values)
-        rows.append(dataclasses.replace(row, value=statistics.median(values), noise=noise))
-    return rows
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of a result file.
-
-    Raises:
-        ValueError: it is none.
-    """
-    names = {field.name for field in dataclasses.fields(Row)}
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        return [Row(**{name: value for name, value in row.items() if name in names}) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no result file of `--json` ({type(error).__name__}: {error})") from error
+    # The latest of each: what one repeat did not come to is in another.
+    latest = {row.what: row for rows in repeats for row in rows}
+    found = []
+    for what, row in latest.items():
+        values = [one.value for rows in repeats for one in rows if one.what == what and one.value is not None]
+        if len(values) > 1:
+            noise = max(values) - min(values)
+            row = dataclasses.replace(row, value=statistics.median(values), noise=noise)
+        failures = [one for rows in repeats for one in rows if one.what == what and one.failed]
+        found.append(failures[-1] if failures else row)
+    return found
 
 
 def compared(old: Iterable[Row], new: Iterable[Row]) -> Iterator[tuple[str, bool]]:
     """A line for each row of either side, and whether it is a reason to fail.
 
-    That is a goal that is missed, a value that grew by more than the noise of both sides, and one that is gone. Of a
-    row that was measured once no growth can be told, unless it is a count. Figures of other packages are only shown.
+    That is what failed, a goal that is missed, a value that grew by more than the noise of both sides, and one that is
+    gone. Of a row that was measured once no growth can be told, unless it is a count. Figures of other packages are
+    only shown.
     """
     before = {row.what: row for row in old}
     for row in new:
@@ -59,7 +43,9 @@ def compared(old: Iterable[Row], new: Iterable[Row]) -> Iterator[tuple[str, bool
 
 def _line(old: Row | None, new: Row) -> tuple[str, bool]:
     said, fails = "", False
-    if new.verdict == "no":
+    if new.failed:
+        said, fails = "".join(letter if letter.isprintable() else " " for letter in new.detail)[:200], True
+    elif new.verdict == "no":
         said, fails = f"misses its goal of {new.goal:g}", True
     elif old is not None and old.value is not None and new.value is None and _is_ours(old):
         said, fails = "not measured any more", True
@@ -88,8 +74,3 @@ def _is_ours(row: Row) -> bool:
 
 def _value(row: Row) -> str:
     return "-" if row.value is None else f"{row.value:.3g} {row.unit}".strip()
-
-
-def as_dicts(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """What a result file has of ``rows``."""
-    return [dataclasses.asdict(row) | {"met": row.verdict} for row in rows]

@@ -18,6 +18,8 @@ class Row:
         exact: the value has to be the goal, not below it.
         detail: the two absolute figures behind a ratio, or why nothing was measured.
         noise: how far the values of several measurements are apart; None for one.
+        failed: it should have been measured and was not: ``detail`` says what failed, or that time ran out.
+        figure: the name of the figure that it belongs to.
     """
 
     what: str
@@ -27,6 +29,8 @@ class Row:
     exact: bool = False
     detail: str = ""
     noise: float | None = None
+    failed: bool = False
+    figure: str = ""
 
     @property
     def verdict(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.pipelines import gguf_files
 
 from .figure import Row, figure
-from .measure import CannotMeasure, child
+from .measure import CannotMeasure, child, not_measured
 
 LAYERS = (64, 256, 1024, 4096)
 
@@ -23,7 +23,7 @@ def load() -> Iterator[Row]:
             try:
                 child("loading:save", folder, kind, list(LAYERS))
             except CannotMeasure as error:
-                yield Row(f"load of {kind} layers", None, detail=str(error)[:110])
+                yield not_measured(f"load of {kind} layers", error)
                 continue
             yield from _loaded(kind, folder)
 
@@ -37,7 +37,7 @@ def _loaded(kind: str, folder: str) -> Iterator[Row]:
                 for order in ((True, False), (False, True), (True, False))
             ]
         except CannotMeasure as error:
-            yield Row(f"load of {layers} {kind} layers, with / without", None, detail=str(error)[:110])
+            yield not_measured(f"load of {layers} {kind} layers, with / without", error)
             return
         with_us[layers] = min(pair[True] for pair in pairs)
         without[layers] = min(pair[False] for pair in pairs)

@@ -4,54 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .figure import Row, figure
-from .measure import CannotMeasure, child
+from .measure import CannotMeasure, children, not_measured
+
+WAYS = ("sequential", "leaf_level", "block_level")
 
 
 @figure("memory")
 def memory() -> Iterator[Row]:
-    """8-bit models that move, and every kind of offload."""
-    for what, function, goal, exact in (
-        ('8-bit, left on the device after .to("cpu")', "moved", 0.0, True),
-        ("8-bit, left after one sequentially offloaded run", "sequential_left", 0.0, True),
-        ("8-bit, memory back on the device / before", "back", 1.0, True),
+    """8-bit models that move, and every kind of offload: counts, so that one process for each side is enough."""
+    calls = [(f"memory:{name}",) for name in ("moved", "sequential_left", "back")]
+    calls += [("memory:traffic", bits) for bits in (4, 8)]
+    calls += [("memory:peak", bits, way) for bits in (4, 8) for way in WAYS]
+    ours, theirs = (dict(zip(calls, children(calls, package=side), strict=True)) for side in (True, False))
+    for what, call, goal in (
+        ('8-bit, left on the device after .to("cpu")', ("memory:moved",), 0.0),
+        ("8-bit, left after one sequentially offloaded run", ("memory:sequential_left",), 0.0),
+        ("8-bit, memory back on the device / before", ("memory:back",), 1.0),
     ):
-        with_us = child(f"memory:{function}")
-        yield Row(
-            what,
-            with_us,
-            "x" if goal else "%",
-            goal,
-            exact,
-            detail=_without(f"memory:{function}", "x" if goal else "%"),
-        )
+        yield _row(what, ours[call], theirs[call], "x" if goal else "%", goal, exact=True)
     for bits in (4, 8):
-        said = child("memory:traffic", bits)
-        detail = _without("memory:traffic", "", bits)
-        what = f"{bits}-bit sequential: host to device per run / bytes of weights and states"
-        yield Row(what, said["h2d"], goal=1.0, exact=True, detail=detail)
-        yield Row(f"{bits}-bit sequential: device to host per run", said["d2h"], "bytes", 0, exact=True)
+        one, other = ours["memory:traffic", bits], theirs["memory:traffic", bits]
+        for name, what, unit, goal in (
+            ("h2d", "host to device per run / bytes of weights and states", "x", 1.0),
+            ("d2h", "device to host per run", "bytes", 0.0),
+        ):
+            pair = [said if isinstance(said, Exception) else said[name] for said in (one, other)]
+            yield _row(f"{bits}-bit sequential: {what}", *pair, unit, goal, exact=True)
     for bits in (4, 8):
-        for way in ("sequential", "leaf_level", "block_level"):
+        for way in WAYS:
             what = f"{bits}-bit {way.replace('_', ' ')} offload: peak / (largest group + activations)"
-            try:
-                yield Row(
-                    what,
-                    child("memory:peak", bits, way),
-                    goal=1.1,
-                    detail=_without("memory:peak", "x", bits, way),
-                )
-            except CannotMeasure as error:
-                yield Row(what, None, goal=1.1, detail=str(error))
+            call = ("memory:peak", bits, way)
+            yield _row(what, ours[call], theirs[call], "x", 1.1)
 
 
-def _without(function: str, unit: str, *arguments) -> str:
-    try:
-        said = child(function, *arguments, package=False)
-    except CannotMeasure as error:
-        return f"without: {error}"[:110]
-    return f"without: {said:.2f} {unit}" if isinstance(said, float) else f"without: {said}"
+def _row(what: str, ours: Any, theirs: Any, unit: str, goal: float, exact: bool = False) -> Row:
+    if isinstance(ours, CannotMeasure):
+        return not_measured(what, ours, goal)
+    detail = f"without: {theirs}"[:110] if isinstance(theirs, Exception) else f"without: {theirs:.4g} {unit}"
+    return Row(what, ours, unit, goal, exact, detail=detail)
 
 
 def _devices():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from .figure import Row, figure
-from .measure import CannotMeasure, child
+from .measure import CannotMeasure, Failed, child
 from .memory import _devices, _flux, _run
 
 ROUNDS = 15
@@ -55,7 +55,7 @@ def _timed(function: str, *arguments, package: bool = True) -> dict:
     try:
         said = child(function, *arguments, package=package)
     except CannotMeasure as error:
-        return {"value": None, "detail": str(error)[:110]}
+        return {"value": None, "detail": str(error)[:110], "failed": package and isinstance(error, Failed)}
     detail = f"{1e6 * said['quantized']:.0f} us / {1e6 * said['plain']:.0f} us, {said['tensors']} tensors"
     if said.get("looks"):
         detail += f", {1e6 * said['looks']:.0f} us of two looks at the group"
@@ -65,7 +65,7 @@ def _timed(function: str, *arguments, package: bool = True) -> dict:
 def _over(one: dict, other: dict) -> dict:
     """The ratio of two ratios to plain layers, of two processes."""
     if one["value"] is None or other["value"] is None:
-        return {"value": None, "detail": one["detail"] if one["value"] is None else other["detail"]}
+        return one if one["value"] is None else other
     return {
         "value": one["value"] / other["value"],
         "detail": f"{one['value']:.2f} / {other['value']:.2f} of plain layers",
