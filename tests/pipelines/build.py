@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import re
 from typing import Any
 
+from tests.gate import unmet
 from tests.pipelines import components, configs, families
 
 # Checkers and watermarkers that every pipeline may go without.
@@ -14,9 +16,10 @@ LEFT_OUT = {"safety_checker", "requires_safety_checker", "watermarker", "add_wat
 
 
 def overrides(name: str) -> dict[str, dict[str, Any]]:
-    """What ``configs.FAMILIES`` says of a pipeline, by component."""
+    """What ``configs`` says of a pipeline, by component."""
     merged: dict[str, Any] = {}
-    for pattern, said in configs.FAMILIES.items():
+    older = [said for requirement, said in configs.OLDER.items() if not unmet(requirement)]
+    for pattern, said in itertools.chain.from_iterable(rules.items() for rules in (configs.FAMILIES, *older)):
         if re.match(pattern, name):
             for part, value in said.items():
                 if isinstance(value, dict) and isinstance(merged.get(part), dict):

@@ -137,7 +137,7 @@ def _shrunk(config_class: type, given: dict[str, Any]) -> dict[str, Any]:
         for name, value in SHRUNK_CONFIG.items()
         if not isinstance(_default(full, name), (type(...), list, tuple, dict))
     }
-    for name in getattr(config_class, "sub_configs", {}):
+    for name in getattr(full, "sub_configs", {}):  # a property of some classes
         part = getattr(full, name, None)
         if part is not None:
             config[name] = {**_shrunk(type(part), given.get(name, {})), "model_type": part.model_type}

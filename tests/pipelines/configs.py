@@ -436,6 +436,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2_5_VLTextModel": _QWEN_TEXT,
     "ChatGLMModel": {
         "original_rope": True,
+        "use_cache": True,  # the checkpoint's; its class reads it, and has no default
         "padded_vocab_size": 512,
         "ffn_hidden_size": 128,
         "kv_channels": 32,
@@ -670,6 +671,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocoder": {"model_in_dim": 8},
     },
     "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
+    "ErnieImage": {"text_encoder": {"class": "Mistral3Model"}},  # AutoModel before 0.39
     "AudioLDM2": {
         "unet": {
             "cross_attention_dim": ((None, WIDTH, WIDTH),) * 2,
@@ -849,4 +851,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "StableDiffusionParadigms": {"scheduler": {"class": "DDIMParallelScheduler"}},
     "StableVideoDiffusion": {"image_encoder": {"image_size": 224, "patch_size": 32}},
     "DDPM|DDIM|PNDM|RePaint|ScoreSde|KarrasVe|Consistency|LDM": {"dtype": "float32"},
+}
+
+# What differs with older releases: requirement -> the same, where it is met
+OLDER: dict[str, dict[str, dict[str, Any]]] = {
+    "diffusers<0.41": {
+        # Upstream gave their VAE float32, whatever its dtype: RuntimeError "Input type (float) and bias type
+        # (c10::BFloat16) should be the same".
+        "StableVideoDiffusion|SkyReelsV2DiffusionForcingImageToVideo": {"dtype": "float32"},
+    },
 }

@@ -293,7 +293,8 @@ def sized(pipeline: str, module: str):
 def _ftfy(kind: type):
     """Pipelines that clean prompts call ``ftfy`` although they import it only where it is installed."""
     module = sys.modules[kind.__module__]
-    if hasattr(module, "ftfy") or not hasattr(module, "basic_clean"):
+    cleans = hasattr(module, "is_ftfy_available") or hasattr(module, "basic_clean")
+    if hasattr(module, "ftfy") or not cleans:
         return contextlib.nullcontext()
     return mock.patch.object(module, "ftfy", SimpleNamespace(fix_text=str), create=True)
 
