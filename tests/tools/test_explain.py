@@ -268,6 +268,7 @@ NOT_ALONE = (
     "diffusers-shap-e-quantized-renderer",
     "peft-loha-packed-weight",
     "quanto-offloaded-backward",
+    "quanto-strided-input",
     "quanto-weight-gradient",
     "transformers-8bit-ignored-companions",
     "transformers-quantized-resave",
