@@ -32,6 +32,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
     "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
     "bnb-4bit-checkpoint-names": ("bitsandbytes.four_bit_checkpoint_names", "bitsandbytes.nn.modules"),
+    "bnb-cpu-half-blockwise": ("bitsandbytes.cpu_half_blockwise", "bitsandbytes.functional"),
     "bnb-cpu-packing": ("bitsandbytes.cpu_packing", "bitsandbytes.nn.modules"),
     "bnb-cpu-packing-sharded": ("bitsandbytes.cpu_packing_sharded", "bitsandbytes.nn.modules"),
     "bnb-cpu-zero-block": ("bitsandbytes.cpu_zero_block", "bitsandbytes.cextension"),

@@ -1,0 +1,16 @@
+"""Quantize a few numbers of 16 bits on the CPU, block by block."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from bitsandbytes import functional
+
+    # The first of a longer tensor, as the kernel reads behind them; as float32 they are numbers near 1, too.
+    given = torch.tensor([1.75, -1.875, 1.9375, 1.8125] * 8).half()[:8]
+    codes, _ = functional.quantize_blockwise(given)
+    expected, _ = functional.quantize_blockwise(given.float())
+    wrong = int((codes != expected).sum())
+    assert wrong == 0, f"{wrong} of {len(codes)} codes are not those of the numbers"
+    return "the codes are those of the same numbers in float32"
