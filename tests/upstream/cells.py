@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -152,7 +153,13 @@ def _range(row: dict, raw: dict, shared: dict[str, str], releases: dict[str, lis
 
 def fits(claims: dict[str, str], pins: dict[str, str]) -> bool:
     """Whether a claim fits a release set."""
-    return all(name in pins and Version(pins[name]) in SpecifierSet(spec) for name, spec in claims.items())
+    return all(name in pins and _is_in(pins[name], spec) for name, spec in claims.items())
+
+
+@functools.cache
+def _is_in(version: str, specifier: str) -> bool:
+    """Whether a specifier contains a version: of each pair thousands of results ask."""
+    return Version(version) in SpecifierSet(specifier)
 
 
 def digest(thing: object) -> str:
