@@ -31,7 +31,7 @@ FIX = Fix(
     id="accelerate-offloaded-training",
     title="training under sequential offload changes nothing, without a word",
     module="accelerate.hooks",
-    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    claims={"accelerate": "<=1.15.0"},
     upstream=(
         "https://github.com/huggingface/accelerate/issues/3770",
         "https://github.com/huggingface/accelerate/issues/3785",

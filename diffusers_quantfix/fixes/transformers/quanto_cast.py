@@ -30,7 +30,7 @@ FIX = Fix(
     id="transformers-quanto-cast",
     title="a cast of a quanto model of transformers fails midway and leaves it half cast",
     module="transformers.modeling_utils",
-    claims={"transformers": ">=4.44.2,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    claims={"transformers": ">=4.46.0,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
     upstream=(),
     symptom="text_encoder.to(dtype) or .bfloat16(): ValueError: The dtype of a weights Tensor cannot be changed, and "
     "the encoder is half cast",

@@ -7,6 +7,10 @@ def case(work: str) -> str | None:
     import torch
     from bitsandbytes import functional
 
+    from ..case import CannotReproduce
+
+    if functional.lib is None:
+        raise CannotReproduce("this bitsandbytes loads no kernels where torch has no CUDA")
     # The first of a longer tensor, as the kernel reads behind them; as float32 they are numbers near 1, too.
     given = torch.tensor([1.75, -1.875, 1.9375, 1.8125] * 8).half()[:8]
     codes, _ = functional.quantize_blockwise(given)
