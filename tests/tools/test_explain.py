@@ -257,6 +257,7 @@ RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"
 # A message that is somebody else's as well: a frame of the traceback has to stand beside it.
 NOT_ALONE = (
     "accelerate-attention-offload",
+    "bnb-cpu-half-blockwise",
     "bnb-int8-input-layout",
     "diffusers-ace-step-tokenizer-weights",
     "diffusers-adapter-dtype",
