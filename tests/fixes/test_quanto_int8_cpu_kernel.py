@@ -103,6 +103,35 @@ def test_the_kernel_gets_what_it_needs(kernel, width, offset, shape):
     assert q.error(output, expected) < 0.01
 
 
+@pytest.mark.parametrize("width", [20, 64])
+@pytest.mark.parametrize("shape", [(5,), (2, 5)])
+def test_transposed_activations(kernel, width, shape):
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-127, 127, (32, width), generator=generator, dtype=torch.int8)
+    activations = torch.randn(*shape[:-1], width, shape[-1], generator=generator).bfloat16().transpose(-1, -2)
+    scales = torch.rand(32, 1, generator=generator).bfloat16()
+    expected = kernel.function(activations.contiguous(), weights, scales)
+    assert torch.equal(kernel.function(activations, weights, scales), expected)
+    assert kernel.calls[-1][0].stride(-1) == 1
+
+
+@pytest.mark.defect(FIX_ID, shows=r"A must be contiguous on the last dimension|the process ended with -")
+def test_a_transposed_input_of_a_layer():
+    """A quantized layer takes what a plain one takes: torch's own kernel."""
+    import torch
+
+    q.quanto()
+    if not hasattr(torch.ops.aten, "_weight_int8pack_mm"):
+        pytest.skip("this torch has no such kernel")
+    width = 64
+    model = q.layers("qint8", torch.bfloat16, width)
+    inputs = torch.randn(width, 5, generator=torch.Generator().manual_seed(0)).bfloat16().t()
+    with torch.no_grad():
+        assert torch.equal(model(inputs), model(inputs.contiguous()))
+
+
 def test_what_the_kernel_can_take_is_not_copied(kernel):
     import torch
 

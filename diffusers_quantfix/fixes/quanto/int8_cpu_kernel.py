@@ -2,12 +2,13 @@
 
 Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weights and bfloat16 activations on the CPU,
     often right after it was loaded from a checkpoint; with one row of activations nan, inf or other garbage instead.
+    Transposed activations end in "A must be contiguous on the last dimension".
 Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs rows that are a
     multiple of 16 long, and with more than three rows of activations a weight whose memory is aligned to 16 bytes,
     which a tensor within a safetensors file is not; with AVX2 a multiple of 8. quanto asks for a multiple of 4 only.
 Upstream: not reported. quanto: library/qbytes_mm.py; torch: aten/src/ATen/native/cpu/int8mm_kernel.cpp.
 Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, by a copy where that is needed.
-    Zeros change no sum.
+    Zeros change no sum. It gets contiguous rows of activations too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ FIX = Fix(
     upstream=(),
     symptom="Segmentation fault in torch._weight_int8pack_mm; nan or inf from int8 weights with bfloat16 on the CPU",
     harm="wrong result",
-    patterns=(r"\A(?=.*(_weight_int8pack_mm|quanto)).*(Segmentation fault|SIGSEGV|SIGBUS)",),
+    patterns=(
+        "_weight_int8pack_mm_cpu : A must be contiguous",
+        r"\A(?=.*(_weight_int8pack_mm|quanto)).*(Segmentation fault|SIGSEGV|SIGBUS)",
+    ),
     frames=("_weight_int8pack_mm", "qbytes_mm"),
     hot=True,
 )
@@ -59,6 +63,8 @@ def patch(qbytes_mm: ModuleType, draft: Draft) -> None:
                     activations, weights = pad(activations, (0, missing)), pad(weights, (0, missing))
                 elif weights.data_ptr() % _ROW:
                     weights = weights.clone()
+                if activations.stride(-1) != 1:
+                    activations = activations.contiguous()
             return original(activations, weights, output_scales)
 
         return qbytes_int8pack_mm
