@@ -66,15 +66,38 @@ def run(model, device):
         return model(**{name: tensor.to(device, dtype) for name, tensor in inputs.items()}).sample.cpu()
 
 
-@STORAGES
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
-def test_fully_sharded_data_parallel(gpu, group, tmp_path, storage):
+@pytest.fixture
+def data_parallel(gpu, group):
+    """``FullyShardedDataParallel`` of a model over the group, taken apart afterwards.
+
+    A parameter and its views own each other in C++, which no garbage collection sees.
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
+    made = []
+
+    def shard(model, device):
+        made.append(FullyShardedDataParallel(model, use_orig_params=True, device_id=device.index))
+        return made[-1]
+
+    yield shard
+    for sharded in made:
+        if sharded._handle is not None:
+            vars(sharded._handle.flat_param).clear()
+        for module in sharded.modules():
+            module._parameters.clear()
+            for name, value in list(vars(module).items()):
+                if isinstance(value, torch.Tensor):
+                    delattr(module, name)
+
+
+@STORAGES
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_fully_sharded_data_parallel(gpu, data_parallel, tmp_path, storage):
     here = gpu.devices[0]
     model = loaded(tmp_path, storage, here)
     expected = run(model, here)
-    sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=here.index)
+    sharded = data_parallel(model, here)
     for _ in range(2):
         assert torch.equal(run(sharded, here), expected)
 
@@ -104,26 +127,22 @@ def test_fully_shard(gpu, group, tmp_path, storage, how):
         assert torch.equal(run(model, "cpu"), expected)
 
 
-def test_what_was_quantized_while_loaded_is_left_alone(gpu, group, tmp_path):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
+def test_what_was_quantized_while_loaded_is_left_alone(gpu, data_parallel, tmp_path):
     here = gpu.devices[0]
     model = loaded(tmp_path, "float32", here, again=False)
     expected = run(model, here)
     states = [layer.quant_state for layer in four_bit.layers_of(model)]
     assert None not in states
-    sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=here.index)
+    sharded = data_parallel(model, here)
     assert [id(layer.quant_state) for layer in four_bit.layers_of(model)] == [id(one) for one in states]
     assert torch.equal(run(sharded, here), expected)
 
 
-def test_a_plain_model(gpu, group):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
+def test_a_plain_model(gpu, data_parallel):
     here = gpu.devices[0]
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).to(here)
     inputs = torch.ones(1, 8, device=here)
     expected = model(inputs)
-    sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=here.index)
+    sharded = data_parallel(model, here)
     assert torch.equal(sharded(inputs), expected)
     assert not any("quant_state" in vars(layer) for layer in model)
