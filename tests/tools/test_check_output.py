@@ -83,7 +83,7 @@ def test_the_worst_comes_first(check):
     lines = out.partition("\nupgrades\n")[0].splitlines()
     listed = [line for line in lines if line.startswith(("affected  ", "may be affected  "))]
     assert len(listed) == len({line.split(":")[0] for line in listed}) >= 10, "one line each"
-    assert out.splitlines()[1].startswith("affected        bnb-int8-input-layout: 8-bit layers read ")
+    assert out.splitlines()[1].startswith("affected        bnb-cpu-half-blockwise: block-wise ")
     assert re.search(
         r"\n\d+ known defects, \d+ not patched: add diffusers-quantfix \(details: --explain\)\n$", out
     )
