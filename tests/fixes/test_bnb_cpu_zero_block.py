@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -26,18 +27,57 @@ def functional():
     return functional
 
 
-def in_a_process(function, *arguments) -> str:
-    """What ``function`` of this module returns, or its error, from a process of its own, since the kernel crashes.
+@pytest.fixture(scope="module")
+def in_a_process():
+    """A function that calls one of this module's in another process, since the kernel crashes: what it returns, or the
+    last line of its error.
 
-    A new one: what is forked waits for ever for threads of OpenMP that earlier tests have used.
+    One process for all calls as long as it lives: its imports take longer than they. A new one, not a forked one, which
+    waits for ever for threads of OpenMP that earlier tests have used.
     """
-    call = f"{function.__name__}(*{arguments!r})"
-    program = f"import diffusers_quantfix\nfrom tests.fixes import {Path(__file__).stem} as here\nprint(here.{call})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    program = (
+        f"import diffusers_quantfix\nfrom tests.fixes import {Path(__file__).stem} as here\nhere.serve()"
     )
-    assert done.returncode >= 0, f"the process ended with {done.returncode}"
-    return (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1]
+    started: list[subprocess.Popen[str]] = []
+
+    def call(function, *arguments) -> str:
+        if not started or started[-1].poll() is not None:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        process = started[-1]
+        print(json.dumps([function.__name__, arguments]), file=process.stdin, flush=True)
+        for line in process.stdout:
+            if line.startswith(ANSWER):
+                return line.removeprefix(ANSWER).strip()
+        raise AssertionError(f"the process ended with {process.wait()}")
+
+    yield call
+    for process in started:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(60)
+
+
+ANSWER = "answer: "
+
+
+def serve() -> None:
+    """Answer the calls of the fixture ``in_a_process``, one in each line of standard input."""
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            said = globals()[name](*arguments)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".replace("\n", " ")
+        print(ANSWER + said, flush=True)
 
 
 def values(count: int = 1024):
@@ -75,7 +115,7 @@ def zeros_stay(count: int, start: int, end: int, zero: float) -> str:
     [(1024, 256, 512), (1024, 0, 1024), (1000, 768, 1000), (100, 0, 100)],
     ids=["one-block", "all", "the-last-and-shorter", "shorter-than-a-block"],
 )
-def test_a_block_of_zeros_stays_zero(count, start, end, zero):
+def test_a_block_of_zeros_stays_zero(in_a_process, count, start, end, zero):
     functional()
     assert in_a_process(zeros_stay, count, start, end, zero) == "right"
 
@@ -97,7 +137,7 @@ def runs_in_four_bits(value: float, kind: str) -> str:
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("value", [0.0, 1.0], ids=["zeros", "ones"])
-def test_a_four_bit_layer_whose_blocks_share_a_scale(value, kind):
+def test_a_four_bit_layer_whose_blocks_share_a_scale(in_a_process, value, kind):
     """Double quantization, as diffusers documents it, of a layer that was initialized with zeros."""
     import torch
 
