@@ -104,7 +104,10 @@ OFTEN = ("bnb-nf4", "bnb-int8", "quanto-int8")
 
 
 def in_turn(*without: str) -> list:
-    """For `parametrize`: every backend but these, three of them with the other tests, the rest on request."""
+    """For `parametrize`: every backend but these, most of them on request.
+
+    Of the three of `OFTEN` one runs with the other tests, in turn, and the others in the project's check.
+    """
     return rest_is_whole((name for name in ALL_BACKENDS if name not in without), *OFTEN)
 
 

@@ -1,0 +1,27 @@
+"""Which of a sweep's combinations run with the README's test command: each with one backend of `OFTEN`, in turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sweep.backends import OFTEN
+
+BACKEND = ("backend", "kind")  # the parameter's name
+
+
+@pytest.hookimpl(tryfirst=True)  # before the markers are asked for
+def pytest_collection_modifyitems(items):
+    seen: dict[tuple[str, str], dict[str, int]] = {}  # test, parameter -> its values, numbered
+    for item in items:
+        if not item.nodeid.startswith("tests/sweep/") or not hasattr(item, "callspec"):
+            continue
+        parameters = dict(item.callspec.params)
+        backend = next((parameters.pop(name) for name in BACKEND if name in parameters), None)
+        if backend not in OFTEN or not parameters:
+            continue
+        turn = 0  # the sum: each value of each parameter meets each backend
+        for name, value in parameters.items():
+            numbers = seen.setdefault((item.nodeid.partition("[")[0], name), {})
+            turn += numbers.setdefault(str(value), len(numbers))
+        if OFTEN[turn % len(OFTEN)] != backend:
+            item.add_marker(pytest.mark.long)
