@@ -1,4 +1,4 @@
-"""The libraries tell a program with the package what they tell it without."""
+"""The libraries tell a program with the package what they tell it without, and import no more."""
 
 from __future__ import annotations
 
@@ -37,3 +37,14 @@ def test_the_probes_and_patches_log_and_warn_of_nothing():
     (applied, with_it), (off, without) = _told(""), _told("off")
     assert (applied, off) == ("True", "False")
     assert [line for line in with_it if line not in without] == []
+
+
+def test_importing_accelerate_imports_no_compiler():
+    """It took seconds longer with a probe that did: accelerate 1.15 leaves torch._dynamo to the first call of a hook."""
+    pytest.importorskip("accelerate")
+    answers = []
+    for first in ("", "import diffusers_quantfix; "):
+        program = f"{first}import accelerate, sys; print('torch._dynamo' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        answers.append(done.stdout)
+    assert answers[0] == answers[1]

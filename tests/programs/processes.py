@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -58,10 +59,15 @@ def run(command: list[str], seconds: float, cwd: Path, env: dict[str, str]) -> s
 
 
 def _abort(pid: int) -> None:
-    """Let a process and its descendants, in whatever session, write their tracebacks and end."""
-    family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
+    """Let a process and its descendants, in whatever session, write their tracebacks and end.
+
+    One after the other, since they write to the same file; the parents first, which would go on if a child ended.
+    """
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    until = time.monotonic() + _TRACEBACK_SECONDS
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGABRT)
-    for process in psutil.wait_procs(family, timeout=_TRACEBACK_SECONDS)[1]:
+        psutil.wait_procs([process], timeout=max(until - time.monotonic(), 0.1))
+    for process in psutil.wait_procs(family, timeout=0)[1]:
         process.kill()
