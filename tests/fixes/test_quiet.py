@@ -40,7 +40,7 @@ def test_the_probes_and_patches_log_and_warn_of_nothing():
 
 
 def test_importing_accelerate_imports_no_compiler():
-    """It took seconds longer with a probe that did: accelerate 1.15 leaves torch._dynamo to the first call of a hook."""
+    """It took seconds longer with such a probe: accelerate 1.15 leaves torch._dynamo to the first call of a hook."""
     pytest.importorskip("accelerate")
     answers = []
     for first in ("", "import diffusers_quantfix; "):
