@@ -67,7 +67,8 @@ def weights_of(model) -> dict:
         .reshape(-1)
         .view(torch.uint8)
         for name, tensor in model.state_dict().items()
-        if isinstance(tensor, torch.Tensor)
+        # the scales of activations, which are not quantized: one, in another dtype
+        if isinstance(tensor, torch.Tensor) and not name.endswith(("input_scale", "output_scale"))
     }
 
 
