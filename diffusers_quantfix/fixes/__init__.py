@@ -218,6 +218,10 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-sharded-companions": ("diffusers.sharded_companions", "diffusers.models.modeling_utils"),
     "diffusers-single-file-device": ("diffusers.single_file_device", "diffusers.loaders.single_file_model"),
+    "diffusers-single-file-quantize": (
+        "diffusers.single_file_quantize",
+        "diffusers.loaders.single_file_model",
+    ),
     "diffusers-spread-guard": ("diffusers.spread_guard", "diffusers.pipelines.pipeline_utils"),
     "diffusers-text-encoder-lora-quantized": (
         "diffusers.text_encoder_lora_quantized",

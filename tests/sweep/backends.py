@@ -47,6 +47,7 @@ def _configured(make: Callable, *needs: str) -> Callable:
         _need(*needs)
         return _plain(folder, dtype, device_map, quantization_config=make(dtype), **more)
 
+    load.make = make  # the configuration alone
     return load
 
 

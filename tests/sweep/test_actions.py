@@ -12,7 +12,7 @@ import pytest
 
 from tests.gate import unmet
 from tests.rig import models
-from tests.sweep.actions import ACTIONS
+from tests.sweep.actions import ACTIONS, lora
 from tests.sweep.backends import ALL_BACKENDS, in_turn
 from tests.sweep.placements import PLACEMENTS
 
@@ -113,3 +113,57 @@ def test_action(gpu, backend, placement, action, saved):
     for one, other in zip(found, _references[key], strict=True):
         off = (one.float() - other.float()).abs().max().item()
         assert off <= allowed, f"off by {off}"
+
+
+PLAIN_ROUNDING = 2**-8  # of bfloat16
+TARGETS = (".to_q", ".to_k", ".to_v", ".to_out.0")
+
+
+@pytest.mark.parametrize("backend", in_turn("gguf"))  # merging into GGUF is refused
+def test_merging_costs_one_rounding(gpu, backend, saved):
+    """The merged weight is the sum, off by no more than quantizing costs: the weights of the file are the measure.
+
+    Taking out gives the same bits back with quanto; bitsandbytes and torchao round once more, as peft has it.
+    """
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    plain = FluxTransformer2DModel.from_pretrained(saved, torch_dtype=torch.float32)
+    pipe = models.flux_pipeline(ALL_BACKENDS[backend](saved, torch.bfloat16, None)).to(gpu.devices[0])
+    names = [name for name, _ in plain.named_modules() if name.endswith(TARGETS)]
+    before = {name: dequantized(pipe.transformer.get_submodule(name)) for name in names}
+    pipe.load_lora_weights(lora(1), adapter_name="one")
+    layers = {name: pipe.transformer.get_submodule(name) for name in names}
+    wanted = {name: before[name] + layers[name].get_delta_weight("one").float().cpu() for name in names}
+    pipe.fuse_lora()
+    merged = {name: dequantized(layers[name].get_base_layer()) for name in names}
+    pipe.unfuse_lora()
+    after = {name: dequantized(layers[name].get_base_layer()) for name in names}
+    for name in names:
+        rounding = max(relative(before[name], plain.get_submodule(name).weight.detach()), PLAIN_ROUNDING)
+        assert relative(merged[name], before[name]) > PLAIN_ROUNDING, "merging has no effect"
+        off = relative(merged[name], wanted[name])
+        # A sum with greater extremes has greater steps.
+        assert off <= 1.5 * rounding, (
+            f"{name}: merged with an error of {off:.2g}, {rounding:.2g} is its rounding"
+        )
+        off = relative(after[name], before[name])
+        allowed = 0 if backend.startswith("quanto") else 2 * rounding
+        assert off <= allowed, f"{name}: taken out with an error of {off:.2g}, {rounding:.2g} is its rounding"
+
+
+def dequantized(layer):
+    """The weight of a layer in float32 on the CPU."""
+    from peft.utils.integrations import dequantize_bnb_weight
+
+    weight = layer.weight.detach()
+    if type(layer.weight).__name__ in ("Params4bit", "Int8Params"):
+        weight = dequantize_bnb_weight(layer.weight, state=getattr(layer, "state", None))
+    elif hasattr(weight, "dequantize") and hasattr(weight, "__tensor_flatten__"):
+        weight = weight.dequantize()
+    return weight.float().cpu()
+
+
+def relative(found, wanted) -> float:
+    """The error of a whole matrix."""
+    return float((found - wanted).norm() / wanted.norm())

@@ -14,6 +14,7 @@ import pytest
 from tests.gate import unmet
 from tests.rig import models
 from tests.sweep.backends import ALL_BACKENDS, in_turn
+from tests.sweep.placements import PLACEMENTS
 
 pytestmark = [
     pytest.mark.thorough,
@@ -123,3 +124,56 @@ def test_a_model(rig_devices, kind, plan, source, folders):
         model.to("cuda:0")
     output = run(model)
     assert torch.equal(output, expected), f"off by {(output - expected).abs().max()}"
+
+
+@pytest.mark.parametrize("plan", ["none", "auto", "balanced", "cuda:1", "dict of a number"])
+@pytest.mark.parametrize("kind", ["bnb-nf4", "bnb-int8", "quanto-int8", "torchao-int8"])
+def test_an_auto_model(rig_devices, kind, plan, folders):
+    import torch
+    from diffusers import AutoModel
+
+    options, places = MAPS[plan]
+    folder = folders(kind, "fresh")
+    model = ALL_BACKENDS[kind](str(folder), torch.bfloat16, model_class=AutoModel, **options)
+    found = {str(parameter.device) for parameter in model.parameters()}
+    assert found <= places, f"weights on {found}"
+    if plan == "none":
+        model.to("cuda:0")
+    assert torch.equal(run(model), reference(kind, folder))
+
+
+@pytest.fixture(scope="module")
+def pipeline_folder(tmp_path_factory):
+    return models.saved(models.flux_pipeline(text=True), tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.mark.parametrize("way", ["to", "model offload", "sequential", "balanced", "cuda"])
+def test_a_pipeline_with_a_backend_for_each_component(rig_devices, pipeline_folder, way):
+    import torch
+    from diffusers import FluxPipeline, PipelineQuantizationConfig, QuantoConfig
+
+    mapping = {
+        "transformer": QuantoConfig(weights_dtype="int8"),
+        "text_encoder": models.bnb_config("transformers", 8),
+        "text_encoder_2": models.bnb_config("transformers", 4),
+    }
+
+    def load(**options):
+        config = PipelineQuantizationConfig(quant_mapping=mapping)
+        pipe = FluxPipeline.from_pretrained(
+            pipeline_folder, quantization_config=config, torch_dtype=torch.float16, **options
+        )
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    expected = models.prompt_flux(load().to("cuda:0")).cpu()
+    if way in ("balanced", "cuda"):
+        pipe = load(device_map=way)
+        assert not [name for name in mapping if name not in pipe.hf_device_map and way == "balanced"]
+        places = {str(one.device) for name in mapping for one in getattr(pipe, name).parameters()}
+        assert places <= {"cuda:0", "cuda:1"}, f"weights on {places}"
+    else:
+        pipe = load()
+        PLACEMENTS[way](pipe, *rig_devices.devices)
+    for _ in range(2):
+        assert torch.equal(models.prompt_flux(pipe).cpu(), expected)
