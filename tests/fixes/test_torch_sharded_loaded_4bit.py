@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import sys
+import types
+
 import pytest
 
+from diffusers_quantfix.engine.errors import TargetMissing
+from diffusers_quantfix.engine.probe import function_of
+from diffusers_quantfix.fixes.torch import sharded_loaded_four_bit
 from tests.fixes import four_bit
 from tests.gate import unmet
 from tests.rig import models
@@ -146,3 +154,73 @@ def test_a_plain_model(gpu, data_parallel):
     sharded = data_parallel(model, here)
     assert torch.equal(sharded(inputs), expected)
     assert not any("quant_state" in vars(layer) for layer in model)
+
+
+LOADER = "diffusers.quantizers.bitsandbytes.bnb_quantizer"
+QUANTIZER = """
+class BnB4BitDiffusersQuantizer:
+    def create_quantized_param(self, model, value, name, device, state_dict, unexpected_keys=None):
+        module = model.get_submodule(name)
+        return Params4bit.from_prequantized(data=value, quantized_stats={}, device=device%s)
+"""
+NAMES_THE_LAYER = ", module=module"
+
+
+@pytest.fixture
+def fsdp():
+    """A stand-in for ``torch.distributed.fsdp`` that nobody has patched."""
+
+    class FullyShardedDataParallel:
+        def __init__(self, module):
+            self.module = module
+
+    return types.SimpleNamespace(FullyShardedDataParallel=FullyShardedDataParallel)
+
+
+def create_of(text):
+    held = {}
+    exec(text, held)
+    return held["BnB4BitDiffusersQuantizer"].create_quantized_param
+
+
+@pytest.mark.parametrize("named", ["", NAMES_THE_LAYER], ids=["affected", "fixed"])
+def test_the_probe_reads_below_wrappers(fsdp, monkeypatch, named):
+    """As those of diffusers-4bit-storage and diffusers-4bit-load-scan; the wrapper's own code says the opposite."""
+    loader = pytest.importorskip(LOADER)
+    original = create_of(QUANTIZER % named)
+    opposite = create_of(QUANTIZER % ("" if named else NAMES_THE_LAYER))
+    monkeypatch.setattr(
+        loader.BnB4BitDiffusersQuantizer, "create_quantized_param", functools.wraps(original)(opposite)
+    )
+    assert sharded_loaded_four_bit.broken(fsdp) is not bool(named)
+
+
+def test_the_probe_reads_code_of_diffusers(fsdp, monkeypatch):
+    """The same in memory, where other fixes of ours are around it, and on disk."""
+    loader = pytest.importorskip(LOADER)
+    create = vars(loader.BnB4BitDiffusersQuantizer)["create_quantized_param"]
+    assert function_of(create).__code__.co_filename == loader.__file__
+    expected = sharded_loaded_four_bit.broken(fsdp)
+    monkeypatch.delitem(sys.modules, LOADER)
+    assert sharded_loaded_four_bit._code_on_disk().co_filename == loader.__file__
+    assert sharded_loaded_four_bit.broken(fsdp) is expected
+
+
+@pytest.mark.parametrize("named", ["", NAMES_THE_LAYER, None], ids=["affected", "fixed", "no such file"])
+def test_a_loader_that_is_not_imported_is_read_on_disk(fsdp, monkeypatch, tmp_path, named):
+    folder = tmp_path / "diffusers" / "quantizers" / "bitsandbytes"
+    folder.mkdir(parents=True)
+    if named is not None:
+        # It could not be imported.
+        (folder / "bnb_quantizer.py").write_text("import no_such_module\n" + QUANTIZER % named)
+    package = types.ModuleType("diffusers")
+    package.__spec__ = importlib.util.spec_from_loader("diffusers", None, is_package=True)
+    package.__spec__.submodule_search_locations = [str(tmp_path / "diffusers")]
+    monkeypatch.setitem(sys.modules, "diffusers", package)
+    monkeypatch.delitem(sys.modules, LOADER, raising=False)
+    if named is None:
+        with pytest.raises(TargetMissing, match=f"there is no {LOADER}"):
+            sharded_loaded_four_bit.broken(fsdp)
+    else:
+        assert sharded_loaded_four_bit.broken(fsdp) is not bool(named)
+    assert LOADER not in sys.modules

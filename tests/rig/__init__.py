@@ -2,9 +2,10 @@
 
 Tensors on ``cuda:0`` and ``cuda:1`` lie in host memory, but everything about *where a tensor is and what keeps it
 alive* is genuine: they say ``device=cuda:1``, mixed devices raise what CUDA raises, every byte allocated on a device
-and every byte copied between devices is counted. The numbers come from the CPU kernels. bitsandbytes runs on it too.
-It was seen to work with torch 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0,
-CPU-only or built for CUDA: see `without_cuda`, which has to come before the import of torch.
+and every byte copied between devices is counted. The numbers come from the CPU kernels. bitsandbytes runs on it, and
+gloo takes its tensors from process to process. It was seen to work with torch 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1,
+2.10.0, 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0, CPU-only or built for CUDA: see `without_cuda`, which has to come
+before the import of torch.
 
     from tests import rig
 

@@ -55,7 +55,7 @@ def devices() -> Iterator[None]:
     """Have two CUDA devices inside the block and none after it."""
     if reason := unavailable_reason():
         raise RuntimeError(f"the rig is not available: {reason}")
-    from . import attention, bindings, bitsandbytes_native, bitsandbytes_ops, caches, operators
+    from . import attention, bindings, bitsandbytes_native, bitsandbytes_ops, caches, collectives, operators
     from .undo import Undo
 
     _import_what_looks_for_gpus()
@@ -70,6 +70,7 @@ def devices() -> Iterator[None]:
         bitsandbytes_ops.install(undo)
         caches.install(undo)
         operators.install(undo)
+        collectives.install(undo)
         attention.install(undo)
         reset()
         yield

@@ -14,13 +14,17 @@ Patch: both functions let such layers refer to the quant states of their weights
 
 from __future__ import annotations
 
+from types import CodeType
+
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, nested_code, resolve, written_in
 from ...engine.target import finished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -41,21 +45,37 @@ FIX = Fix(
 )
 
 _LOADER = "diffusers.quantizers.bitsandbytes.bnb_quantizer"
+_CLASS, _METHOD = "BnB4BitDiffusersQuantizer", "create_quantized_param"
 
 
 def broken(fsdp: ModuleType) -> bool:
     """Does diffusers not name the layer when it makes the weight, and is there nothing of ours around FSDP?
 
     The loader is not waited for: who imports ``fully_shard`` by name before it would keep the function as it was.
-    Where it is not imported yet, the claim decides; for layers that know their quant states nothing changes.
     """
     if written_in(resolve(fsdp, "FullyShardedDataParallel.__init__"), __file__):
         return False
     loader = finished(_LOADER)
     if loader is None:
-        return True
-    code = function_of(resolve(loader, "BnB4BitDiffusersQuantizer.create_quantized_param")).__code__
+        code = nested_code(nested_code(_code_on_disk(), _CLASS), _METHOD)
+    else:  # that of diffusers itself, below what other fixes put around it
+        code = function_of(resolve(loader, f"{_CLASS}.{_METHOD}")).__code__
     return not any("module" in names for names in code.co_consts if isinstance(names, tuple))
+
+
+def _code_on_disk() -> CodeType:
+    """The code of the loader, without an import of diffusers."""
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    library, *folders, _ = _LOADER.split(".")
+    found = find_spec(library)
+    for place in (found and found.submodule_search_locations) or ():
+        spec: Any = PathFinder.find_spec(_LOADER, ["/".join((place, *folders))])
+        code = spec and spec.loader and spec.loader.get_code(_LOADER)
+        if isinstance(code, CodeType):
+            return code
+    raise TargetMissing(f"there is no {_LOADER}")
 
 
 def patch(fsdp: ModuleType, draft: Draft) -> None:

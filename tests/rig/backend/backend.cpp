@@ -110,13 +110,17 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes) {
   storage->set_nbytes(bytes);
 }
 
-// Gives an operator the fallback as its kernel for the devices, ahead of a kernel that suits every backend: such a
-// kernel would compute on the devices, where its intermediate results count as allocated.
+// Gives an operator the fallback as its kernel for the devices, ahead of a kernel that suits every backend (such a
+// kernel would compute on the devices, where its intermediate results count as allocated) or in place of CUDA's.
 std::vector<c10::RegistrationHandleRAII>& host_kernels() {
   static auto* handles = new std::vector<c10::RegistrationHandleRAII>;
   return *handles;
 }
 void use_host_kernel(std::string name, std::string overload) {
+  struct Silent final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}  // that there is a kernel already
+  } silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
   host_kernels().push_back(c10::Dispatcher::singleton().registerImpl(
       c10::OperatorName(std::move(name), std::move(overload)), c10::DispatchKey::RIG_AS,
       c10::KernelFunction::makeFromBoxedFunction<&fallback>(), std::nullopt, nullptr, "tests/rig"));

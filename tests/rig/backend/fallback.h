@@ -51,6 +51,11 @@ inline bool takes_host_indices(const std::string& name) {
   return names.count(name) != 0;
 }
 
+// Collectives have such arguments, no other operators.
+inline bool is_list_of_tensor_lists(const c10::IValue& value) {
+  return value.isList() && !value.toListRef().empty() && value.toListRef().front().isTensorList();
+}
+
 class HostCall {
  public:
   HostCall(const c10::OperatorHandle& op, torch::jit::Stack& stack) : op_(op), stack_(stack) {}
@@ -85,6 +90,10 @@ class HostCall {
           visit(value.toTensor());
         } else if (value.isTensorList()) {
           for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+        } else if (is_list_of_tensor_lists(value)) {
+          for (const c10::IValue& list : value.toListRef()) {
+            for (const at::Tensor& tensor : list.toTensorVector()) visit(tensor);
+          }
         } else if (value.isOptionalTensorList()) {
           for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
             if (tensor) visit(*tensor);
@@ -122,6 +131,11 @@ class HostCall {
     if (value.isTensorList()) {
       c10::List<at::Tensor> result;
       for (const at::Tensor& tensor : value.toTensorVector()) result.push_back(to_host(tensor));
+      return result;
+    }
+    if (is_list_of_tensor_lists(value)) {
+      auto result = value.toList().copy();
+      for (size_t i = 0; i < result.size(); ++i) result.set(i, to_host(result.get(i), argument));
       return result;
     }
     if (value.isOptionalTensorList()) {
@@ -193,6 +207,11 @@ class HostCall {
     if (value.isTensorList()) {
       c10::List<at::Tensor> result;
       for (const at::Tensor& tensor : value.toTensorVector()) result.push_back(to_device(tensor));
+      return result;
+    }
+    if (is_list_of_tensor_lists(value)) {
+      auto result = value.toList().copy();
+      for (size_t i = 0; i < result.size(); ++i) result.set(i, to_device(result.get(i)));
       return result;
     }
     return value;
