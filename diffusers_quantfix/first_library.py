@@ -18,10 +18,19 @@ if TYPE_CHECKING:
 LIBRARIES = frozenset(
     ("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers")
 )
+# Patched modules of torch. Who imports one of them by name, before any library, is not to have it as it was. They are
+# not imported by torch itself: a program without quantized models pays for nothing.
+OF_TORCH = frozenset(
+    (
+        "torch.distributed._composable.fsdp.fully_shard",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+    )
+)
 
 
 class FirstLibrary:
-    """A finder that finds nothing.  When one of the libraries is imported, it activates the package first.
+    """A finder that finds nothing itself.  When one of the libraries is imported, it activates the package first.
 
     Args:
         wake: activates the package.
@@ -32,12 +41,26 @@ class FirstLibrary:
     def __init__(self, wake: "Callable[[], None]") -> None:
         self.wake = wake
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in LIBRARIES and not self.woken:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if (name in LIBRARIES or name in OF_TORCH) and not self.woken:
             try:
                 self.wake()
             finally:
                 self.woken = True  # not earlier: an import in another thread has to wait too
+            if name in OF_TORCH:
+                return watched_spec(name, path, target)
+        return None
+
+
+def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
+    """What the watcher finds, for a search that is past its place; None where there is none."""
+    import sys
+
+    for finder in sys.meta_path:
+        kind = type(finder)
+        if (kind.__module__, kind.__name__) == (f"{__package__}.engine.watcher", "Watcher"):
+            return finder.find_spec(name, path, target)
+    return None
 
 
 def wait(wake: "Callable[[], None]") -> None:
@@ -51,7 +74,8 @@ def wait(wake: "Callable[[], None]") -> None:
 
     forget()
     earlier = any(type(finder).__module__.startswith(f"{__package__}.") for finder in sys.meta_path)
-    if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or not LIBRARIES.isdisjoint(sys.modules):
+    imported = not LIBRARIES.isdisjoint(sys.modules) or not OF_TORCH.isdisjoint(sys.modules)
+    if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or imported:
         wake()
     else:
         sys.meta_path.insert(0, FirstLibrary(wake))

@@ -16,6 +16,10 @@ interpreter and are cleared one by one; with ``os`` and ``sys`` that took as lon
 stop the interpreter from starting.
 """
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
 ON = ("1", "true", "yes", "on")
 OFF = ("0", "false", "no", "off")
@@ -25,6 +29,14 @@ CHOICE = __file__.rpartition("__init__")[0] + "choice"
 # Every library with a patched module; a test compares it with the fixes.
 LIBRARIES = frozenset(
     ("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers")
+)
+# And the patched modules of torch
+OF_TORCH = frozenset(
+    (
+        "torch.distributed._composable.fsdp.fully_shard",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+    )
 )
 
 _ran = False
@@ -66,7 +78,8 @@ def run() -> None:
     import os
     import sys
 
-    if os.environ.get("DIFFUSERS_QUANTFIX") or not LIBRARIES.isdisjoint(sys.modules):
+    imported = not LIBRARIES.isdisjoint(sys.modules) or not OF_TORCH.isdisjoint(sys.modules)
+    if os.environ.get("DIFFUSERS_QUANTFIX") or imported:
         wake()  # settings are read at once, so that a typo in them is reported; and libraries may be imported already
     else:
         sys.meta_path.insert(0, FirstLibrary())
@@ -94,12 +107,19 @@ def wake() -> None:
 
 
 class FirstLibrary:
-    """A finder that finds nothing.  When one of the libraries is imported, it imports the package first."""
+    """A finder that finds nothing itself.  When one of the libraries is imported, it imports the package first."""
 
     woken = False
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in LIBRARIES and not self.woken:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if (name in LIBRARIES or name in OF_TORCH) and not self.woken:
             # It stays at its position: the running search counts the finders, and would skip one.
             self.woken = True
             wake()
+            if name in OF_TORCH:  # this search is past the place of the watcher
+                try:
+                    from diffusers_quantfix.first_library import watched_spec
+                except ImportError:
+                    return None
+                return watched_spec(name, path, target)
+        return None

@@ -1,0 +1,46 @@
+"""A function of torch that a program imports by name before any library is the patched one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffusers_quantfix.first_library import OF_TORCH
+
+ROOT = Path(__file__).resolve().parents[2]
+# As `site` does it, with the module that the wheel calls diffusers_quantfix_startup
+BY_START_UP = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("diffusers_quantfix_startup", "diffusers_quantfix/startup/run.py")
+startup = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(startup)
+startup.run()
+"""
+PROGRAM = """
+import sys
+import torch
+woken = "diffusers_quantfix.activation" in sys.modules
+early = [name for name in {names!r} if name in sys.modules]
+from torch.distributed.fsdp import FullyShardedDataParallel as first
+from torch.distributed import fsdp
+shard = getattr(fsdp, "fully_shard", None)
+import diffusers
+import diffusers_quantfix
+diffusers_quantfix.status()
+print(woken, early, fsdp.FullyShardedDataParallel is first, getattr(fsdp, "fully_shard", None) is shard)
+"""
+
+
+@pytest.mark.parametrize("start", ["import diffusers_quantfix", BY_START_UP], ids=["import", "start-up file"])
+def test_a_function_that_was_imported_by_name(monkeypatch, start) -> None:
+    pytest.importorskip("diffusers")
+    monkeypatch.setenv("DIFFUSERS_QUANTFIX_AUTO", "1")
+    monkeypatch.delenv("DIFFUSERS_QUANTFIX", raising=False)
+    program = start + PROGRAM.format(names=sorted(OF_TORCH))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "False [] True True", done.stdout + done.stderr
