@@ -671,7 +671,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocoder": {"model_in_dim": 8},
     },
     "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
-    "ErnieImage": {"text_encoder": {"class": "Mistral3Model"}},  # AutoModel before 0.39
+    # AutoModel and AutoModelForCausalLM before 0.39
+    "ErnieImage": {"text_encoder": {"class": "Mistral3Model"}, "pe": {"class": "Ministral3ForCausalLM"}},
     "AudioLDM2": {
         "unet": {
             "cross_attention_dim": ((None, WIDTH, WIDTH),) * 2,
