@@ -26,6 +26,14 @@ GIVEN = re.compile("prompt|height|width|.*num_inference_steps|.*num_frames|max_s
 OUTPUTS = ("images", "image", "videos", "video", "audio", "latents")
 
 
+def possible() -> list[str]:
+    """The placements that this release has a way for: before 0.36 a modular pipeline saves no models."""
+    import diffusers
+    from packaging.version import Version
+
+    return [one for one in ALL if one != LOADED or Version(diffusers.__version__) >= Version("0.36")]
+
+
 class ModularSubject(Subject):
     """A modular pipeline on the disk."""
 
@@ -44,7 +52,7 @@ class ModularSubject(Subject):
 
         pipe = self.kind(components_manager=diffusers.ComponentsManager())
         others = {part: other for part, other in self.others.items() if build.is_loaded(pipe, part)}
-        pipe.update_components(**parts, **copy.deepcopy(others), **self.config)
+        build.update(pipe, {**parts, **copy.deepcopy(others), **self.config})
         return _prepared(pipe)
 
     def run(self, pipe) -> list:
