@@ -859,6 +859,6 @@ OLDER: dict[str, dict[str, dict[str, Any]]] = {
     "diffusers<0.41": {
         # Upstream gave their VAE float32, whatever its dtype: RuntimeError "Input type (float) and bias type
         # (c10::BFloat16) should be the same".
-        "StableVideoDiffusion|SkyReelsV2DiffusionForcingImageToVideo": {"dtype": "float32"},
+        "StableVideoDiffusion|SkyReelsV2DiffusionForcing(Image|Video)ToVideo": {"dtype": "float32"},
     },
 }
