@@ -861,4 +861,5 @@ OLDER: dict[str, dict[str, dict[str, Any]]] = {
         # (c10::BFloat16) should be the same".
         "StableVideoDiffusion|SkyReelsV2DiffusionForcing(Image|Video)ToVideo": {"dtype": "float32"},
     },
+    "diffusers<0.36": {"WanVideoToVideo": {"dtype": "float32"}},  # for the same reason
 }
