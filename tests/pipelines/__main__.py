@@ -124,7 +124,7 @@ def portion(index: int, name: str) -> tuple[str, list[str]]:
 def possible(name: str, backend: str) -> list[str]:
     """The placements that a pipeline and a backend have a way for."""
     if name in modular.pipelines():
-        return list(modular.ALL)
+        return modular.possible()
     left_out = set(CANNOT.get(backend, ()))
     if not lora.is_loaded_by(every()[name]):
         left_out.update(placing.LORAS)

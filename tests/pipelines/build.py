@@ -73,11 +73,23 @@ def modular(name: str):
         if is_loaded(pipe, part):
             kind = pipe.get_component_spec(part).type_hint
             parts[part] = components.component((kind,), said.get(part, {}))
-    pipe.update_components(**parts)
+    update(pipe, parts)
     for model in pipe.components.values():
         if isinstance(model, torch.nn.Module):
             model.to(dtype=getattr(torch, said.get("dtype", "bfloat16")))
     return pipe
+
+
+def update(pipe, parts: dict[str, Any]) -> None:
+    """Give a modular pipeline its components; 0.35 takes only such that say where they were loaded from."""
+    import diffusers
+    from packaging.version import Version
+
+    if Version(diffusers.__version__) < Version("0.36"):
+        for part, component in parts.items():
+            if part in pipe.component_names and is_loaded(pipe, part):
+                component._diffusers_load_id = f"tiny|{part}|null|null"
+    pipe.update_components(**parts)
 
 
 def is_loaded(pipe, part: str) -> bool:

@@ -671,7 +671,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocoder": {"model_in_dim": 8},
     },
     "MusicLDM": {"text_encoder": {"class": "ClapModel"}},
-    "ErnieImage": {"text_encoder": {"class": "Mistral3Model"}},  # AutoModel before 0.39
+    # AutoModel and AutoModelForCausalLM before 0.39
+    "ErnieImage": {"text_encoder": {"class": "Mistral3Model"}, "pe": {"class": "Ministral3ForCausalLM"}},
     "AudioLDM2": {
         "unet": {
             "cross_attention_dim": ((None, WIDTH, WIDTH),) * 2,
@@ -858,6 +859,7 @@ OLDER: dict[str, dict[str, dict[str, Any]]] = {
     "diffusers<0.41": {
         # Upstream gave their VAE float32, whatever its dtype: RuntimeError "Input type (float) and bias type
         # (c10::BFloat16) should be the same".
-        "StableVideoDiffusion|SkyReelsV2DiffusionForcingImageToVideo": {"dtype": "float32"},
+        "StableVideoDiffusion|SkyReelsV2DiffusionForcing(Image|Video)ToVideo": {"dtype": "float32"},
     },
+    "diffusers<0.36": {"WanVideoToVideo": {"dtype": "float32"}},  # for the same reason
 }

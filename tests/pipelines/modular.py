@@ -26,6 +26,14 @@ GIVEN = re.compile("prompt|height|width|.*num_inference_steps|.*num_frames|max_s
 OUTPUTS = ("images", "image", "videos", "video", "audio", "latents")
 
 
+def possible() -> list[str]:
+    """The placements that this release has a way for: before 0.36 a modular pipeline saves no models."""
+    import diffusers
+    from packaging.version import Version
+
+    return [one for one in ALL if one != LOADED or Version(diffusers.__version__) >= Version("0.36")]
+
+
 class ModularSubject(Subject):
     """A modular pipeline on the disk."""
 
@@ -44,7 +52,7 @@ class ModularSubject(Subject):
 
         pipe = self.kind(components_manager=diffusers.ComponentsManager())
         others = {part: other for part, other in self.others.items() if build.is_loaded(pipe, part)}
-        pipe.update_components(**parts, **copy.deepcopy(others), **self.config)
+        build.update(pipe, {**parts, **copy.deepcopy(others), **self.config})
         return _prepared(pipe)
 
     def run(self, pipe) -> list:
@@ -62,7 +70,8 @@ class ModularSubject(Subject):
                 given[one.name] = inputs.VALUES[one.name]
         given = {key: value() if inspect.isfunction(value) else value for key, value in given.items()}
         torch.manual_seed(0)
-        with inputs.sized(self.name, self.kind.__module__.rpartition(".")[0] + ".encoders"):
+        encoders = self.kind.__module__.rpartition(".")[0] + ".encoders"
+        with inputs.sized(self.name, encoders), inputs.ftfy(encoders):
             state = pipe(**given, generator=torch.Generator("cpu").manual_seed(0))
         return inputs.flatten([state.get(name) for name in OUTPUTS])
 
@@ -101,13 +110,13 @@ def place(subject: ModularSubject, source: str, pipe, placement: str, here, ther
     """As ``placing.place``."""
     if placement == AUTO:
         manager = pipe._components_manager
-        # By upstream's own strategy a model leaves only where memory runs short.
-        manager.enable_auto_cpu_offload(device=here, offload_strategy=lambda hooks, **rest: hooks)
+        # By upstream's strategy a model leaves only where memory runs short: with this margin it always does.
+        manager.enable_auto_cpu_offload(device=here, memory_reserve_margin="1000000GB")
         yield subject.run(pipe)
         manager.disable_auto_cpu_offload()
         if size := left(pipe, set(), buffers=False):
             raise AssertionError(f"{size} bytes stayed on the device")
-        manager.enable_auto_cpu_offload(device=here, offload_strategy=lambda hooks, **rest: hooks)
+        manager.enable_auto_cpu_offload(device=here, memory_reserve_margin="1000000GB")
     elif placement == LOADED:
         pipe = subject.load_components(source)
         pipe.to(here)
