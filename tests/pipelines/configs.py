@@ -859,7 +859,8 @@ OLDER: dict[str, dict[str, dict[str, Any]]] = {
     "diffusers<0.41": {
         # Upstream gave their VAE float32, whatever its dtype: RuntimeError "Input type (float) and bias type
         # (c10::BFloat16) should be the same".
-        "StableVideoDiffusion|SkyReelsV2DiffusionForcing(Image|Video)ToVideo": {"dtype": "float32"},
+        "(StableVideoDiffusion|SkyReelsV2DiffusionForcingImage|(SkyReelsV2DiffusionForcing|Wan)VideoTo)": {
+            "dtype": "float32"
+        },
     },
-    "diffusers<0.36": {"WanVideoToVideo": {"dtype": "float32"}},  # for the same reason
 }
