@@ -369,7 +369,7 @@ def moves_scales() -> bool:
     return "SCB.to(" in inspect.getsource(inspect.unwrap(dequantize_bnb_weight))
 
 
-@pytest.mark.parametrize("weights", ["nf4", "int8"])
+@pytest.mark.parametrize("weights", list(OPTIONS))
 @pytest.mark.parametrize("offload", OFFLOADS)
 def test_a_pipeline(gpu, tmp_path, offload, weights):
     """``fuse_lora`` and ``unfuse_lora``, as diffusers' documentation has them, twice; then an interrupted run."""
