@@ -14,6 +14,7 @@ import contextlib
 import sys
 
 from ..engine.probe import function_of, written_in
+from .before_merge import KEPT, undone_on_failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["adds_to_data", "on_plain_weight"]
-
-_KEPT = "_quantfix_before_merge"  # a tuple: torch registers a bare Parameter as one of the layer
 
 
 def adds_to_data(cls: Any) -> bool:
@@ -59,10 +58,9 @@ def _plain_weight(adapter: Any, base: Any) -> Iterator[None]:
     """In the block ``base.weight`` is a plain one; afterwards it is quantized, if adapters came in or went out."""
     import torch
 
-    packed, bias = base.weight, base.bias
+    packed = base.weight
     merged = list(adapter.merged_adapters)
-    bias_before = None if bias is None else bias.data.clone()
-    try:
+    with undone_on_failure(adapter, base):
         with torch.no_grad():
             base.weight = torch.nn.Parameter(packed.dequantize().clone(), requires_grad=False)
         yield
@@ -70,22 +68,16 @@ def _plain_weight(adapter: Any, base: Any) -> Iterator[None]:
             base.weight = packed
             return
         with torch.no_grad():
-            kept = vars(adapter).get(_KEPT)
+            kept = vars(adapter).get(KEPT)
             if adapter.merged_adapters or kept is None:
                 base.freeze()
                 base.weight.requires_grad_(packed.requires_grad)
             else:
                 base.weight = _like(kept[0], packed)
             if not adapter.merged_adapters:
-                vars(adapter).pop(_KEPT, None)
+                vars(adapter).pop(KEPT, None)
             elif kept is None:
-                vars(adapter)[_KEPT] = (packed.detach().to("cpu"),)
-    except BaseException:
-        base.weight = packed
-        if bias is not None:
-            bias.data = bias_before
-        adapter.merged_adapters[:] = merged
-        raise
+                vars(adapter)[KEPT] = (packed.detach().to("cpu"),)
 
 
 def _like(kept: Any, now: Any) -> Any:

@@ -243,6 +243,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-merge-lycoris-gguf": ("peft.merge_lycoris_gguf", "peft.tuners.lycoris_utils"),
     "peft-merge-lycoris-quanto": ("peft.merge_lycoris_quanto", "peft.tuners.lycoris_utils"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
+    "peft-unmerge-bnb": ("peft.unmerge_bnb", "peft.tuners.lora.bnb"),
     "quanto-awq-strided-input": ("quanto.awq_strided_input", "optimum.quanto.tensor.weights.awq.qbits"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),

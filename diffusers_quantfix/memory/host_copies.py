@@ -15,7 +15,6 @@ import contextlib
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +23,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..loading.device import accelerator_types
 from ..placement.modules import modules_of
 from ..weights.companions import companions
+from ..weights.host_memory import fingerprint, free_memory, random_numbers
 from ..weights.wrappers import follow, inner_places, is_wrapper
 
-__all__ = ["fingerprint", "keep", "random_numbers", "stop"]
+__all__ = ["keep", "stop"]
 
 _METHOD = "_apply"
 _CPU = torch.device("cpu")
-_WORDS = 1 << 19  # of 4 bytes: so many are looked at together, which takes 8 MB of the device
-_MEMORY = Path("/proc/meminfo")
 _Key = tuple[int, str]
 
 
@@ -42,7 +40,7 @@ def keep(models: list[Any], pin: bool) -> None:
         MemoryError: the CPU has not the memory; nothing has been changed.
     """
     missing = sum(slot.get().nbytes for model in models for slot in _slots(model) if _is_away(slot.get()))
-    free = _free_memory()
+    free = free_memory()
     if free is not None and missing > free:
         raise MemoryError(
             f"the weights on the device need {missing / 1e9:.1f} GB on the CPU, where {free / 1e9:.1f} GB are free; "
@@ -253,46 +251,3 @@ def _checksums(slots: list[_Slot], copies: dict[_Key, torch.Tensor]) -> Iterator
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride()
-
-
-def random_numbers(device: torch.device) -> torch.Tensor:
-    """The factors for `fingerprint` on ``device``: computed there in whole numbers, and so the same everywhere."""
-    numbers = torch.arange(1, _WORDS + 1, dtype=torch.int64, device=device)
-    for factor, shift in ((0x1E3779B97F4A7C15, 30), (0x3F58476D1CE4E5B9, 27), (0x14D049BB133111EB, 31)):
-        numbers *= factor
-        numbers ^= (numbers >> shift) & ((1 << (64 - shift)) - 1)
-    return numbers
-
-
-def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | None:
-    """A number of 64 bits that depends on every bit of ``tensor``, computed where it is, and left there.
-
-    The sum of its words of 4 bytes, each multiplied with a random number that belongs to its place, modulo 2**64. None
-    for a tensor that is not contiguous.
-    """
-    if not tensor.is_contiguous() or tensor.is_complex():
-        return None
-    data = tensor.detach().reshape(-1).view(torch.uint8)
-    if data.storage_offset() % 4:
-        data = data.clone()
-    rest = data.numel() % 4
-    whole = data.numel() - rest
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for index, words in enumerate(data[:whole].view(torch.int32).split(_WORDS)):
-        # Odd, and another one for each part: two parts that are exchanged are a change.
-        factor = 0x1E3779B97F4A7C15 * (2 * index + 1) % 2**63
-        total += (words.to(torch.int64) * numbers[: words.numel()]).sum() * factor
-    for place in range(rest):
-        total += data[whole + place].to(torch.int64) * numbers[-1 - place]
-    return total
-
-
-def _free_memory() -> int | None:
-    """Bytes that the CPU can give out, None where that cannot be told."""
-    try:
-        for line in _MEMORY.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None

@@ -340,11 +340,11 @@ def test_a_deep_copy_and_a_pickle_move_as_upstream_does(gpu):
 def test_without_memory_for_the_copies_it_is_refused(gpu, monkeypatch, tmp_path):
     import torch
 
-    from diffusers_quantfix.memory import host_copies
+    from diffusers_quantfix.weights import host_memory
 
     model = torch.nn.Linear(64, 64).to(gpu.devices[0])
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 1 kB\n")
-    monkeypatch.setattr(host_copies, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
     with pytest.raises(MemoryError, match=r"need 0\.0 GB on the CPU.*leave out keep_host_copies"):
         qf.keep_host_copies(model)
     assert "_apply" not in vars(model)
