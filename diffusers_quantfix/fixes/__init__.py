@@ -23,6 +23,7 @@ from __future__ import annotations
 INDEX: dict[str, tuple[str, str]] = {
     "accelerate-8bit-offload-state": ("accelerate.eight_bit_offload_state", "accelerate.hooks"),
     "accelerate-attention-offload": ("accelerate.attention_offload", "accelerate.hooks"),
+    "accelerate-fsdp-optimizer-shards": ("accelerate.fsdp_optimizer_shards", "accelerate.utils.fsdp_utils"),
     "accelerate-gguf-disk": ("accelerate.gguf_disk", "accelerate.utils.modeling"),
     "accelerate-int8-on-cpu": ("accelerate.int8_on_cpu", "accelerate.utils.modeling"),
     "accelerate-offload-buffers": ("accelerate.offload_buffers", "accelerate.hooks"),

@@ -211,18 +211,24 @@ def test_accelerate_launches_a_sharded_training(
 
 @pytest.mark.whole
 @pytest.mark.parametrize("kind", ["float32", "nf4-float32"])
-def test_fsdp_1_loses_the_state_of_the_optimizer_from_shards(gpu, llama, tmp_path, kind, request) -> None:
-    """accelerate's own defect, of every model, from a release between 1.6.0 and 1.8.1 on: `load_fsdp_optimizer` asks
-    for what the optimizer has already, and that is nothing in a new process.  It says nothing; the adapter is right,
-    the next step is another one.  ``FULL_STATE_DICT`` is the way around it.
+def test_fsdp_1_loads_the_state_of_the_optimizer_from_shards(gpu, llama, tmp_path, kind, request) -> None:
+    """Without the package the adapter is right and the second step is not (accelerate-fsdp-optimizer-shards), and a
+    quantized model is refused before that.
     """
     pytest.importorskip("peft")
     skip_where_it_cannot_run(FULLY_SHARDED, request)
     launcher = launch_sharded(1, "SHARDED_STATE_DICT")
-    at_once = run("qlora_sharded", tmp_path, llama, kind, launcher=launcher)
+    at_once = both("qlora_sharded", tmp_path, llama, kind, launcher=launcher)
+    if kind == "float32":
+        without = run("qlora_sharded", tmp_path, llama, kind, "resume", launcher=launcher, package=False)
+        assert without["losses"][0] == at_once["losses"][2]
+        assert without["losses"][1] != at_once["losses"][3]
+    else:
+        with pytest.raises(Failed, match=REFUSED):
+            run("qlora_sharded", tmp_path, llama, kind, "resume", launcher=launcher, package=False)
     resumed = run("qlora_sharded", tmp_path, llama, kind, "resume", launcher=launcher)
-    assert resumed["losses"][0] == at_once["losses"][2]
-    assert resumed["losses"][1] != at_once["losses"][3]
+    assert resumed["losses"] == at_once["losses"][2:]
+    assert resumed["adapter"] == at_once["adapter"]
 
 
 def test_workers_receive_a_quantized_model(llama, tmp_path) -> None:

@@ -1,0 +1,40 @@
+"""The state of an optimizer under FSDP 1 is saved in shards and loaded into a new optimizer."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import contextlib
+
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.utils import load_fsdp_optimizer, save_fsdp_optimizer
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from ..case import NeedsDevice
+    from ..models import four_bit
+
+    where = four_bit.device()
+    if where.type != "cuda":
+        raise NeedsDevice("needs a CUDA device: FSDP 1 takes no models on the CPU")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with contextlib.ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        accelerator = Accelerator()
+        plugin = FullyShardedDataParallelPlugin(state_dict_type="SHARDED_STATE_DICT")
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(8, 8).to(where), use_orig_params=True, device_id=where.index or 0
+        )
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 8, device=where)).sum().backward()
+        optimizer.step()
+        expected = [optimizer.state[one]["exp_avg"].cpu() for one in model.parameters()]
+        save_fsdp_optimizer(plugin, accelerator, optimizer, model, work)
+        other = torch.optim.AdamW(model.parameters())
+        load_fsdp_optimizer(plugin, accelerator, other, model, work)
+        found = [other.state[one].get("exp_avg") for one in model.parameters()]
+    for one, two in zip(expected, found, strict=True):
+        assert two is not None, "the new optimizer has no momenta"
+        assert torch.equal(one, two.cpu()), "the momenta are not those that were saved"
+    return "the momenta are those that were saved"
