@@ -57,13 +57,14 @@ def patch(fsdp_utils: ModuleType, draft: Draft) -> None:
         ):
             from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
-            made = None
+            made, asked = None, False
             version = getattr(fsdp_plugin, "fsdp_version", 1)
             if version == 1 and fsdp_plugin.state_dict_type != StateDictType.FULL_STATE_DICT:
                 name = f"{fsdp_utils.OPTIMIZER_NAME}_{optimizer_index}"
                 if not optimizer.state and holds_states(input_dir, name):
                     made = make_entries(optimizer)
-                if by_number:
+                asked = by_number and "state_dict" not in vars(optimizer)
+                if asked:
                     ask_by_name(FullyShardedDataParallel, optimizer, model)
             try:
                 return original(
@@ -74,7 +75,8 @@ def patch(fsdp_utils: ModuleType, draft: Draft) -> None:
                     made.clear()  # what was loaded is in another mapping
                 raise
             finally:
-                vars(optimizer).pop("state_dict", None)
+                if asked:  # and it was not, where the checkpoint could not be read
+                    vars(optimizer).pop("state_dict", None)
 
         return load_fsdp_optimizer
 
