@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import contextlib
@@ -9,6 +13,7 @@ def case(work: str) -> str | None:
     import torch
     import torch.distributed as dist
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate.state import AcceleratorState
     from accelerate.utils import load_fsdp_optimizer, save_fsdp_optimizer
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -21,11 +26,13 @@ def case(work: str) -> str | None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with contextlib.ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
+        stack.callback(AcceleratorState._reset_state, True)  # what every Accelerator of this process shares
         accelerator = Accelerator()
         plugin = FullyShardedDataParallelPlugin(state_dict_type="SHARDED_STATE_DICT")
         model = FullyShardedDataParallel(
             torch.nn.Linear(8, 8).to(where), use_orig_params=True, device_id=where.index or 0
         )
+        stack.callback(_take_apart, model)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(2, 8, device=where)).sum().backward()
         optimizer.step()
@@ -34,7 +41,20 @@ def case(work: str) -> str | None:
         other = torch.optim.AdamW(model.parameters())
         load_fsdp_optimizer(plugin, accelerator, other, model, work)
         found = [other.state[one].get("exp_avg") for one in model.parameters()]
+        model.zero_grad()
     for one, two in zip(expected, found, strict=True):
         assert two is not None, "the new optimizer has no momenta"
         assert torch.equal(one, two.cpu()), "the momenta are not those that were saved"
     return "the momenta are those that were saved"
+
+
+def _take_apart(model: Any) -> None:
+    """Free the memory of a model under FSDP 1: its flat parameter and the views of it own each other in C++."""
+    import torch
+
+    vars(model._handle.flat_param).clear()
+    for module in model.modules():
+        module._parameters.clear()
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
