@@ -21,10 +21,10 @@ from .environments import CannotInstall, Environment, prepare
 from .verdict import Run, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
-# What a result depends on.  Not the demonstrations, the documentation, or the driver's own tests.
+# What a result depends on.  Not the documentation, or the driver's own tests.
 _SOURCES = ("diffusers_quantfix", "tests/fixes", "tests/rig", "tests/conftest.py", "tests/gate.py", "tests/sides.py",
             "tests/upstream/plugin.py", "tests/upstream/inspect_fixes.py", "tests/upstream/verdict.py")  # fmt: skip
-_APART = ("diffusers_quantfix/verify", "diffusers_quantfix/COMPATIBILITY.md", "diffusers_quantfix/FIXES.md")
+_APART = tuple(f"diffusers_quantfix/{page}.md" for page in ("COMPATIBILITY", "FIXES", "PIPELINES"))
 # Seconds without a line in a report: a limit on a whole phase ends it where the machine is shared.  The longest test
 # takes 60 s on two idle cores.
 SILENCE = 900.0

@@ -175,12 +175,16 @@ def test_results_depend_on_fixes_and_their_tests_but_not_on_documentation(tmp_pa
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("1")
     before = run_cell.sources_key(tmp_path)
-    (tmp_path / "diffusers_quantfix/verify/a.py").write_text("2")
-    (tmp_path / "diffusers_quantfix/COMPATIBILITY.md").write_text("2")
-    (tmp_path / "diffusers_quantfix/FIXES.md").write_text("2")
+    for page in ("COMPATIBILITY", "FIXES", "PIPELINES"):
+        (tmp_path / f"diffusers_quantfix/{page}.md").write_text("2")
     assert run_cell.sources_key(tmp_path) == before
-    (tmp_path / "tests/fixes/test_a.py").write_text("2")
-    assert run_cell.sources_key(tmp_path) != before
+    for name in (
+        "tests/fixes/test_a.py",
+        "diffusers_quantfix/verify/a.py",
+    ):  # the cases are run by a test of the fixes
+        (tmp_path / name).write_text("2")
+        assert run_cell.sources_key(tmp_path) != before
+        (tmp_path / name).write_text("1")
 
 
 def test_the_exit_status(counted, monkeypatch, tmp_path, capsys):
