@@ -13,6 +13,7 @@ from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.engine.probe import function_of
 from diffusers_quantfix.fixes.torch import sharded_loaded_four_bit
 from tests.fixes import four_bit
+from tests.fixes.sharded import take_apart
 from tests.gate import unmet
 from tests.rig import models
 
@@ -90,13 +91,7 @@ def data_parallel(gpu, group):
 
     yield shard
     for sharded in made:
-        if sharded._handle is not None:
-            vars(sharded._handle.flat_param).clear()
-        for module in sharded.modules():
-            module._parameters.clear()
-            for name, value in list(vars(module).items()):
-                if isinstance(value, torch.Tensor):
-                    delattr(module, name)
+        take_apart(sharded)
 
 
 @STORAGES
