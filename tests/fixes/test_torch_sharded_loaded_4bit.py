@@ -13,7 +13,7 @@ from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.engine.probe import function_of
 from diffusers_quantfix.fixes.torch import sharded_loaded_four_bit
 from tests.fixes import four_bit
-from tests.fixes.sharded import take_apart
+from tests.fixes.fully_sharded import take_apart
 from tests.gate import unmet
 from tests.rig import models
 

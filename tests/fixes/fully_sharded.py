@@ -1,0 +1,18 @@
+"""Models under FullyShardedDataParallel in a test."""
+
+from __future__ import annotations
+
+
+def take_apart(model) -> None:
+    """Free the memory of a model: its flat parameter and the views of it own each other in C++, where no garbage
+    collection sees it.
+    """
+    import torch
+
+    if model._handle is not None:
+        vars(model._handle.flat_param).clear()
+    for module in model.modules():
+        module._parameters.clear()
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
