@@ -27,20 +27,21 @@ early = [name for name in {names!r} if name in sys.modules]
 from torch.distributed.fsdp import FullyShardedDataParallel as first
 from torch.distributed import fsdp
 shard = getattr(fsdp, "fully_shard", None)
-import diffusers
+import accelerate
 import diffusers_quantfix
-diffusers_quantfix.status()
-print(woken, early, fsdp.FullyShardedDataParallel is first, getattr(fsdp, "fully_shard", None) is shard)
+answers = diffusers_quantfix.status(load=False)
+waits = [fix for fix in ("torch-fully-shard-8bit", "torch-sharded-loaded-4bit") if answers[fix].state == "waiting"]
+print(woken, early, waits, fsdp.FullyShardedDataParallel is first, getattr(fsdp, "fully_shard", None) is shard)
 """
 
 
 @pytest.mark.parametrize("start", ["import diffusers_quantfix", BY_START_UP], ids=["import", "start-up file"])
 def test_a_function_that_was_imported_by_name(monkeypatch, start) -> None:
-    pytest.importorskip("diffusers")
+    pytest.importorskip("accelerate")
     monkeypatch.setenv("DIFFUSERS_QUANTFIX_AUTO", "1")
     monkeypatch.delenv("DIFFUSERS_QUANTFIX", raising=False)
     program = start + PROGRAM.format(names=sorted(OF_TORCH))
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == "False [] True True", done.stdout + done.stderr
+    assert done.stdout.strip() == "False [] [] True True", done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import sys
 
@@ -184,6 +185,18 @@ def test_a_component_of_another_live_pipeline_is_kept(gpu, before, tmp_path):
     with pytest.raises(ReleasedError):
         first("w1")
     assert qf.release(second).released == ("vae of FluxPipeline", "transformer of FluxPipeline")
+    _all_freed(gpu, before)
+
+
+def test_what_the_program_froze_is_seen(gpu, before):
+    first = models.flux_pipeline().to(gpu.devices[0])
+    second = models.flux_pipeline(first.transformer)
+    gc.freeze()
+    (kept,) = qf.release(first).kept
+    assert kept.component.partition(" ")[0] == "transformer"
+    assert kept.users[0].startswith("FluxPipeline.")
+    models.call_flux(second, gpu.devices[0], dtype=second.transformer.dtype)
+    assert qf.release(second).kept == ()
     _all_freed(gpu, before)
 
 
