@@ -109,7 +109,7 @@ _freeze, _unfreeze = gc.freeze, gc.unfreeze
 
 
 def bring_the_libraries_back() -> None:
-    """From now on the garbage collector sees the libraries' objects too, as in a program: until the next ``devices()``."""
+    """Until the next ``devices()`` the garbage collector sees the libraries' objects too, as in a program."""
     global _modules_aside
     _unfreeze()
     _modules_aside = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.gate import unmet
-from tests.marks import rest_is_long
 
 
 def test_a_layer_in_one_graph(rig_devices):
@@ -17,7 +16,8 @@ def test_a_layer_in_one_graph(rig_devices):
     assert torch.equal(compiled(x), layer(x))
 
 
-@pytest.mark.parametrize("stream", rest_is_long([False, True], True), ids=["", "stream"])
+@pytest.mark.long
+@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
 def test_a_model_under_group_offload(rig_devices, stream):
     import torch
 
