@@ -123,8 +123,8 @@ class Inventory:
             self._remember(found)
         carriers = _attributes([walked[at] for at in self._carrying])
         self._types = list(map(type, carriers))
-        self._selector = list(map(carries, self._types))
-        carriers = list(compress(carriers, self._selector))
+        self._positions = [at for at, kind in enumerate(self._types) if carries(kind)]
+        carriers = [carriers[at] for at in self._positions]
         referred = self._refer(content, [*parameters, *everyone.values(), *carriers])
         self._parameters = referred[: len(parameters)]
         self._examined = referred[len(parameters) : len(parameters) + len(everyone)]
@@ -233,7 +233,8 @@ class Inventory:
         self._now: list[Callable[[], Any]] = [_nothing] * len(tensors)
         for slot in self._in_attributes:
             self._now[slot] = weakref.ref(tensors[slot])
-        self._addresses = list(map(self._address_of, tensors))
+        addresses = self._addresses = list(map(self._address_of, tensors))
+        self._parameter_addresses = [addresses[at] for at in self._of_parameters]
 
     def look(self, group: Any, dropping: bool) -> Look | None:
         """The group as it is; None if it has to be searched. Within a block without tensor subclasses."""
@@ -286,7 +287,7 @@ class Inventory:
         if list(map(self._address_of, tensors)) != self._addresses:
             return None
         if parameters:
-            if list(map(self._address_of, parameters)) != [self._addresses[at] for at in self._of_parameters]:
+            if list(map(self._address_of, parameters)) != self._parameter_addresses:
                 return None
             if list(map(_layout, parameters)) != self._layouts:
                 return None
@@ -295,11 +296,14 @@ class Inventory:
     def _has_its_carriers(self, modules: list[Any], live: list[Any]) -> bool:
         attributes = _attributes([modules[at] for at in self._carrying])
         types = list(map(type, attributes))
-        selector = self._selector if types == self._types else list(map(carries, types))
-        found = list(compress(attributes, selector))
-        if len(found) != len(self._carriers) or not all(map(is_, found, [live[at] for at in self._carriers])):
-            return False
-        self._types, self._selector = types, selector
+        if types != self._types:
+            positions = [at for at, kind in enumerate(types) if carries(kind)]
+            if len(positions) != len(self._carriers):
+                return False
+            self._types, self._positions = types, positions
+        for at, carrier in zip(self._positions, self._carriers, strict=True):
+            if attributes[at] is not live[carrier]:
+                return False
         return True
 
     def exchange(self, look: Look, tensors: list[Any], device: Any) -> None:

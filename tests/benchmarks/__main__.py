@@ -84,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks", description="What the package costs and saves."
     )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"all, or some of {', '.join(FIGURES)}")
+    parser.add_argument(
+        "figures", nargs="*", metavar="FIGURE", help=f"which to measure, all by default: {', '.join(FIGURES)}"
+    )
     parser.add_argument(
         "--json",
         type=Path,
