@@ -301,10 +301,8 @@ class Inventory:
             if len(positions) != len(self._carriers):
                 return False
             self._types, self._positions = types, positions
-        for at, carrier in zip(self._positions, self._carriers, strict=True):
-            if attributes[at] is not live[carrier]:
-                return False
-        return True
+        found = [attributes[at] for at in self._positions]
+        return all(map(is_, found, [live[at] for at in self._carriers]))
 
     def exchange(self, look: Look, tensors: list[Any], device: Any) -> None:
         """Let ``tensors``, by number, all of them on ``device``, stand in the places of the group."""

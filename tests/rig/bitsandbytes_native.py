@@ -10,6 +10,7 @@ import functools
 import re
 import sys
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def install(undo: Undo) -> None:
     cextension = sys.modules.get("bitsandbytes.cextension")
     if cextension is None or has_torch_operators:
         return
-    theirs, ours = cextension.lib, NativeLibrary()
+    theirs, ours = cextension.lib, NativeLibrary(cextension.lib)
     for module in _modules_of_theirs(len(sys.modules)):
         if vars(module).get("lib", ours) is theirs:
             undo.set(module, "lib", ours)
@@ -39,13 +40,23 @@ def _modules_of_theirs(modules: int) -> list[ModuleType]:
 
 
 class NativeLibrary:
-    """Answers ``lib.<entry point>(...)``; an entry point without a stand-in fails when it is called."""
+    """Answers ``lib.<entry point>(...)``; an entry point without a stand-in fails when it is called.
+
+    Those for the CPU are the ones of the library itself, where it could be loaded.
+    """
 
     compiled_with_cuda = True
 
+    def __init__(self, theirs: Any = None) -> None:
+        self._theirs = theirs
+
     def __getattr__(self, name: str):
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
+        if "_cpu_" in name:
+            if not hasattr(self._theirs, "_lib"):  # none, or what raises an error in its place
+                raise AttributeError(name)
+            return getattr(self._theirs, name)
         for pattern, function in _ENTRY_POINTS.items():
             if match := re.fullmatch(pattern, name):
                 return _on_numbers(function, match.groupdict())

@@ -23,7 +23,10 @@ def case(work: str) -> str | None:
     four_bit.flux(f"{work}/plain", where).save_pretrained(f"{work}/packed")
     model = FluxTransformer2DModel.from_pretrained(f"{work}/packed", torch_dtype=torch.float32)
     model.to(cpu).train()  # in training mode a CPU with AVX512-BF16 does not repack
-    expected = four_bit.run_flux(model, cpu)
+    try:
+        expected = four_bit.run_flux(model, cpu)
+    except (RuntimeError, ValueError) as error:  # before bitsandbytes 0.46
+        raise CannotReproduce(f"bitsandbytes does not quantize on this CPU: {error!r}") from None
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
