@@ -144,7 +144,10 @@ def name_of(owner: object) -> str:
     if isinstance(owner, ModuleType):
         return owner.__name__
     home = getattr(owner, "__module__", "")
-    return f"{home}.{getattr(owner, '__qualname__', type(owner).__name__)}".lstrip(".")
+    name = getattr(owner, "__qualname__", None)
+    if not isinstance(name, str):  # a native library answers to every name
+        name = type(owner).__name__
+    return f"{home}.{name}".lstrip(".")
 
 
 def home_of(value: Any) -> str:

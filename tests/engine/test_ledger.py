@@ -404,3 +404,13 @@ def test_foreign_class_in_a_slot_is_not_code(core, ledger) -> None:
         ForeignPatch, match=r"fakelib.core.call was replaced by tests.engine.test_ledger before us"
     ):
         draft.replace(core, "call", print)
+
+
+def test_the_name_of_what_answers_to_every_name():
+    from diffusers_quantfix.engine.probe import name_of
+
+    class NativeLibrary:
+        def __getattr__(self, name):
+            return print
+
+    assert name_of(NativeLibrary()) == f"{__name__}.NativeLibrary"

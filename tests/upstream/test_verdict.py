@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import types
 
 import pytest
 
 from tests.upstream import newest
 from tests.upstream.cells import Cell
 from tests.upstream.edges import loose
+from tests.upstream.inspect_fixes import misfit
 from tests.upstream.verdict import APPLIED, FAILED, HEALTHY, NOT_APPLICABLE, PATCHED, Run, judge
 
 FIX = "bnb-quant-state-code"
@@ -190,3 +193,13 @@ def test_on_a_new_release_drift_is_a_failure():
     assert kind == newest.DRIFTED and failures
     kind, failures = news(ran("broken: x"), ran(outcome="failed", reason="wrong", state="applied"), found())
     assert kind == newest.DRIFTED and failures
+
+
+def test_what_takes_fewer_arguments_does_not_fit_and_native_code_does_not_say():
+    def entry(old):
+        return types.SimpleNamespace(old=old, new=lambda code: None, where="lib.f")
+
+    assert misfit(entry(lambda *args: None)) == "lib.f(*args) is replaced by (code): it takes no *args"
+    assert not misfit(entry(lambda code: None))
+    # Python 3.13 tells (*args, **kwargs)
+    assert not misfit(entry(ctypes.pythonapi.Py_GetVersion))
