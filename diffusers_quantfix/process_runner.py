@@ -34,4 +34,5 @@ RUNNER = Runner(
     settings,
     _VERSION,
     usual,
+    "torch",
 )

@@ -46,6 +46,7 @@ class Runner:
         settings: called for the user's settings as they are now.
         version: of this package, for the board.
         surroundings: makes the context in which a probe and a patch run.
+        foundation: the library that imports none of the other patched ones.
     """
 
     def __init__(
@@ -55,13 +56,16 @@ class Runner:
         settings: Callable[[], Settings],
         version: str,
         surroundings: Callable[[], AbstractContextManager[None]],
+        foundation: str = "",
     ) -> None:
         self._version = version
         self._index = dict(index)
         self._libraries = tuple(libraries)
         self._settings = settings
         self._ledger = Ledger(
-            {target.partition(".")[0] for _, target in index.values()}, lambda: settings().options
+            {target.partition(".")[0] for _, target in index.values()},
+            lambda: settings().options,
+            foundation,
         )
         self._decider = Decider(
             self._index, self._ledger, lambda fix_id: settings().wants_newer(fix_id), surroundings

@@ -32,6 +32,13 @@ def test_a_forward_pass_on_a_gpu_has_no_frame_of_ours():
     assert children([("calls:frames_on_a_gpu", bits) for bits in (4, 8)]) == [{"frames": 0}] * 2
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("bits", [4, 8])
+def test_torch_compile_sees_the_same_graphs(bits):
+    with_us, without = (children([("compiling:graphs", bits)], package=side) for side in (True, False))
+    assert with_us == without
+
+
 def test_our_frames_are_counted():
     from diffusers_quantfix.engine.versions import contains
 

@@ -145,3 +145,46 @@ def test_fixes_on_one_function_come_and_go_in_any_order(world) -> None:
         tell(faults=faults)
     """)
     assert outcome["faults"] == []
+
+
+def test_a_copy_in_a_module_that_the_target_imports_itself(world) -> None:
+    """While the target is being imported the modules before it cannot have its functions; those after it can."""
+    world.library(
+        before="import sys\n" + "there = True",
+        core="from . import before\ndef f(): return 'broken'\nfrom . import child",
+        child="from .core import f",
+    )
+    world.fix()
+    outcome = world.run("""
+        import diffusers_quantfix as qf
+        import lib.before, lib.core
+        patched = [lib.core.f(), lib.core.child.f()]
+        qf.revert()
+        tell(patched=patched, back=[lib.core.f(), lib.core.child.f()])
+    """)
+    assert outcome.told == {"patched": ["patched"] * 2, "back": ["broken"] * 2}
+
+
+def test_a_replacement_that_an_earlier_module_holds(world) -> None:
+    """It is no copy of ours, although the slot is that of a module that is being imported."""
+    world.library(
+        tools="def fast(): return 'patched'",
+        user="from .tools import fast",
+        core="def f(): return 'broken'",
+    )
+    world.fix(
+        body="""
+        def broken(core): return core.f() == "broken"
+        def patch(core, ledger):
+            import lib.tools
+            ledger.replace(core, "f", lib.tools.fast)
+    """
+    )
+    outcome = world.run("""
+        import diffusers_quantfix as qf
+        import lib.user, lib.core
+        patched = lib.core.f()
+        qf.revert()
+        tell(patched=patched, left=[lib.core.f(), lib.tools.fast(), lib.user.fast()])
+    """)
+    assert outcome.told == {"patched": "patched", "left": ["broken", "patched", "patched"]}

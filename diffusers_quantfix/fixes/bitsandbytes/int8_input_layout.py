@@ -9,9 +9,9 @@ Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b 
 Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix;
     the kernel ``cint8_vector_quant`` gets its address, and no strides.
 Upstream: bitsandbytes issue 980, PR 2062.
-Patch: ``matmul`` makes its input contiguous, which costs nothing where it is, takes a vector for a matrix of one row,
-    flattens an input of more than three dimensions, and gives the output its shape; in its own code, since a wrapper
-    would add a call to every run.
+Patch: ``matmul`` makes its input contiguous where it is not, takes a vector for a matrix of one row, flattens an input
+    of more than three dimensions, and gives the output its shape; in its own code, since a wrapper would add a call to
+    every run. It asks first: torch.compile takes ``contiguous`` for an operation, and would break the graph once more.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class _Input:
 
     view = flatten = reshape
 
+    def is_contiguous(self) -> bool:
+        return True
+
     def contiguous(self) -> Any:
         return self
 
@@ -105,7 +108,8 @@ def patch(functions: ModuleType, draft: Draft) -> None:
             if given[:2] != ["A", "B"] or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
                 raise TargetMissing("matmul takes other arguments")
             before = f"""
-A = A.contiguous()
+if not A.is_contiguous():
+    A = A.contiguous()
 if len(A.shape) == 1:
     return matmul(A[None], {", ".join(given[1:])})[0]
 if len(A.shape) > 3:
