@@ -232,6 +232,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-8bit-dequantize-cpu": ("peft.eight_bit_dequantize_cpu", "peft.utils.integrations"),
     "peft-8bit-empty-adapter": ("peft.eight_bit_empty_adapter", "peft.tuners.tuners_utils"),
     "peft-8bit-empty-lora": ("peft.eight_bit_empty_lora", "peft.tuners.lora.model"),
     "peft-dora-4bit-hooked": ("peft.dora_four_bit_hooked", "peft.tuners.lora.dora"),
