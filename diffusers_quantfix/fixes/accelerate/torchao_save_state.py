@@ -35,6 +35,8 @@ FIX = Fix(
 
 def broken(checkpointing: ModuleType) -> bool:
     """Are tensors that share memory looked for by an address, with nothing of ours around it?"""
+    import warnings
+
     import torch
 
     resolve(checkpointing, "load_accelerator_state")
@@ -51,10 +53,12 @@ def broken(checkpointing: ModuleType) -> bool:
         def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
             return NotImplemented
 
-    try:
-        id_tensor_storage(Wrapper())
-    except RuntimeError:
-        return True
+    with warnings.catch_warnings():  # what it tries next is deprecated
+        warnings.simplefilter("ignore")
+        try:
+            id_tensor_storage(Wrapper())
+        except RuntimeError:
+            return True
     return False
 
 
