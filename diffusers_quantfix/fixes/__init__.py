@@ -104,6 +104,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
+    "diffusers-controlnet-from-quantized": (
+        "diffusers.controlnet_from_quantized",
+        "diffusers.models.controlnets",
+    ),
     "diffusers-controlnet-union-attention": (
         "diffusers.controlnet_union_attention",
         "diffusers.models.controlnets.controlnet_union",
