@@ -167,6 +167,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-group-offload-vae-blocks": (
+        "diffusers.group_offload_vae_blocks",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
     "diffusers-image-projection-dtype": ("diffusers.image_projection_dtype", "diffusers.models.embeddings"),
     "diffusers-int8-tiles-dequantized": (
