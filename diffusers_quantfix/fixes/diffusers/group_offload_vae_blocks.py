@@ -37,7 +37,7 @@ FIX = Fix(
         "Expected all tensors to be on the same device",
         r"Input type \(\S+\) and weight type \(\S+\) should be the same",
     ),
-    frames=(r"diffusers/models/autoencoders/", "block_level|group_offload|hooks/hooks.py:new_forward"),
+    frames=("models/autoencoders/", r"\b_?(de|en)code\b", "post_quant_conv", "group_offload", "block_level"),
     since="0.1.0",
 )
 
