@@ -42,8 +42,8 @@ def kept_by_views(held: Iterable[Held], sizes: Iterable[int]) -> list[str]:
         if storage is not None and storage._cdata in shown:
             shown[storage._cdata] += added
     return [
-        f"{one.component}.{one.name} is a view on the CPU: {human(shown[key])} of {human(size)} are counted, and all are "
-        "kept, in memory unless that is a mapped file; a `.clone()` keeps its own bytes only"
+        f"{one.component}.{one.name} is a view on the CPU: {human(shown[key])} of {human(size)} are counted, and all "
+        "are kept, in memory unless that is a mapped file; a `.clone()` keeps its own bytes only"
         for key, (size, one) in largest.items()
         if size - shown[key] >= _LEAST
     ]
