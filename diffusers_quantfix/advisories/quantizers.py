@@ -26,7 +26,7 @@ _UNSEEN = "`audit`, `release` and `track` were not tested with it"
 # their models (tests/tools/test_other_quantizers.py). nunchaku_lite downloads its kernels, for NVIDIA's GPUs only;
 # diffusers 0.42.1 makes no config for modelopt 0.47.0 (TypeError "'list' object is not a mapping").
 OTHERS = {
-    "auto-round": ("auto-round", _UNSEEN),
+    "auto-round": ("auto-round", _SEEN),
     "bfl": ("/bfl", _SEEN),
     "modelopt": ("nvidia-modelopt", _UNSEEN),
     "nunchaku_lite": ("/nunchaku", _UNSEEN),

@@ -31,6 +31,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-offloaded-training": ("accelerate.offloaded_training", "accelerate.hooks"),
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
+    "accelerate-torchao-save-state": ("accelerate.torchao_save_state", "accelerate.checkpointing"),
     "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
     "bnb-4bit-checkpoint-names": ("bitsandbytes.four_bit_checkpoint_names", "bitsandbytes.nn.modules"),
     "bnb-cpu-half-blockwise": ("bitsandbytes.cpu_half_blockwise", "bitsandbytes.functional"),
@@ -103,6 +104,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
+    "diffusers-controlnet-from-quantized": (
+        "diffusers.controlnet_from_quantized",
+        "diffusers.models.controlnets",
+    ),
     "diffusers-controlnet-union-attention": (
         "diffusers.controlnet_union_attention",
         "diffusers.models.controlnets.controlnet_union",
@@ -160,6 +165,10 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-group-offload-torchao": (
         "diffusers.group_offload_torchao",
+        "diffusers.hooks.group_offloading",
+    ),
+    "diffusers-group-offload-vae-blocks": (
+        "diffusers.group_offload_vae_blocks",
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-hunyuan-pooler-weights": ("diffusers.hunyuan_pooler_weights", "diffusers.models.embeddings"),
@@ -232,6 +241,7 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.textual_inversion_offload_flip",
         "diffusers.loaders.textual_inversion",
     ),
+    "peft-8bit-dequantize-cpu": ("peft.eight_bit_dequantize_cpu", "peft.utils.integrations"),
     "peft-8bit-empty-adapter": ("peft.eight_bit_empty_adapter", "peft.tuners.tuners_utils"),
     "peft-8bit-empty-lora": ("peft.eight_bit_empty_lora", "peft.tuners.lora.model"),
     "peft-dora-4bit-hooked": ("peft.dora_four_bit_hooked", "peft.tuners.lora.dora"),

@@ -47,7 +47,7 @@ def audit(model_or_pipe: Any) -> Audit:
     notes += dict.fromkeys(filter(None, (released_message(model_or_pipe) or None, *released.values())))
     if released_message(model_or_pipe):
         notes = notes[:1]
-    examined = _examined({name: value for name, value in components.items() if not released[name]})
+    examined = _examined({name: value for name, value in components.items() if not released[name]}, notes)
     for component, found in examined:
         records += found.records
         misplaced += found.misplaced
@@ -69,7 +69,7 @@ def audit(model_or_pipe: Any) -> Audit:
     )
 
 
-def _examined(components: dict[str, Any]) -> Iterator[tuple[str, Examined]]:
+def _examined(components: dict[str, Any], notes: list[str]) -> Iterator[tuple[str, Examined]]:
     # Without torch nothing can hold a tensor.
     if "torch" not in sys.modules:
         return
@@ -77,6 +77,7 @@ def _examined(components: dict[str, Any]) -> Iterator[tuple[str, Examined]]:
     from .counting import Blocks
     from .modules import no_collection
     from .tensors import held_tensors
+    from .views import kept_by_views
 
     with no_collection():
         held = {
@@ -86,6 +87,7 @@ def _examined(components: dict[str, Any]) -> Iterator[tuple[str, Examined]]:
         for part in held.values():
             blocks.extend([one.tensor for one in part])
         sizes = blocks.added()
+        notes += kept_by_views([one for part in held.values() for one in part], sizes)
         first = 0
         for component, part in held.items():
             yield component, examine(components[component], part, sizes[first : first + len(part)])

@@ -148,3 +148,31 @@ def test_quantos_own_functions(tmp_path, name, weights, dtype):
     assert q.error(run(copy.deepcopy(model)), reference) == 0, "deep copy"
     cpu_offload(model, torch.device("cpu"))
     assert q.error(run(model), reference) <= 2 * ROUNDED, "offloaded"
+
+
+def run_there(inbox, outbox, model):
+    """In a child: the model that the process was given, and the one in the queue."""
+    for one in (model, inbox.get()):
+        outbox.put((type(one[0].weight).__name__, q.run(one).tolist()))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("qtype", ["qint8", "qint4"])
+def test_a_process_that_is_spawned(qtype):
+    """As its argument, and through a queue."""
+    import torch
+
+    model = q.layers(qtype)
+    expected = (type(model[0].weight).__name__, q.run(model).tolist())
+    context = torch.multiprocessing.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=run_there, args=(inbox, outbox, model))
+    process.start()
+    try:
+        inbox.put(model)
+        for _ in range(2):
+            assert outbox.get(timeout=120) == expected
+        process.join(60)
+        assert process.exitcode == 0
+    finally:
+        process.kill()

@@ -1,7 +1,8 @@
 """Quantizers of diffusers about which no fix is: the tools know their tensors, and they move whole.
 
-BFL's needs no library of its own. sdnq's tests run where that is installed: in an environment of its own (``pip install
-sdnq`` beside what the README installs), ``python -m pytest tests/tools/test_other_quantizers.py``.
+BFL's needs no library of its own. The tests of sdnq and of auto-round run where these are installed: in an environment
+of its own (``pip install sdnq auto-round`` beside what the README installs),
+``python -m pytest tests/tools/test_other_quantizers.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.rig import models
 
 pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="needs diffusers 0.42")
 
-BACKENDS = ["bfl-fp8r", "bfl-nvfp4", "sdnq-uint4"]
+BACKENDS = ["bfl-fp8r", "bfl-nvfp4", "sdnq-uint4", "autoround-4"]
 
 
 def bfl(folder, kind: str):
@@ -57,6 +58,42 @@ def sdnq(folder, kind: str):
     )
 
 
+def autoround(folder, kind: str):
+    """A checkpoint as AutoRound writes them, of weights that are rounded to the nearest."""
+    import json
+
+    import safetensors.torch
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    linear = pytest.importorskip("auto_round_extension.torch.qlinear_torch", reason="needs auto-round")
+    group, model = 32, models.flux_transformer().half()
+    tensors = model.state_dict()
+    for name, layer in model.named_modules():
+        if not isinstance(layer, torch.nn.Linear) or "transformer_blocks" not in name:
+            continue
+        rows = layer.weight.data.float().view(layer.out_features, -1, group)
+        scales = (rows.abs().amax(-1) / 7).clamp(min=1e-6)
+        packed = linear.QuantLinear(
+            int(kind), group, layer.in_features, layer.out_features, layer.bias is not None
+        )
+        packed.device = "cpu"  # it is asked for, and not set
+        packed.pack(layer.float(), scales, torch.full_like(scales, 8), None, device="cpu")
+        tensors = {key: tensor for key, tensor in tensors.items() if key.rpartition(".")[0] != name}
+        tensors.update({f"{name}.{key}": tensor.contiguous() for key, tensor in packed.state_dict().items()})
+    place = folder / "autoround"
+    place.mkdir(exist_ok=True)
+    safetensors.torch.save_file(tensors, place / "diffusion_pytorch_model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "auto-round", "bits": int(kind), "group_size": group, "sym": True, "data_type": "int",
+        "packing_format": "auto_round:auto_gptq", "backend": "torch",
+        "block_name_to_quantize": "transformer_blocks,single_transformer_blocks",
+    }  # fmt: skip
+    (place / "config.json").write_text(json.dumps(config))
+    return FluxTransformer2DModel.from_pretrained(place, torch_dtype=torch.bfloat16)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
@@ -65,7 +102,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(params=BACKENDS)
 def pipe(request, folder):
     library, _, kind = request.param.partition("-")
-    return models.flux_pipeline({"bfl": bfl, "sdnq": sdnq}[library](folder, kind))
+    return models.flux_pipeline({"bfl": bfl, "sdnq": sdnq, "autoround": autoround}[library](folder, kind))
 
 
 def run(pipe, device):
@@ -87,7 +124,10 @@ def test_the_tools_count_it_and_it_moves(rig_devices, pipe):
     assert torch.isfinite(reference).all()
     assert rig_devices.allocated(here) >= size
     diffusers_quantfix.audit(pipe).raise_if_misplaced()
-    count = len([*pipe.transformer.parameters(), *pipe.transformer.buffers()]) + 2  # of the scheduler
+    plain = [value for part in pipe.transformer.modules() for value in vars(part).values()]
+    attributes = sum(isinstance(value, torch.Tensor) for value in plain)
+    count = len([*pipe.transformer.parameters(), *pipe.transformer.buffers()]) + attributes
+    count += 2  # of the scheduler
     assert f"{count} tensors" in str(diffusers_quantfix.audit(pipe))
     assert torch.equal(run(pipe.to(there), there), reference)
     with diffusers_quantfix.track(pipe) as tracked:

@@ -1,0 +1,92 @@
+"""``Accelerator.save_state`` fails for a model with weights of torchao.
+
+Symptom: RuntimeError "Attempted to access the data pointer on an invalid python storage" when the state of a training
+    with LoRAs on a torchao model is saved.
+Cause: accelerate writes safetensors unless told otherwise. Before that it looks for tensors that share memory, by the
+    address of their data; a weight of torchao is a wrapper class, which has none, and safetensors could not hold it.
+Upstream: not reported for accelerate; torchao issue 2230 is about ``save_pretrained``.
+Patch: such a model is written with ``torch.save``, as with ``safe_serialization=False``; ``load_state`` finds either
+    file. The file of safetensors that would have been overwritten is removed: it would be preferred.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="accelerate-torchao-save-state",
+    title="Accelerator.save_state fails for a model with weights of torchao",
+    module="accelerate.checkpointing",
+    claims={"accelerate": ">=0.34.2,<=1.15.0", "torchao": ""},
+    upstream=("https://github.com/pytorch/ao/issues/2230",),
+    symptom="Attempted to access the data pointer on an invalid python storage, from Accelerator.save_state()",
+    patterns=("Attempted to access the data pointer on an invalid python storage",),
+    frames=("accelerate/checkpointing.py|save_state",),
+)
+
+
+def broken(checkpointing: ModuleType) -> bool:
+    """Are tensors that share memory looked for by an address, with nothing of ours around it?"""
+    import warnings
+
+    import torch
+
+    resolve(checkpointing, "load_accelerator_state")
+    if written_in(resolve(checkpointing, "save_accelerator_state"), __file__):
+        return False
+    from accelerate.utils.modeling import id_tensor_storage
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, (1,))
+
+        @classmethod
+        def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
+            return NotImplemented
+
+    with warnings.catch_warnings():  # what it tries next is deprecated
+        warnings.simplefilter("ignore")
+        try:
+            id_tensor_storage(Wrapper())
+        except RuntimeError:
+            return True
+    return False
+
+
+def patch(checkpointing: ModuleType, draft: Draft) -> None:
+    import inspect
+    from pathlib import Path
+
+    signature = inspect.signature(resolve(checkpointing, "save_accelerator_state"))
+    safe_name = Path(checkpointing.SAFE_WEIGHTS_NAME)
+
+    def make(original):
+        def save_accelerator_state(*args, **kwargs):
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            states = given.arguments["model_states"]
+            falls_back = given.arguments["safe_serialization"] and any(map(has_torchao, states))
+            given.arguments["safe_serialization"] = given.arguments["safe_serialization"] and not falls_back
+            result = original(*given.args, **given.kwargs)
+            if falls_back:
+                for index in range(len(states)):
+                    name = f"{safe_name.stem}_{index}{safe_name.suffix}" if index else safe_name.name
+                    # Most often there is none; another process may have been faster.
+                    Path(given.arguments["output_dir"], name).unlink(missing_ok=True)
+            return result
+
+        return save_accelerator_state
+
+    def has_torchao(state):
+        return any(type(tensor).__module__.startswith("torchao.") for tensor in state.values())
+
+    draft.wrap_plain(checkpointing, "save_accelerator_state", make)

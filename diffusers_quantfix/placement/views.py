@@ -1,0 +1,49 @@
+"""Views on the CPU that keep more memory than they show: a tensor of four numbers may be a part of one of a million.
+
+`audit` counts what a tensor on the CPU shows, as the rest may be a file that is mapped into memory and never read. On
+an accelerator it counts the whole storage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..text import human
+from .tensors import storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .tensors import Held
+
+__all__ = ["kept_by_views"]
+
+# Below this it is padding and alignment.
+_LEAST = 1 << 20
+
+
+def kept_by_views(held: Iterable[Held], sizes: Iterable[int]) -> list[str]:
+    """A sentence for each storage on the CPU of which 1 MiB or more is kept and not shown.
+
+    Args:
+        held: the tensors.
+        sizes: for each, the bytes that it adds to those before it (`Blocks.added`).
+    """
+    found = list(zip(held, sizes, strict=True))
+    largest: dict[int, tuple[int, Held]] = {}
+    for one, _ in found:
+        storage = storage_of(one.tensor) if one.tensor.is_cpu else None
+        # Most tensors have a storage of their own.
+        if storage is not None and storage.nbytes() - one.tensor.nbytes >= _LEAST:
+            largest.setdefault(storage._cdata, (storage.nbytes(), one))
+    shown = dict.fromkeys(largest, 0)
+    for one, added in found if largest else ():
+        storage = storage_of(one.tensor) if one.tensor.is_cpu else None
+        if storage is not None and storage._cdata in shown:
+            shown[storage._cdata] += added
+    return [
+        f"{one.component}.{one.name} is a view on the CPU: {human(shown[key])} of {human(size)} are counted, and all "
+        "are kept, in memory unless that is a mapped file; a `.clone()` keeps its own bytes only"
+        for key, (size, one) in largest.items()
+        if size - shown[key] >= _LEAST
+    ]
