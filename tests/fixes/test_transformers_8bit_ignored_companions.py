@@ -70,7 +70,8 @@ def encode(model, device):
     return torch.cat([one.flatten() for one in outputs.values() if isinstance(one, torch.Tensor)])
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+# bitsandbytes 0.48.0 quantizes what it loads once more: bnb-int8-prequantized
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes!=0.48.0")
 @pytest.mark.parametrize("encoder", [of_bert, of_alt_diffusion])
 def test_the_checkpoint_is_loaded(gpu, saved, encoder):
     kind, config = encoder()
