@@ -13,14 +13,14 @@ import pytest
 
 from tests.fixes import four_bit
 from tests.fixes import lora_models as lora
-from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of
 from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "peft-unmerge-bnb"
 pytest.importorskip("peft", reason="peft is not installed")
 SHOWS = "not what it was"
-KEPT = "_quantfix_before_merge"
 NOT_ON_A_CPU = "bitsandbytes quantizes on a CPU from 0.46 on"
 FORMATS = ("nf4", "nf4-double", "nf4-float32", "int8")
 formats = pytest.mark.parametrize("weights", FORMATS)
@@ -77,33 +77,6 @@ def run(model, device):
     given = torch.randn(3, four_bit.FEATURES, generator=generator).to(device, torch.float16)
     with torch.no_grad():
         return model(given).cpu()
-
-
-def bits(model) -> dict:
-    """The bytes of every quantized weight, and what goes with them, on the CPU."""
-    import torch
-
-    return {
-        name: tensor.detach().cpu().clone().reshape(-1).view(torch.uint8)
-        for name, tensor in model.state_dict().items()
-        if "lora" not in name and isinstance(tensor, torch.Tensor)
-    }
-
-
-def assert_same(one: dict, other: dict) -> None:
-    import torch
-
-    assert one and one.keys() == other.keys()
-    different = [name for name in one if not torch.equal(one[name], other[name])]
-    assert not different, f"{', '.join(different)}: not what it was"
-
-
-def kept(model) -> list:
-    return [part for part in model.modules() if KEPT in vars(part)]
-
-
-def layers_of(model) -> list:
-    return [part for part in model.modules() if hasattr(part, "unmerge")]
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
@@ -255,7 +228,7 @@ def test_nothing_is_kept_of_what_is_unloaded(gpu, weights):
     here = gpu.devices[0]
     model = adapted(weights, here)
     model.merge_adapter()
-    copies = [weakref.ref(vars(part)[KEPT][0][0]) for part in kept(model)]
+    copies = [weakref.ref(vars(part)[KEPT][0][0][0]) for part in kept(model)]
     assert len(copies) == 2 and all(one().device.type == "cpu" for one in copies)
     plain = model.merge_and_unload()
     del model
@@ -297,7 +270,7 @@ def test_a_deleted_adapter_stays_merged(gpu):
 
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_without_memory_it_is_as_upstream_has_it(gpu, monkeypatch, tmp_path, caplog, weights):
-    from diffusers_quantfix.adapters import merging_bnb
+    from diffusers_quantfix.adapters import before_merge
     from diffusers_quantfix.weights import host_memory
 
     here = gpu.devices[0]
@@ -305,7 +278,7 @@ def test_without_memory_it_is_as_upstream_has_it(gpu, monkeypatch, tmp_path, cap
     with_lora = run(model, here)
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 11 kB\n")
     monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(merging_bnb, "_told", set())
+    monkeypatch.setattr(before_merge, "_told", set())
     with caplog.at_level(logging.WARNING, "diffusers_quantfix"):
         model.merge_adapter()
     assert caplog.text.count("has not the memory to keep the packed weights") == 1
@@ -346,15 +319,6 @@ def test_in_inference_mode(gpu, weights):
     assert_same(bits(model), before)
 
 
-OFFLOADS = {
-    "none": lambda pipe, device: pipe.to(device),
-    "model": lambda pipe, device: pipe.enable_model_cpu_offload(device=spelled(device)),
-    "sequential": lambda pipe, device: pipe.enable_sequential_cpu_offload(device=spelled(device)),
-    "leaf": lambda pipe, device: pipe.transformer.enable_group_offload(device, offload_type="leaf_level"),
-    "stream": lambda pipe, device: pipe.transformer.enable_group_offload(
-        onload_device=device, offload_type="leaf_level", use_stream=True
-    ),
-}
 OPTIONS = {
     "nf4": {"bits": 4},
     "nf4-double": {"bits": 4, "double_quant": True},
