@@ -11,8 +11,8 @@ import torch
 
 __all__ = ["fingerprint", "free_memory", "has_room", "random_numbers"]
 
-# Words of 4 bytes are looked at in rows, and so many rows together, which takes 4 MB of the device. The factors are few,
-# as they are computed anew for each layer: kept ones would be memory that no one can free.
+# Words of 4 bytes are looked at in rows, and so many rows together, which takes 4 MB of the device. The factors are
+# few, as they are computed anew for each layer: kept ones would be memory that no one can free.
 _ROW, _ROWS = 1 << 13, 1 << 6
 _MEMORY = Path("/proc/meminfo")
 _RESERVE = 10  # what nobody has asked for leaves one part in so many of the memory free

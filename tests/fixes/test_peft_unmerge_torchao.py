@@ -50,7 +50,8 @@ def test_on_the_cpu(weights):
     model = ao.adapted(weights)
     before = bits(model)
     names, kinds = list(dict(model.named_parameters())), [type(tensor) for tensor in model.parameters()]
-    model.merge_adapter(safe_merge=True)
+    for part in layers_of(model):  # not every peft passes it on
+        part.merge(safe_merge=True)
     model.unmerge_adapter()
     assert_same(bits(model), before)
     assert sorted(names) == sorted(dict(model.named_parameters()))
@@ -264,6 +265,8 @@ def test_a_pipeline(gpu, tmp_path, offload, weights):
     import torch
     from diffusers import FluxTransformer2DModel, TorchAoConfig
 
+    if weights == "float8" and unmet("peft>=0.19"):
+        pytest.skip("this peft does not know these weights")
     models.saved(models.flux_transformer(), tmp_path)
     transformer = FluxTransformer2DModel.from_pretrained(
         tmp_path, quantization_config=TorchAoConfig(ao.config(weights)), torch_dtype=torch.bfloat16
