@@ -39,8 +39,8 @@ def adapted(weights: str, device, names=("one",), **options):
     model = torch.nn.Sequential(*layers).to(device).requires_grad_(False)
     model.is_loaded_in_8bit = weights == "int8"
     model.is_loaded_in_4bit = weights != "int8"
-    if weights == "int8" and unmet("peft>=0.14") and not unmet("bitsandbytes>=0.45"):
-        pytest.skip("peft before 0.14 asks 8-bit layers for what bitsandbytes has no more from 0.45 on")
+    if weights == "int8":
+        skip_where_peft_knows_no_8bit_layers()
     config = LoraConfig(r=8, lora_alpha=8, target_modules=["0", "1"], **options)
     peft = get_peft_model(model, config, adapter_name=names[0])
     for name in names[1:]:
@@ -51,6 +51,11 @@ def adapted(weights: str, device, names=("one",), **options):
             if "lora_A" in name or "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
     return peft.eval().to(device)
+
+
+def skip_where_peft_knows_no_8bit_layers() -> None:
+    if unmet("peft>=0.14") and not unmet("bitsandbytes>=0.45"):
+        pytest.skip("peft before 0.14 asks 8-bit layers for what bitsandbytes has no more from 0.45 on")
 
 
 def layer(bnb, weights: str):
@@ -159,7 +164,8 @@ def test_dora_and_two_adapters(gpu, weights):
     import torch
 
     here = gpu.devices[0]
-    for options in ({}, {"use_dora": True}):
+    # Before 0.12 peft loses the first of two DoRAs.
+    for options in ({}, {"use_dora": True})[: 1 if unmet("peft>=0.12") else 2]:
         model = adapted(weights, here, ("one", "two"), **options)
         model.base_model.set_adapter(["one"] if options else ["one", "two"])
         with_lora, before = run(model, here), bits(model)
@@ -347,6 +353,8 @@ def test_a_pipeline(gpu, tmp_path, offload, weights):
         pytest.skip("group offload and LoRA: from 0.35 on")
     if offload == "model" and unmet("bitsandbytes>=0.46"):
         pytest.skip(NOT_ON_A_CPU)
+    if weights == "int8":
+        skip_where_peft_knows_no_8bit_layers()
     if (offload, weights) == ("model", "int8") and not moves_scales():
         pytest.skip("this peft cannot merge on the CPU once the layer has run on a device")
     options = OPTIONS[weights]

@@ -28,7 +28,7 @@ FIX = Fix(
     id="peft-unmerge-bnb",
     title="taking a LoRA out of weights of bitsandbytes does not give these weights back",
     module="peft.tuners.lora.bnb",
-    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
+    claims={"peft": ">=0.8.0,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/bnb.py",),
     symptom="after unfuse_lora() or unmerge_adapter() the output of a bitsandbytes model is not what it was before",
     harm="wrong result",
