@@ -231,7 +231,8 @@ def test_a_merged_model_is_copied_and_saved(gpu, weights):
     assert names == set(model.state_dict())
     merged = ao.run(model, here)
     again = [copy.deepcopy(model)]
-    if not unmet("torchao>=0.15"):  # before, torchao's models cannot be pickled
+    # Before, torchao's models cannot be pickled, in this format before 0.17.
+    if not unmet("torchao>=0.17" if weights == "int4" else "torchao>=0.15"):
         again.append(mapped.reloaded(model, None))
     for one in again:
         assert torch.equal(ao.run(one, here), merged)
