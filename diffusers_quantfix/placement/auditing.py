@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..text import human
 from .components import components_of, is_module, readable_name
 from .report import Audit, Misplaced, TensorRecord
 
@@ -20,7 +21,8 @@ def audit(model_or_pipe: Any) -> Audit:
 
     Counted as well: quant states of bitsandbytes 4-bit layers with their nested states, CB and SCB of 8-bit layers
     before and after their first forward pass, the inner tensors of optimum-quanto and torchao weights, what offload
-    hooks keep in memory, gradients, and tensors that are plain attributes of a module. Nothing is moved or loaded.
+    hooks keep in memory, the packed weights that are kept while a LoRA is merged, gradients, and tensors that are
+    plain attributes of a module. Nothing is moved or loaded.
 
     Misplaced is a companion that is not where its weight is; a tensor on another device than the rest of its
     component, unless a device map or offloading put it there; and a tensor on ``meta`` that no offload hook
@@ -54,6 +56,7 @@ def audit(model_or_pipe: Any) -> Audit:
         if found.offload:
             offload[component] = found.offload
     notes += _spread_note(components, records, offload)
+    notes += _merged_note(records)
     present = {record.component for record in records}
     return Audit(
         subject=readable_name(model_or_pipe),
@@ -92,6 +95,17 @@ def _examined(components: dict[str, Any], notes: list[str]) -> Iterator[tuple[st
         for component, part in held.items():
             yield component, examine(components[component], part, sizes[first : first + len(part)])
             first += len(part)
+
+
+def _merged_note(records: list[TensorRecord]) -> list[str]:
+    """Why there is more in memory than the model has."""
+    kept = sum(record.bytes for record in records if record.kind == "before merge")
+    if not kept:
+        return []
+    return [
+        f"{human(kept)} are the packed weights from before an adapter was merged, kept until it is taken out "
+        "(unfuse_lora, unmerge_adapter) or unloaded"
+    ]
 
 
 def _spread_note(

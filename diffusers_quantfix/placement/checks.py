@@ -13,7 +13,7 @@ from .components import is_module
 from .hooks import HOOK_ATTRIBUTES, held_on_meta, offload_kind
 from .modules import modules_of
 from .report import Misplaced, TensorRecord
-from .tensors import Held, device_name, is_lazy, nbytes
+from .tensors import BEFORE_MERGE, Held, device_name, is_lazy, nbytes
 
 __all__ = ["Examined", "examine"]
 
@@ -87,7 +87,7 @@ def _home(pairs: list[tuple[Held, TensorRecord]]) -> str:
 
 def _fault(held: Held, record: TensorRecord, fetched: set[int], home: str) -> str:
     """Why the tensor is misplaced, "" if it is not."""
-    if held.kind in ("attribute", "gradient", "offloaded"):
+    if held.kind in ("attribute", "gradient", "offloaded", BEFORE_MERGE):
         return ""
     # The usual case first, it is met 100,000 times.
     if record.device == home and held.outer is None and held.kind in ("weight", "buffer"):

@@ -22,7 +22,8 @@ class TensorRecord:
         component: the component's name.
         name: the dotted name within the component, e.g. ``blocks.0.proj.weight.quant_state.absmax``.
         kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded" (what an offload hook keeps
-            for a weight) or "attribute" (any other tensor that the component holds).
+            for a weight), "before merge" (a packed weight that is kept on the CPU while an adapter is merged) or
+            "attribute" (any other tensor that the component holds).
         device: e.g. "cuda:0"; "meta" has no data.
         dtype: e.g. "uint8".
         shape: the shape of the tensor, () for a lazy parameter that has none yet.

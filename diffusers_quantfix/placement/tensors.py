@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 
+from ..adapters.before_merge import KEPT
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
 from .hooks import HOOK_ATTRIBUTES, Resting
 from .modules import named_modules
 
 __all__ = [
+    "BEFORE_MERGE",
     "PLAIN",
     "Held",
     "device_name",
@@ -42,6 +44,8 @@ __all__ = [
 _OF_MODULE = frozenset(vars(torch.nn.Module()))
 # A tensor of one of these types is itself the data, and nothing belongs to it.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+# The kind of the packed weights that our fixes keep while an adapter is merged.
+BEFORE_MERGE = "before merge"
 _DEPTH = 6
 _LEAVES = (
     str,
@@ -75,7 +79,7 @@ class Held:
     Attributes:
         component: the component's name.
         name: the dotted name within the component, e.g. ``blocks.0.proj.weight.quant_state.absmax``.
-        kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded", "attribute".
+        kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded", "before merge", "attribute".
         tensor: the tensor.
         module: the module that holds it, None for components that are no modules.
         outer: the wrapper whose inner tensor it is, or None.
@@ -185,7 +189,7 @@ def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) 
         prefix = f"{path}." if path else ""
         state = vars(module)
         for name in _own_names(tuple(state)):
-            kind = "offloaded" if name in HOOK_ATTRIBUTES else "attribute"
+            kind = "offloaded" if name in HOOK_ATTRIBUTES else BEFORE_MERGE if name == KEPT else "attribute"
             yield from _of_object(component, prefix + name, state.get(name), seen, module, kind)
 
 

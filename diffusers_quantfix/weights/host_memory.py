@@ -11,14 +11,16 @@ import torch
 
 __all__ = ["fingerprint", "free_memory", "has_room", "random_numbers"]
 
-_WORDS = 1 << 19  # of 4 bytes: so many are looked at together, which takes 8 MB of the device
+# Words of 4 bytes are looked at in rows, and so many rows together, which takes 4 MB of the device. The factors are
+# few, as they are computed anew for each layer: kept ones would be memory that no one can free.
+_ROW, _ROWS = 1 << 13, 1 << 6
 _MEMORY = Path("/proc/meminfo")
 _RESERVE = 10  # what nobody has asked for leaves one part in so many of the memory free
 
 
 def random_numbers(device: torch.device) -> torch.Tensor:
     """The factors for `fingerprint` on ``device``: computed there in whole numbers, and so the same everywhere."""
-    numbers = torch.arange(1, _WORDS + 1, dtype=torch.int64, device=device)
+    numbers = torch.arange(1, _ROW + _ROWS + 1, dtype=torch.int64, device=device)
     for factor, shift in ((0x1E3779B97F4A7C15, 30), (0x3F58476D1CE4E5B9, 27), (0x14D049BB133111EB, 31)):
         numbers *= factor
         numbers ^= (numbers >> shift) & ((1 << (64 - shift)) - 1)
@@ -28,8 +30,8 @@ def random_numbers(device: torch.device) -> torch.Tensor:
 def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | None:
     """A number of 64 bits that depends on every bit of ``tensor``, computed where it is, and left there.
 
-    The sum of its words of 4 bytes, each multiplied with a random number that belongs to its place, modulo 2**64. None
-    for a tensor that is not contiguous.
+    The sum of its words of 4 bytes, each multiplied with the random numbers of its column and of its row, modulo 2**64.
+    None for a tensor that is not contiguous.
     """
     if not tensor.is_contiguous() or tensor.is_complex():
         return None
@@ -39,10 +41,17 @@ def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | N
     rest = data.numel() % 4
     whole = data.numel() - rest
     total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for index, words in enumerate(data[:whole].view(torch.int32).split(_WORDS)):
+    of_columns, of_rows = numbers[:_ROW], numbers[_ROW:] | 1
+    for index, words in enumerate(data[:whole].view(torch.int32).split(_ROW * _ROWS)):
         # Odd, and another one for each part: two parts that are exchanged are a change.
         factor = 0x1E3779B97F4A7C15 * (2 * index + 1) % 2**63
-        total += (words.to(torch.int64) * numbers[: words.numel()]).sum() * factor
+        rows = words.numel() // _ROW
+        if rows:
+            sums = words[: rows * _ROW].view(rows, _ROW).to(torch.int64).mul_(of_columns).sum(1)
+            total += (sums * of_rows[:rows]).sum() * factor
+        last = words[rows * _ROW :].to(torch.int64)
+        if last.numel():
+            total += last.mul_(of_columns[: last.numel()]).sum() * (factor ^ 2)
     for place in range(rest):
         total += data[whole + place].to(torch.int64) * numbers[-1 - place]
     return total

@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 __all__ = [
@@ -23,7 +23,9 @@ __all__ = [
     "inner_places",
     "is_torn_by_a_map",
     "is_wrapper",
+    "put_together",
     "shell",
+    "taken_apart",
     "with_inner",
 ]
 
@@ -108,6 +110,60 @@ def shell(wrapper: Any, device: Any) -> Any:
         dtype=wrapper.dtype,
         device=device,
     )
+
+
+def taken_apart(weight: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What `put_together` makes ``weight`` of: all but its inner tensors, and these, also of wrappers inside of it.
+
+    The inner tensors are its own, in an order that depends on nothing but its class. Nothing in the answer is of a
+    class of this package, so that both can be copied and pickled. Of a plain tensor: None, and its data.
+    """
+    tensors: list[Any] = []
+    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+        return _without_tensors(weight, tensors), tuple(tensors)
+
+
+def _without_tensors(weight: Any, tensors: list[Any]) -> dict[str, Any] | None:
+    if not is_wrapper(weight):
+        tensors.append(weight.detach())
+        return None
+    inner = _inner_tensors(weight)
+    names = [name for name, _ in inner]
+    return {
+        "type": type(weight),
+        "size": tuple(weight.size()),
+        "strides": tuple(weight.stride()),
+        "storage_offset": weight.storage_offset(),
+        "dtype": weight.dtype,
+        "attributes": {name: value for name, value in vars(weight).items() if name not in names},
+        "inner": {name: _without_tensors(tensor, tensors) for name, tensor in inner},
+    }
+
+
+def put_together(made: Any, tensors: tuple[Any, ...], requires_grad: bool = False) -> Any:
+    """The weight of `taken_apart` again, on the device of ``tensors``, and a parameter if it was one.
+
+    Without its class, which may refuse to be built on a CPU, where its kernel does not run.
+    """
+    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+        return _with_tensors(made, iter(tensors), requires_grad)
+
+
+def _with_tensors(made: dict[str, Any] | None, tensors: Iterator[Any], requires_grad: bool) -> Any:
+    if made is None:
+        return next(tensors)
+    inner = {name: _with_tensors(part, tensors, False) for name, part in made["inner"].items()}
+    weight = sys.modules["torch"].Tensor._make_wrapper_subclass(
+        made["type"],
+        made["size"],
+        strides=made["strides"],
+        storage_offset=made["storage_offset"],
+        dtype=made["dtype"],
+        device=next(iter(inner.values())).device,
+        requires_grad=requires_grad,
+    )
+    vars(weight).update(made["attributes"], **inner)
+    return weight
 
 
 def following(setstate: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # They declare the figures.
-from . import calls, commands, compiling, loading, memory, offloading, releasing, start, steps, tools  # noqa: F401
+from . import (  # noqa: F401
+    calls,
+    commands,
+    compiling,
+    loading,
+    memory,
+    merging,
+    offloading,
+    releasing,
+    start,
+    steps,
+    tools,
+)
 from .compare import compared
 from .figure import FIGURES, Row
 from .measure import CannotMeasure, OutOfTime, not_measured, time_limit

@@ -13,14 +13,14 @@ import pytest
 
 from tests.fixes import four_bit
 from tests.fixes import lora_models as lora
-from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of
 from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "peft-unmerge-bnb"
 pytest.importorskip("peft", reason="peft is not installed")
 SHOWS = "not what it was"
-KEPT = "_quantfix_before_merge"
 NOT_ON_A_CPU = "bitsandbytes quantizes on a CPU from 0.46 on"
 FORMATS = ("nf4", "nf4-double", "nf4-float32", "int8")
 formats = pytest.mark.parametrize("weights", FORMATS)
@@ -39,8 +39,8 @@ def adapted(weights: str, device, names=("one",), **options):
     model = torch.nn.Sequential(*layers).to(device).requires_grad_(False)
     model.is_loaded_in_8bit = weights == "int8"
     model.is_loaded_in_4bit = weights != "int8"
-    if weights == "int8" and unmet("peft>=0.14") and not unmet("bitsandbytes>=0.45"):
-        pytest.skip("peft before 0.14 asks 8-bit layers for what bitsandbytes has no more from 0.45 on")
+    if weights == "int8":
+        skip_where_peft_knows_no_8bit_layers()
     config = LoraConfig(r=8, lora_alpha=8, target_modules=["0", "1"], **options)
     peft = get_peft_model(model, config, adapter_name=names[0])
     for name in names[1:]:
@@ -51,6 +51,11 @@ def adapted(weights: str, device, names=("one",), **options):
             if "lora_A" in name or "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
     return peft.eval().to(device)
+
+
+def skip_where_peft_knows_no_8bit_layers() -> None:
+    if unmet("peft>=0.14") and not unmet("bitsandbytes>=0.45"):
+        pytest.skip("peft before 0.14 asks 8-bit layers for what bitsandbytes has no more from 0.45 on")
 
 
 def layer(bnb, weights: str):
@@ -77,33 +82,6 @@ def run(model, device):
     given = torch.randn(3, four_bit.FEATURES, generator=generator).to(device, torch.float16)
     with torch.no_grad():
         return model(given).cpu()
-
-
-def bits(model) -> dict:
-    """The bytes of every quantized weight, and what goes with them, on the CPU."""
-    import torch
-
-    return {
-        name: tensor.detach().cpu().clone().reshape(-1).view(torch.uint8)
-        for name, tensor in model.state_dict().items()
-        if "lora" not in name and isinstance(tensor, torch.Tensor)
-    }
-
-
-def assert_same(one: dict, other: dict) -> None:
-    import torch
-
-    assert one and one.keys() == other.keys()
-    different = [name for name in one if not torch.equal(one[name], other[name])]
-    assert not different, f"{', '.join(different)}: not what it was"
-
-
-def kept(model) -> list:
-    return [part for part in model.modules() if KEPT in vars(part)]
-
-
-def layers_of(model) -> list:
-    return [part for part in model.modules() if hasattr(part, "unmerge")]
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
@@ -161,12 +139,17 @@ def test_moved_between(gpu, weights):
 
 
 @pytest.mark.skipif(bool(unmet("bitsandbytes>=0.46")), reason=NOT_ON_A_CPU)
+@pytest.mark.skipif(
+    bool(unmet("peft>=0.15")), reason="older peft asks for a CUDA device when it merges on the CPU"
+)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 @formats
 def test_on_the_cpu(weights):
     """Where 4-bit weights may be repacked at the first run."""
     import torch
 
+    if weights == "nf4-float32" and (sentence := unmet("bitsandbytes>=0.47")):
+        pytest.skip(f"the CPU reads 4-bit weights in bytes only before; {sentence}")
     model = adapted(weights, torch.device("cpu"))
     before = bits(copy.deepcopy(model))
     with_lora = run(model, "cpu")
@@ -183,7 +166,8 @@ def test_dora_and_two_adapters(gpu, weights):
     import torch
 
     here = gpu.devices[0]
-    for options in ({}, {"use_dora": True}):
+    # Before 0.12 peft loses the first of two DoRAs.
+    for options in ({}, {"use_dora": True})[: 1 if unmet("peft>=0.12") else 2]:
         model = adapted(weights, here, ("one", "two"), **options)
         model.base_model.set_adapter(["one"] if options else ["one", "two"])
         with_lora, before = run(model, here), bits(model)
@@ -255,7 +239,7 @@ def test_nothing_is_kept_of_what_is_unloaded(gpu, weights):
     here = gpu.devices[0]
     model = adapted(weights, here)
     model.merge_adapter()
-    copies = [weakref.ref(vars(part)[KEPT][0][0]) for part in kept(model)]
+    copies = [weakref.ref(vars(part)[KEPT][0][0][0]) for part in kept(model)]
     assert len(copies) == 2 and all(one().device.type == "cpu" for one in copies)
     plain = model.merge_and_unload()
     del model
@@ -297,7 +281,7 @@ def test_a_deleted_adapter_stays_merged(gpu):
 
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_without_memory_it_is_as_upstream_has_it(gpu, monkeypatch, tmp_path, caplog, weights):
-    from diffusers_quantfix.adapters import merging_bnb
+    from diffusers_quantfix.adapters import before_merge
     from diffusers_quantfix.weights import host_memory
 
     here = gpu.devices[0]
@@ -305,7 +289,7 @@ def test_without_memory_it_is_as_upstream_has_it(gpu, monkeypatch, tmp_path, cap
     with_lora = run(model, here)
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 11 kB\n")
     monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(merging_bnb, "_told", set())
+    monkeypatch.setattr(before_merge, "_told", set())
     with caplog.at_level(logging.WARNING, "diffusers_quantfix"):
         model.merge_adapter()
     assert caplog.text.count("has not the memory to keep the packed weights") == 1
@@ -346,15 +330,6 @@ def test_in_inference_mode(gpu, weights):
     assert_same(bits(model), before)
 
 
-OFFLOADS = {
-    "none": lambda pipe, device: pipe.to(device),
-    "model": lambda pipe, device: pipe.enable_model_cpu_offload(device=spelled(device)),
-    "sequential": lambda pipe, device: pipe.enable_sequential_cpu_offload(device=spelled(device)),
-    "leaf": lambda pipe, device: pipe.transformer.enable_group_offload(device, offload_type="leaf_level"),
-    "stream": lambda pipe, device: pipe.transformer.enable_group_offload(
-        onload_device=device, offload_type="leaf_level", use_stream=True
-    ),
-}
 OPTIONS = {
     "nf4": {"bits": 4},
     "nf4-double": {"bits": 4, "double_quant": True},
@@ -380,6 +355,8 @@ def test_a_pipeline(gpu, tmp_path, offload, weights):
         pytest.skip("group offload and LoRA: from 0.35 on")
     if offload == "model" and unmet("bitsandbytes>=0.46"):
         pytest.skip(NOT_ON_A_CPU)
+    if weights == "int8":
+        skip_where_peft_knows_no_8bit_layers()
     if (offload, weights) == ("model", "int8") and not moves_scales():
         pytest.skip("this peft cannot merge on the CPU once the layer has run on a device")
     options = OPTIONS[weights]

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import types
+
 import pytest
 
+from tests.gate import unmet
+
 WEIGHTS = ("int8", "float8")
+
+
+def config(weights: str):
+    """How to quantize; the newest form of it that this torchao has."""
+    import torch
+
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    if weights == "int8":
+        # The older form is the one that peft before 0.19 knows.
+        newest = not unmet("torchao>=0.15") and not unmet("peft>=0.19")
+        return quantization.Int8WeightOnlyConfig(**({"version": 2} if newest else {}))
+    if weights == "int4":
+        return quantization.IntxWeightOnlyConfig(torch.int4, quantization.PerGroup(32))
+    return quantization.Float8WeightOnlyConfig()
 
 
 def layers(weights: str, device="cpu"):
@@ -14,12 +34,38 @@ def layers(weights: str, device="cpu"):
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
-    if weights == "int8":
-        config = quantization.Int8WeightOnlyConfig(version=2)
-    else:
-        config = quantization.Float8WeightOnlyConfig()
-    quantization.quantize_(model, config)
+    quantization.quantize_(model, config(weights))
     return model.requires_grad_(False).to(device)
+
+
+def adapted(weights: str, device="cpu", names=("one",), targets=(("0", "1"), ("0", "1")), **options):
+    """These layers with LoRAs, all active, that are large enough to matter; each on the layers in its ``targets``."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    how = config(weights)
+    model = layers(weights, device)
+    # As transformers and diffusers give it to a model that they quantize.
+    given = types.SimpleNamespace(get_apply_tensor_subclass=functools.partial(copy.copy, how))
+    model.hf_quantizer = types.SimpleNamespace(quantization_config=given)
+    for name, target in zip(names, targets, strict=False):
+        lora = LoraConfig(r=8, lora_alpha=8, target_modules=list(target), **options)
+        if name == names[0]:
+            peft = get_peft_model(model, lora, adapter_name=name)
+        else:
+            peft.add_adapter(name, lora)
+    peft.base_model.set_adapter(list(names))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in peft.named_parameters():
+            if "lora_A" in name or "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+            if "magnitude" in name:
+                parameter.mul_(1.5)
+    peft = peft.eval().to(device)
+    if not all(type(part).__name__ == "TorchaoLoraLinear" for part in peft.base_model.model):
+        pytest.skip("this peft does not know these weights")
+    return peft
 
 
 def run(model, device="cpu"):

@@ -359,3 +359,26 @@ def test_what_is_no_pipeline_or_released_is_refused():
     qf.release(model)
     with pytest.raises(RuntimeError, match="was released"):
         qf.keep_host_copies(model)
+
+
+# Around a row of words and a part of rows; 3 bytes are less than one word.
+@pytest.mark.parametrize("count", [1, 3, 4, 4099, 1 << 15, (1 << 15) + 4, (1 << 21) + 5])
+def test_a_checksum_depends_on_every_bit_and_on_its_place(count):
+    import random
+
+    import torch
+
+    from diffusers_quantfix.weights.host_memory import fingerprint, random_numbers
+
+    numbers = random_numbers(torch.device("cpu"))
+    assert numbers.nbytes < 1 << 17, "they are made anew for each layer"
+    data = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    of_data, choice = int(fingerprint(data, numbers)), random.Random(0)
+    for place in {0, count - 1, count // 2, *(choice.randrange(count) for _ in range(20))}:
+        other = data.clone()
+        other[place] ^= 1 << choice.randrange(8)
+        assert int(fingerprint(other, numbers)) != of_data
+    for length in (1, 4, 1 << 15):  # a byte, a word, a row, exchanged with the next one
+        if 2 * length <= count:
+            swapped = torch.cat((data[length : 2 * length], data[:length], data[2 * length :]))
+            assert torch.equal(swapped, data) or int(fingerprint(swapped, numbers)) != of_data

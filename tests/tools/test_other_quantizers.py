@@ -13,6 +13,7 @@ import pytest
 
 import diffusers_quantfix
 from diffusers_quantfix.advisories import quantizers
+from tests.fixes import lora_models as lora
 from tests.gate import unmet
 from tests.rig import models
 
@@ -161,6 +162,50 @@ def test_offload_is_exact_and_leaves_nothing(rig_devices, pipe, offload):
     if offload == "model":
         pipe.maybe_free_model_hooks()
     assert rig_devices.allocated(here) - before < 1024, "bytes left"
+
+
+# What upstream itself refuses of a LoRA, before it changes anything.
+NOT_LOADED = {"bfl-nvfp4": "Only Tensors of floating point and complex dtype can require gradients"}
+NOT_FUSED = {"bfl-fp8r": "Promotion for Float8 Types is not supported"}
+
+
+def test_a_lora_loaded_and_unloaded_leaves_what_was(request, pipe):
+    import torch
+
+    pytest.importorskip("peft", reason="peft is not installed")
+    backend = request.node.callspec.params["pipe"]
+    without = run(pipe, "cpu")
+    if backend in NOT_LOADED:
+        with pytest.raises(RuntimeError, match=NOT_LOADED[backend]):
+            lora.load(pipe, "one")
+    else:
+        lora.load(pipe, "one")
+        with_lora = run(pipe, "cpu")
+        assert lora.distance(with_lora, without) > 0.01
+        if backend in NOT_FUSED:
+            with pytest.raises(RuntimeError, match=NOT_FUSED[backend]):
+                pipe.fuse_lora(components=["transformer"])
+            assert torch.equal(run(pipe, "cpu"), with_lora)
+        pipe.unload_lora_weights()
+    assert torch.equal(run(pipe, "cpu"), without)
+
+
+@pytest.mark.parametrize("kind", ["uint4", "int8"])
+def test_sdnq_quantizes_anew_what_is_fused_and_unfused(folder, kind):
+    """The same with and without this package: the weights are off by rounding, once, and not more each time."""
+    import torch
+
+    pytest.importorskip("peft", reason="peft is not installed")
+    pipe = lora.load(models.flux_pipeline(sdnq(folder, kind)), "one")
+    with_lora = run(pipe, "cpu")
+    outputs = []
+    for _ in range(2):
+        pipe.fuse_lora(components=["transformer"])
+        outputs.append(run(pipe, "cpu"))
+        pipe.unfuse_lora(components=["transformer"])
+        outputs.append(run(pipe, "cpu"))
+    assert all(0 < (one - with_lora).norm() < 0.01 * with_lora.norm() for one in outputs)
+    assert torch.equal(outputs[1], outputs[3])
 
 
 def test_every_quantizer_of_diffusers_is_known():

@@ -28,7 +28,7 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! after loading a DoRA into an 8-bit model",
     patterns=("Cannot copy out of meta tensor; no data",),
-    frames=(r"\bdora\b|use_dora", "peft/", "8.?bit|int8"),
+    frames=(r"\bdora\b|use_dora", "peft/|load_lora_weights", "8.?bit|int8"),
     hot=True,
 )
 

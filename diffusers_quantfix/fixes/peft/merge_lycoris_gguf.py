@@ -25,7 +25,7 @@ FIX = Fix(
     id="peft-merge-lycoris-gguf",
     title="merge_and_unload of a LoKr or LoHa of a GGUF model fails in the middle",
     module="peft.tuners.lycoris_utils",
-    claims={"peft": "<0.18.0", "diffusers": "", "gguf": ""},
+    claims={"peft": ">=0.7.0,<0.18.0", "diffusers": "", "gguf": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/12047",),
     symptom="RuntimeError: The size of tensor a must match the size of tensor b, from merge_and_unload() of a LoKr or "
     "LoHa of a GGUF model",

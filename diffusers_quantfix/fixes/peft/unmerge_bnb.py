@@ -13,7 +13,8 @@ Patch: the packed weight from before the first merge is kept on the CPU until th
 
 from __future__ import annotations
 
-from ...adapters.merging_bnb import forgets_deleted, keeps_bits, puts_bits_back, quantizes_anew
+from ...adapters.before_merge import forgets_deleted, keeps_bits, puts_bits_back, rounds_again
+from ...adapters.merging_bnb import bits_of, put
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 
@@ -27,7 +28,7 @@ FIX = Fix(
     id="peft-unmerge-bnb",
     title="taking a LoRA out of weights of bitsandbytes does not give these weights back",
     module="peft.tuners.lora.bnb",
-    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
+    claims={"peft": ">=0.8.0,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/bnb.py",),
     symptom="after unfuse_lora() or unmerge_adapter() the output of a bitsandbytes model is not what it was before",
     harm="wrong result",
@@ -38,13 +39,13 @@ FIX = Fix(
 
 def broken(bnb: ModuleType) -> bool:
     """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
-    return any(quantizes_anew(cls) for cls in _classes(bnb))
+    return any(rounds_again(cls, "Params4bit", "Int8Params") for cls in _classes(bnb))
 
 
 def patch(bnb: ModuleType, draft: Draft) -> None:
     for cls in _classes(bnb):
-        draft.wrap_plain(cls, "merge", keeps_bits)
-        draft.wrap_plain(cls, "unmerge", puts_bits_back)
+        draft.wrap_plain(cls, "merge", keeps_bits(bits_of))
+        draft.wrap_plain(cls, "unmerge", puts_bits_back(bits_of, put))
         draft.wrap_plain(cls, "delete_adapter", forgets_deleted)
 
 

@@ -1,0 +1,54 @@
+"""Models into which adapters of peft were merged: their bytes, what is kept of them, the offloads they are under."""
+
+from __future__ import annotations
+
+from tests.fixes.callers import spelled
+
+KEPT = "_quantfix_before_merge"
+
+OFFLOADS = {
+    "none": lambda pipe, device: pipe.to(device),
+    "model": lambda pipe, device: pipe.enable_model_cpu_offload(device=spelled(device)),
+    "sequential": lambda pipe, device: pipe.enable_sequential_cpu_offload(device=spelled(device)),
+    "leaf": lambda pipe, device: pipe.transformer.enable_group_offload(device, offload_type="leaf_level"),
+    "stream": lambda pipe, device: pipe.transformer.enable_group_offload(
+        onload_device=device, offload_type="leaf_level", use_stream=True
+    ),
+}
+
+
+def bits(model) -> dict:
+    """The bytes of every weight that is no adapter, and of what goes with it, on the CPU."""
+    import torch
+
+    return {
+        name: inner.detach().cpu().clone().reshape(-1).view(torch.uint8)
+        for key, tensor in model.state_dict().items()
+        if "lora" not in key and isinstance(tensor, torch.Tensor)
+        for name, inner in plain(key, tensor)
+    }
+
+
+def plain(name: str, tensor):
+    """Those inside of a tensor subclass."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for inner in tensor.__tensor_flatten__()[0]:
+        yield from plain(f"{name}.{inner}", getattr(tensor, inner))
+
+
+def assert_same(one: dict, other: dict) -> None:
+    import torch
+
+    assert one and one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different, f"{', '.join(different)}: not what it was"
+
+
+def kept(model) -> list:
+    return [part for part in model.modules() if KEPT in vars(part)]
+
+
+def layers_of(model) -> list:
+    return [part for part in model.modules() if hasattr(part, "unmerge")]
