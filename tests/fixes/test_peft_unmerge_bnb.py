@@ -346,7 +346,7 @@ def moves_scales() -> bool:
 
 @pytest.mark.parametrize("weights", list(OPTIONS))
 @pytest.mark.parametrize("offload", OFFLOADS)
-def test_a_pipeline(gpu, tmp_path, offload, weights):
+def test_a_pipeline(side, gpu, tmp_path, offload, weights):
     """``fuse_lora`` and ``unfuse_lora``, as diffusers' documentation has them, twice; then an interrupted run."""
     import torch
     from diffusers import FluxTransformer2DModel
@@ -357,7 +357,11 @@ def test_a_pipeline(gpu, tmp_path, offload, weights):
         pytest.skip(NOT_ON_A_CPU)
     if weights == "int8":
         skip_where_peft_knows_no_8bit_layers()
-    if (offload, weights) == ("model", "int8") and not moves_scales():
+    if (
+        (offload, weights) == ("model", "int8")
+        and not moves_scales()
+        and (side == "bare" or unmet("peft>=0.14"))
+    ):
         pytest.skip("this peft cannot merge on the CPU once the layer has run on a device")
     options = OPTIONS[weights]
     lora.skip_where_flux_takes_no_lora(options["bits"])
