@@ -40,6 +40,8 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
     ("fixes/diffusers/param_device.py", "visit_Call"): ({"'torch.cuda.current_device()'"}, UPSTREAM),
     ("fixes/diffusers/sequential_guard.py", ""): ({"'cuda'"}, AS_UPSTREAM),
     ("fixes/diffusers/spread_guard.py", ""): ({"'cuda'"}, AS_UPSTREAM),
+    ("fixes/peft/eight_bit_dequantize_cpu.py", "broken"): ({"'cuda'"}, UPSTREAM),
+    ("fixes/peft/eight_bit_dequantize_cpu.py", "where_weights_are_taken"): ({"'cuda'"}, AS_UPSTREAM),
     ("fixes/quanto/fp8_plain.py", "create"): ({"'cuda'"}, ITS_KERNELS),
     ("fixes/transformers/eight_bit_cuda.py", "broken"): ({"'PreTrainedModel.cuda'"}, UPSTREAM),
     ("loading/device.py", "accelerator_types"): (
