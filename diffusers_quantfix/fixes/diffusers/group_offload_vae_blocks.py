@@ -12,8 +12,9 @@ Patch: a model with ``encode`` and ``decode`` that names none has those of Autoe
 
 from __future__ import annotations
 
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,10 +51,15 @@ def broken(group_offloading: ModuleType) -> bool:
     import torch
 
     apply = resolve(group_offloading, "apply_group_offloading")
+    if "block_modules" not in resolve(group_offloading, "GroupOffloadingConfig").__dataclass_fields__:
+        raise TargetMissing("no model can name its parts here")
     model = type("Model", (torch.nn.Module,), {"encode": None, "decode": None})()
     model.encoder = torch.nn.Linear(1, 1)
     cpu = torch.device("cpu")
-    apply(model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1)
+    try:
+        apply(model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1)
+    except AttributeError:  # 0.36.0 asks for the accelerator, where there is none
+        return not written_in(resolve(group_offloading, "_apply_group_offloading"), __file__)
     return not hasattr(model.encoder, "_diffusers_hook")
 
 
