@@ -9,7 +9,11 @@ def case(work: str) -> str | None:
     import torch
     from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
+    from ..case import CannotReproduce
     from ..models import eight_bit
 
     options = {"dtype": torch.float32} if "dtype" in signature(dequantize_bnb_weight).parameters else {}
-    return eight_bit.dequantized_after_a_run(dequantize_bnb_weight, **options)
+    try:
+        return eight_bit.dequantized_after_a_run(dequantize_bnb_weight, **options)
+    except NameError as error:  # it has not imported an old bitsandbytes
+        raise CannotReproduce(f"transformers: Using `bitsandbytes` needs a newer one here: {error}") from None
