@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import PATCH
+from .harness import CORE, PATCH
 
 PROBE = """
 import torch
@@ -52,3 +52,24 @@ def test_a_target_is_imported(world, surroundings) -> None:
     """)
     assert outcome["state"] == "applied", outcome["reason"]
     assert outcome["same"] and outcome["seed"]
+
+
+@pytest.mark.parametrize("before", ["enable", "disable"])
+def test_no_garbage_is_collected_meanwhile(world, before) -> None:
+    world.library(core=CORE)
+    world.fix(
+        body="import gc, sys\nsys.collects = []\n"
+        "def broken(core): sys.collects.append(gc.isenabled()); return core.f() == 'broken'" + PATCH
+    )
+    outcome = world.run(f"""
+        import gc, sys
+        gc.{before}()
+        import diffusers_quantfix, lib.core
+        tell(f=lib.core.f(), meanwhile=sys.collects, after=gc.isenabled())
+    """)
+    assert outcome.told == {
+        "f": "patched",
+        "meanwhile": [False] * len(outcome["meanwhile"]),
+        "after": before == "enable",
+    }
+    assert outcome["meanwhile"]

@@ -39,6 +39,9 @@ def _modules_of_theirs(modules: int) -> list[ModuleType]:
     return [module for name, module in list(sys.modules.items()) if name.startswith("bitsandbytes.")]
 
 
+MISSING = "the rig has no stand-in for bitsandbytes' native "
+
+
 class NativeLibrary:
     """Answers ``lib.<entry point>(...)``; an entry point without a stand-in fails when it is called.
 
@@ -55,14 +58,14 @@ class NativeLibrary:
             raise AttributeError(name)
         if "_cpu_" in name:
             if not hasattr(self._theirs, "_lib"):  # none, or what raises an error in its place
-                raise AttributeError(name)
+                raise AttributeError(MISSING + name)
             return getattr(self._theirs, name)
         for pattern, function in _ENTRY_POINTS.items():
             if match := re.fullmatch(pattern, name):
                 return _on_numbers(function, match.groupdict())
 
         def missing(*args):
-            raise NotImplementedError(f"the rig has no stand-in for bitsandbytes' native {name}")
+            raise NotImplementedError(MISSING + name)
 
         return missing
 
