@@ -85,7 +85,7 @@ def foreign_home(owner: Any, value: Any) -> str:
     if library in sys.stdlib_module_names:  # it patches nothing; a dataclass has methods made by reprlib
         return ""
     defined = _names_defined(module)
-    for attribute, held in list(vars(module).items()):
+    for attribute, held in vars(module).copy().items():
         # The value under a name that the module itself defines may come from the same tool.
         if held is not value and attribute not in defined and _library_of(held) == library:
             return ""

@@ -196,7 +196,8 @@ class Ledger:
         wanted = {id(value) for value in values if callable(value)}
         places: dict[int, list[tuple[ModuleType, str]]] = {}
         seen = set()
-        modules = list(sys.modules.items()) if wanted else []
+        # `copy` is one step. A list of items is not: another thread that imports may come between.
+        modules = list(sys.modules.copy().items()) if wanted else []
         if since:
             names = [name for name, _ in modules]
             del modules[: min(names.index(name) if name in names else 0 for name in since)]
@@ -211,7 +212,7 @@ class Ledger:
             # Without a loop in Python over all of diffusers.
             if wanted.isdisjoint(map(id, list(namespace.values()))):
                 continue
-            for attribute, held in list(namespace.items()):
+            for attribute, held in namespace.copy().items():
                 if id(held) in wanted:
                     places.setdefault(id(held), []).append((module, attribute))
         return places

@@ -341,7 +341,7 @@ def _local(frame: types.FrameType, name: str) -> str:
 
 
 def _module_of(namespace: dict[Any, Any]) -> str:
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if getattr(module, "__dict__", None) is namespace:
             return name
     return ""

@@ -188,3 +188,32 @@ def test_a_replacement_that_an_earlier_module_holds(world) -> None:
         tell(patched=patched, left=[lib.core.f(), lib.tools.fast(), lib.user.fast()])
     """)
     assert outcome.told == {"patched": "patched", "left": ["broken", "patched", "patched"]}
+
+
+def test_another_thread_imports_meanwhile(world) -> None:
+    """A garbage collection, which the tuples of a list of items may start, lets other threads run."""
+    world.library(**LIBRARY)
+    world.fix()
+    outcome = world.run("""
+        import gc, sys, types
+        import diffusers_quantfix as qf
+        import lib.core
+
+        class Cycle:
+            def __init__(self):
+                self.me = self
+            def __del__(self):  # in place of a thread that imports
+                name = f"meanwhile{len(sys.modules)}"
+                sys.modules[name] = types.ModuleType(name)
+
+        qf.revert("fix-f")
+        sys.modules.update({f"other{index}": types.ModuleType("other") for index in range(3000)})
+        gc.set_threshold(50)
+        gc.callbacks.append(lambda phase, info: Cycle() if phase == "stop" else None)
+        for _ in range(20):
+            Cycle()
+        answers = [qf.apply("fix-f")["fix-f"].state for _ in range(3)]
+        gc.callbacks.clear()
+        tell(answers=answers, f=lib.core.f())
+    """)
+    assert outcome.told == {"answers": ["applied"] * 3, "f": "patched"}

@@ -164,3 +164,113 @@ def test_names_that_are_given_stay(gpu):
     plain = torch.nn.Module()
     plain.encoder = torch.nn.Linear(1, 1)
     assert hooked(plain) == []
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
+def test_applied_again(gpu, stream):
+    """As diffusers does with every model of a pipeline after a LoRA was loaded; what is used is the same."""
+    from diffusers.hooks.group_offloading import _get_top_level_group_offload_hook as top
+    from diffusers.hooks.group_offloading import _maybe_remove_and_reapply_group_offloading as again
+
+    device, name = gpu.devices[0], "AutoencoderKLLTXVideo"
+    expected = run(made(name).to(device), device)
+    vae = offload(made(name), device, stream)
+    for _ in range(2):
+        again(vae)
+        assert (top(vae).config.stream is not None) == stream
+        for _ in range(2):
+            assert torch.equal(run(vae, device), expected)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
+def test_what_is_in_no_part_comes_when_the_model_is_called(gpu, stream):
+    """The codebook of a VQModel, for one."""
+    import diffusers
+    from diffusers.hooks import apply_group_offloading
+
+    torch.manual_seed(0)
+    vae = diffusers.VQModel(block_out_channels=(32,))
+    picture = torch.randn(1, 3, 8, 8)
+    device = gpu.devices[0]
+    with torch.no_grad():
+        expected = vae.to(device)(picture.to(device)).sample
+        apply_group_offloading(
+            vae,
+            torch.device(device),
+            torch.device("cpu"),
+            "block_level",
+            num_blocks_per_group=1,
+            use_stream=stream,
+        )
+        for _ in range(2):
+            assert torch.equal(vae(picture.to(device)).sample, expected)
+    assert vae.quantize.embedding.weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
+@pytest.mark.parametrize("kind", ["Module", "AutoencoderTiny"])
+@pytest.mark.parametrize("listed", [False, True], ids=["Sequential", "ModuleList"])
+def test_parts_that_are_blocks_already(gpu, stream, kind, listed):
+    """They ran before, and are brought layer by layer; in a model of the user, and in a subclass of diffusers' own."""
+    import diffusers
+
+    class Own(getattr(diffusers, kind, torch.nn.Module)):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            layers = [torch.nn.Linear(8, 8) for _ in range(3)]
+            self.encoder = torch.nn.ModuleList(layers) if listed else torch.nn.Sequential(*layers)
+
+        def encode(self, numbers):
+            for layer in self.encoder:
+                numbers = layer(numbers)
+            return numbers
+
+        decode = encode
+
+    from diffusers.hooks import apply_group_offloading
+
+    device, vae = gpu.devices[0], Own()
+    numbers = torch.randn(2, 8).to(device)
+    with torch.no_grad():
+        expected = vae.to(device).encode(numbers)
+        apply_group_offloading(
+            vae,
+            torch.device(device),
+            torch.device("cpu"),
+            "block_level",
+            num_blocks_per_group=1,
+            use_stream=stream,
+        )
+        for _ in range(2):
+            assert torch.equal(vae.encode(numbers), expected)
+    assert not hasattr(vae.encoder, "_diffusers_hook")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
+def test_a_model_of_the_user_that_reaches_into_its_parts(gpu, stream):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = torch.nn.Module()
+            self.encoder.proj = torch.nn.Linear(8, 8)
+
+        def encode(self, numbers):
+            return self.encoder.proj(numbers)
+
+        decode = forward = encode
+
+    from diffusers.hooks import apply_group_offloading
+
+    device, model = gpu.devices[0], Own()
+    numbers = torch.randn(2, 8).to(device)
+    with torch.no_grad():
+        expected = model.to(device)(numbers)
+        apply_group_offloading(
+            model,
+            torch.device(device),
+            torch.device("cpu"),
+            "block_level",
+            num_blocks_per_group=1,
+            use_stream=stream,
+        )
+        assert torch.equal(model(numbers), expected)

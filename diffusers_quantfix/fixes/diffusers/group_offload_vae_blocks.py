@@ -6,8 +6,9 @@ Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input 
 Cause: what is in no block is brought when the model itself is called, but a pipeline calls ``encode`` and ``decode``.
     From 0.36.0 on a class may name its parts in ``_group_offload_block_modules``; few VAEs do.
 Upstream: diffusers issue 12319, open; PR 12692 gave AutoencoderKL and AutoencoderKLWan their names.
-Patch: a model with ``encode`` and ``decode`` that names none has those of AutoencoderKL. What these contain is grouped
-    by diffusers itself.
+Patch: a model of diffusers with ``encode`` and ``decode`` that names none has those of AutoencoderKL. What these
+    contain is grouped by diffusers itself. Models of others are left alone: they may reach into their parts. A part
+    that is a ModuleList or Sequential is, too: its layers are blocks already.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def broken(group_offloading: ModuleType) -> bool:
     apply = resolve(group_offloading, "apply_group_offloading")
     if "block_modules" not in resolve(group_offloading, "GroupOffloadingConfig").__dataclass_fields__:
         raise TargetMissing("no model can name its parts here")
-    model = type("Model", (torch.nn.Module,), {"encode": None, "decode": None})()
+    names = {"encode": None, "decode": None, "__module__": group_offloading.__name__}
+    model = type("Model", (torch.nn.Module,), names)()
     model.encoder = torch.nn.Linear(1, 1)
     cpu = torch.device("cpu")
     try:
@@ -72,44 +74,59 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     import torch
 
     block_level = group_offloading.GroupOffloadingType.BLOCK_LEVEL
+    library = group_offloading.__name__.partition(".")[0]
+    blocks = (torch.nn.ModuleList, torch.nn.Sequential)
 
     def make(original):
         def _apply_group_offloading(module, config):
-            if config.offload_type == block_level and config.block_modules is None and is_autoencoder(module):
-                parts = [name for name in _PARTS if module._modules.get(name) is not None]
-                config = replace(config, block_modules=parts or None)
-                if parts and config.stream is not None:
-                    with without_the_rest(module, parts, config.offload_device):
-                        return original(module, config)
-            return original(module, config)
+            parts = parts_of(module) if config.offload_type == block_level else []
+            # Given already when diffusers removes the hooks and applies them again, as after loading a LoRA.
+            if not parts or (config.block_modules is not None and set(config.block_modules) != set(parts)):
+                return original(module, config)
+            config = replace(config, block_modules=parts)
+            rest = {
+                name: child
+                for name, child in module._modules.items()
+                if child is not None and name not in parts and not isinstance(child, blocks)
+            }
+            if config.stream is None or not (rest or module._parameters or module._buffers):
+                return original(module, config)
+            # For a stream, layers would be followed from the parts and once more from the model: the rest, which is
+            # used when the model itself is called, is brought without one.
+            kept = {name: child for name, child in module._modules.items() if name not in rest}
+            with showing(module, _modules=kept, _parameters={}, _buffers={}):
+                original(module, config)
+            with showing(module, _modules=rest):
+                original(module, replace(config, stream=None, block_modules=None))
+            registry = getattr(module, "_diffusers_hook", None)
+            hook = registry and registry.get_hook(group_offloading._GROUP_OFFLOADING)
+            if hook is not None:
+                hook.config = config  # what is applied again
+            return None
 
         return _apply_group_offloading
 
     @contextlib.contextmanager
-    def without_the_rest(module, parts, device):
-        """For a stream, layers are followed from the parts and once more from a model with anything beside these."""
+    def showing(module, **some):
         held = vars(module)
-        before = {name: held[name] for name in ("_modules", "_parameters", "_buffers")}
-        blocks = (torch.nn.ModuleList, torch.nn.Sequential)
-        kept = {
-            name: child
-            for name, child in module._modules.items()
-            if name in parts or isinstance(child, blocks)
-        }
-        rest = [child for name, child in module._modules.items() if child is not None and name not in kept]
-        tensors = [*module._parameters.values(), *module._buffers.values()]
-        held.update(_modules=kept, _parameters={}, _buffers={})
+        before = {name: held[name] for name in some}
+        held.update(some)
         try:
             yield
         finally:
             held.update(before)
-        for child in rest:
-            tensors += [*child.parameters(), *child.buffers()]
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.data = tensor.data.to(device)
 
-    def is_autoencoder(module: Any) -> bool:
-        return all(hasattr(type(module), name) for name in ("encode", "decode"))
+    def parts_of(module: Any) -> list[str]:
+        """The names of the parts; none where it is no autoencoder of the library."""
+        if not any(
+            {"encode", "decode"} <= vars(cls).keys() and cls.__module__.partition(".")[0] == library
+            for cls in type(module).__mro__
+        ):
+            return []
+        return [
+            name
+            for name in _PARTS
+            if module._modules.get(name) is not None and not isinstance(module._modules[name], blocks)
+        ]
 
     draft.wrap_plain(group_offloading, "_apply_group_offloading", make)
