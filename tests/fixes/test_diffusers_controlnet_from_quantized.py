@@ -146,3 +146,21 @@ def test_every_class_that_copies_weights_is_guarded():
             method = vars(cls).get(name) if isinstance(cls, type) else None
             if method is not None and "load_state_dict" in names_used(method):
                 assert "controlnet_from_quantized" in method.__func__.__code__.co_filename, cls.__name__
+
+
+def test_what_is_not_copied_may_be_quantized():
+    """Upstream's own result: nothing reads the last layer."""
+    bnb = pytest.importorskip("bitsandbytes")
+    transformer = models.flux_transformer()
+    expected = convert(transformer).state_dict()
+    packed = (transformer.proj_out.weight * 10).round().to(torch.int8)
+    transformer.proj_out.weight = bnb.nn.Int8Params(packed, requires_grad=False, has_fp16_weights=False)
+    made = convert(transformer).state_dict()
+    copied = [
+        name
+        for name in made
+        if name.partition(".")[0] in ("transformer_blocks", "x_embedder", "time_text_embed")
+    ]
+    assert copied
+    for name in copied:
+        assert torch.equal(made[name], expected[name]), name

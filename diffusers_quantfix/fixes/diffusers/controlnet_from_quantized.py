@@ -55,14 +55,14 @@ def patch(controlnets: ModuleType, draft: Draft) -> None:
             given = signature.bind(cls, *args, **kwargs).arguments
             copied = [name for name in given if name.startswith("load_weights_from")]
             if all(given[name] for name in copied):
-                refuse_quantized(cls, original.__name__, list(signature.parameters), given)
+                refuse_quantized(cls, original, list(signature.parameters), given)
             return original(cls, *args, **kwargs)
 
         return convert
 
-    def refuse_quantized(cls, method, names, given):
-        source = given.get(names[1])
-        packages = sorted({package for package in map(_package, _parameters(source)) if package})
+    def refuse_quantized(cls, original, names, given):
+        source, method = given.get(names[1]), original.__name__
+        packages = sorted({package for package in map(_package, _copied(source, original)) if package})
         if packages:
             without = next((name for name in names if name.startswith("load_weights_from")), None)
             raise ValueError(
@@ -75,8 +75,16 @@ def patch(controlnets: ModuleType, draft: Draft) -> None:
         draft.wrap_plain(cls, name, make)
 
 
-def _parameters(model: Any) -> list[Any]:
-    return list(model.parameters()) if isinstance(model, sys.modules["torch"].nn.Module) else []
+def _copied(model: Any, method: Any) -> list[Any]:
+    """The parameters of ``model`` that ``method`` may copy: those of the parts that it names, else all of them."""
+    if not isinstance(model, sys.modules["torch"].nn.Module):
+        return []
+    parts = model._modules.keys() & set(names_used(method))
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if not parts or name.partition(".")[0] in parts
+    ]
 
 
 def _package(tensor: Any) -> str:
