@@ -222,9 +222,9 @@ def _being_imported(entries: Iterable[Entry]) -> list[str]:
     """The names of the modules of these entries, where all of them are being imported right now; else none.
 
     A module that was there before does not have their functions yet: its own import of them has not returned. (One that
-    is given them by a module that the target imports would keep upstream's; none of the libraries does that.) Nearly all
-    fixes are installed at this moment, and to search every module of the libraries for copies, for each of a hundred
-    fixes, took a tenth of the time of ``import diffusers``. What another module gave us may be held by anyone.
+    is given them by a module that the target imports would keep upstream's; none of the libraries does that.) Nearly
+    all fixes are installed at this moment, and to search every module of the libraries for copies, for each of a
+    hundred fixes, took a tenth of the time of ``import diffusers``. What another module gave us may be held by anyone.
     """
     names = []
     for entry in entries:
