@@ -118,9 +118,7 @@ def test_a_quantizer_about_which_no_fix_is(monkeypatch):
     assert "sdnq 0.2.8: no fix is about the quantization method 'sdnq'" in advice("")
     assert "count its tensors" in advice("")
     assert "auto-round" not in advice("")
-    monkeypatch.setattr(
-        quantizers, "installed_version", {"nvidia-modelopt": "0.33.0"}.get
-    )
+    monkeypatch.setattr(quantizers, "installed_version", {"nvidia-modelopt": "0.33.0"}.get)
     assert "were not tested with it" in advice("")
 
 
