@@ -148,15 +148,21 @@ def test_a_whole_pipeline(gpu):
     assert torch.equal(run(vae, device), expected)
 
 
-def test_names_that_are_given_stay(gpu):
-    """By the class or by the caller; and other models are not looked at."""
+def by_block(model, device, **options) -> None:
+    """``enable_group_offload`` for whatever is a module."""
     from diffusers.hooks import apply_group_offloading
 
+    host = torch.device("cpu")
+    apply_group_offloading(
+        model, torch.device(device), host, "block_level", num_blocks_per_group=1, **options
+    )
+
+
+def test_names_that_are_given_stay(gpu):
+    """By the class or by the caller; and other models are not looked at."""
+
     def hooked(vae, **options):
-        device = torch.device(gpu.devices[0])
-        apply_group_offloading(
-            vae, device, torch.device("cpu"), "block_level", num_blocks_per_group=1, **options
-        )
+        by_block(vae, gpu.devices[0], **options)
         return [name for name, part in vae.named_children() if hasattr(part, "_diffusers_hook")]
 
     assert hooked(made("AutoencoderKLQwenImage"), block_modules=["decoder"]) == ["decoder"]
@@ -186,7 +192,6 @@ def test_applied_again(gpu, stream):
 def test_what_is_in_no_part_comes_when_the_model_is_called(gpu, stream):
     """The codebook of a VQModel, for one."""
     import diffusers
-    from diffusers.hooks import apply_group_offloading
 
     torch.manual_seed(0)
     vae = diffusers.VQModel(block_out_channels=(32,))
@@ -194,14 +199,7 @@ def test_what_is_in_no_part_comes_when_the_model_is_called(gpu, stream):
     device = gpu.devices[0]
     with torch.no_grad():
         expected = vae.to(device)(picture.to(device)).sample
-        apply_group_offloading(
-            vae,
-            torch.device(device),
-            torch.device("cpu"),
-            "block_level",
-            num_blocks_per_group=1,
-            use_stream=stream,
-        )
+        by_block(vae, device, use_stream=stream)
         for _ in range(2):
             assert torch.equal(vae(picture.to(device)).sample, expected)
     assert vae.quantize.embedding.weight.device.type == "cpu"
@@ -227,20 +225,11 @@ def test_parts_that_are_blocks_already(gpu, stream, kind, listed):
 
         decode = encode
 
-    from diffusers.hooks import apply_group_offloading
-
     device, vae = gpu.devices[0], Own()
     numbers = torch.randn(2, 8).to(device)
     with torch.no_grad():
         expected = vae.to(device).encode(numbers)
-        apply_group_offloading(
-            vae,
-            torch.device(device),
-            torch.device("cpu"),
-            "block_level",
-            num_blocks_per_group=1,
-            use_stream=stream,
-        )
+        by_block(vae, device, use_stream=stream)
         for _ in range(2):
             assert torch.equal(vae.encode(numbers), expected)
     assert not hasattr(vae.encoder, "_diffusers_hook")
@@ -259,18 +248,9 @@ def test_a_model_of_the_user_that_reaches_into_its_parts(gpu, stream):
 
         decode = forward = encode
 
-    from diffusers.hooks import apply_group_offloading
-
     device, model = gpu.devices[0], Own()
     numbers = torch.randn(2, 8).to(device)
     with torch.no_grad():
         expected = model.to(device)(numbers)
-        apply_group_offloading(
-            model,
-            torch.device(device),
-            torch.device("cpu"),
-            "block_level",
-            num_blocks_per_group=1,
-            use_stream=stream,
-        )
+        by_block(model, device, use_stream=stream)
         assert torch.equal(model(numbers), expected)

@@ -80,7 +80,8 @@ def patch(checkpointing: ModuleType, draft: Draft) -> None:
             if falls_back:
                 for index in range(len(states)):
                     name = f"{safe_name.stem}_{index}{safe_name.suffix}" if index else safe_name.name
-                    # Most often there is none; another process may have been faster.
+                    # That of an earlier state in this folder, which would have been written over: it is looked for
+                    # first when the state is loaded. Another process may have been faster.
                     Path(given.arguments["output_dir"], name).unlink(missing_ok=True)
             return result
 
