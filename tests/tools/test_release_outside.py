@@ -310,6 +310,10 @@ class _Busy:
             time.sleep(0.001)
 
     def end(self) -> list:
+        """What all calls gave, once one that began after now has ended: without it the thread may not have run."""
+        until, count = time.monotonic() + 60, len(self.results) + 2
+        while self.thread.is_alive() and len(self.results) < count and time.monotonic() < until:
+            time.sleep(0.001)
         self._stop = True
         self.thread.join(120)
         assert not self.thread.is_alive()
