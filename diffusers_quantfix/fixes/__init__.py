@@ -167,6 +167,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.group_offload_torchao",
         "diffusers.hooks.group_offloading",
     ),
+    "diffusers-group-offload-uncalled-blocks": (
+        "diffusers.group_offload_uncalled_blocks",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-vae-blocks": (
         "diffusers.group_offload_vae_blocks",
         "diffusers.hooks.group_offloading",
