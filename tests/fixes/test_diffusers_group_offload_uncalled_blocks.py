@@ -116,6 +116,22 @@ def test_a_model_without_such_levels_is_as_before(gpu):
     assert groups[2] is groups[3]
 
 
+def test_an_item_that_is_none(gpu):
+    """As Wuerstchen has them, beside its blocks and alone."""
+    net = Net("lists")
+    net.levels[0][0] = net.plain[0] = torch.nn.Identity()
+    device = gpu.devices[0]
+    x = torch.randn(2, 8).to(device)
+    expected = net.to(device)(x)
+    net.none = torch.nn.ModuleList([None, torch.nn.Linear(8, 8), None])
+    net.levels[0].append(None)
+    offload(net.to("cpu"), device, BLOCK)
+    net.levels[0].pop(-1)
+    for _ in range(2):
+        assert torch.equal(net(x), expected)
+    assert hasattr(net.none[1], "_diffusers_hook")
+
+
 def test_a_block_that_stands_in_two_lists(gpu):
     net = Net("lists")
     net.levels[1][0] = net.levels[0][0]

@@ -1,10 +1,10 @@
 """Block-level group offloading leaves lists of blocks on the CPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input type (CUDABFloat16Type) and weight type
-    (CPUBFloat16Type) should be the same" from Stable Cascade, Wuerstchen, Versatile Diffusion, and the VAEs KVAE,
-    VidTok, Kandinsky 6 SR and LTX-2 Audio, after ``enable_group_offload(offload_type="block_level")``.
+    (CPUBFloat16Type) should be the same" from Stable Cascade, Wuerstchen, and the VAEs KVAE, VidTok,
+    Kandinsky 6 SR and LTX-2 Audio, after ``enable_group_offload(offload_type="block_level")``.
 Cause: each item of a ModuleList is brought when it is called. Here an item is a ModuleList again, or a plain Module
-    that only holds the blocks of one level: it is never called, the blocks in it are.
+    that only holds the blocks of one level: it is never called, the blocks in it are. Or it is None (Wuerstchen).
 Upstream: not reported.
 Patch: diffusers is shown the modules in such an item, one by one, in place of the item. An item with parameters of its
     own comes with its model. A model with such items has groups of one block, whatever ``num_blocks_per_group`` says:
@@ -108,19 +108,23 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
     def called_in(item: Any) -> list[Any] | None:
         """The blocks in ``item``, or itself; None if a tensor lies between them and ``item``."""
+        if item is None:
+            return []
         if is_called(item):
             return [item]
         if any(tensor is not None for held in (item._parameters, item._buffers) for tensor in held.values()):
             return None
         found = []
         for child in item._modules.values():
-            inner = [] if child is None else called_in(child)
+            inner = called_in(child)
             if inner is None:
                 return None
             found += inner
         return found
 
     def is_called(item: Any) -> bool:
+        if item is None:
+            return False
         return type(item).forward is not torch.nn.Module.forward or "forward" in vars(item)
 
     draft.wrap_plain(group_offloading, "_apply_group_offloading_block_level", make)
