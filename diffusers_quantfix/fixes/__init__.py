@@ -154,6 +154,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-nested-lists": (
+        "diffusers.group_offload_nested_lists",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-skipped": (
         "diffusers.group_offload_skipped",
@@ -165,10 +169,6 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-group-offload-torchao": (
         "diffusers.group_offload_torchao",
-        "diffusers.hooks.group_offloading",
-    ),
-    "diffusers-group-offload-uncalled-blocks": (
-        "diffusers.group_offload_uncalled_blocks",
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-group-offload-vae-blocks": (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
-    id="diffusers-group-offload-uncalled-blocks",
+    id="diffusers-group-offload-nested-lists",
     title="block-level group offloading leaves lists of blocks on the CPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},

@@ -1,4 +1,4 @@
-"""diffusers-group-offload-uncalled-blocks: block-level group offloading leaves lists of blocks on the CPU."""
+"""diffusers-group-offload-nested-lists: block-level group offloading leaves lists of blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gate import unmet
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-FIX_ID = "diffusers-group-offload-uncalled-blocks"
+FIX_ID = "diffusers-group-offload-nested-lists"
 SHOWS = "Expected all tensors to be on the same device|should be the same"
 pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="group offloading came with 0.33")
 MODES = {"": BLOCK, "stream": BLOCK | STREAM, "low": BLOCK | LOW, "two": BLOCK | {"num_blocks_per_group": 2}}
