@@ -154,6 +154,10 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.hooks.group_offloading",
     ),
     "diffusers-group-offload-guard": ("diffusers.group_offload_guard", "diffusers.hooks.group_offloading"),
+    "diffusers-group-offload-nested-lists": (
+        "diffusers.group_offload_nested_lists",
+        "diffusers.hooks.group_offloading",
+    ),
     "diffusers-group-offload-quanto": ("diffusers.group_offload_quanto", "diffusers.hooks.group_offloading"),
     "diffusers-group-offload-skipped": (
         "diffusers.group_offload_skipped",

@@ -1,13 +1,15 @@
 """A ControlNet that is made of a quantized transformer or UNet has wrong weights.
 
 Symptom: no error, but ``from_transformer`` of a Flux, SD3, Qwen-Image or Hunyuan-DiT ControlNet gives layers with the
-    bytes of an 8-bit weight for numbers, or with random numbers where optimum-quanto has quantized the transformer. Of
-    4 bits, of torchao, or where the embedders are quantized too: errors about names and sizes in a state dict.
+    bytes of an 8-bit weight for numbers (bitsandbytes, SDNQ, FP8 of Black Forest Labs), or with random numbers where
+    optimum-quanto, AutoRound or Nunchaku has quantized the transformer. Of 4 bits, of torchao, or where the embedders
+    are quantized too: errors about names and sizes in a state dict.
 Cause: the weights are copied with ``load_state_dict(..., strict=False)``, which passes over names that do not fit, and
     writes whatever has the right shape.
 Upstream: not reported.
 Patch: a ValueError before anything is made. ``from_transformer`` of a Z-Image ControlNet, which shares the layers
-    themselves, is left alone.
+    themselves, is left alone. So is every method that copies with ``strict=True`` outside of this package, like
+    ``UNetMotionModel.from_unet2d``: PyTorch raises there, since a quantized layer has names that a plain one has not.
 """
 
 from __future__ import annotations
@@ -38,6 +40,13 @@ FIX = Fix(
 )
 
 _NAMES = ("from_transformer", "from_unet")
+# Where the quantized layers are defined whose weights are of no class of their own. GGUF's hold plain weights, too.
+_LAYERS = {
+    "diffusers.quantizers.bfl": "bfl",
+    "diffusers.quantizers.nunchaku": "nunchaku",
+    "sdnq": "sdnq",
+    "auto_round_extension": "auto-round",
+}
 
 
 def broken(controlnets: ModuleType) -> bool:
@@ -62,7 +71,7 @@ def patch(controlnets: ModuleType, draft: Draft) -> None:
 
     def refuse_quantized(cls, original, names, given):
         source, method = given.get(names[1]), original.__name__
-        packages = sorted({package for package in map(_package, _copied(source, original)) if package})
+        packages = sorted(set().union(*map(_packages, _copied(source, original))))
         if packages:
             without = next((name for name in names if name.startswith("load_weights_from")), None)
             raise ValueError(
@@ -76,21 +85,22 @@ def patch(controlnets: ModuleType, draft: Draft) -> None:
 
 
 def _copied(model: Any, method: Any) -> list[Any]:
-    """The parameters of ``model`` that ``method`` may copy: those of the parts that it names, else all of them."""
+    """The layers of ``model`` that ``method`` may copy: those of the parts that it names, else all of them."""
     if not isinstance(model, sys.modules["torch"].nn.Module):
         return []
     parts = model._modules.keys() & set(names_used(method))
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if not parts or name.partition(".")[0] in parts
-    ]
+    return [layer for name, layer in model.named_modules() if not parts or name.partition(".")[0] in parts]
 
 
-def _package(tensor: Any) -> str:
+def _packages(layer: Any) -> set[str]:
+    """What has quantized the weights of ``layer`` itself."""
     from ...weights.wrappers import backend_of
 
-    return "gguf" if type(tensor).__name__ == "GGUFParameter" else backend_of(tensor)
+    home = f"{type(layer).__module__}."
+    found = {name for place, name in _LAYERS.items() if home.startswith(f"{place}.")}
+    for parameter in layer._parameters.values():
+        found.add("gguf" if type(parameter).__name__ == "GGUFParameter" else backend_of(parameter))
+    return found - {""}
 
 
 def _conversions(controlnets: ModuleType) -> list[tuple[type, str]]:

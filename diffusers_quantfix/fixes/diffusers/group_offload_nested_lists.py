@@ -1,0 +1,130 @@
+"""Block-level group offloading leaves lists of blocks on the CPU.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input type (CUDABFloat16Type) and weight type
+    (CPUBFloat16Type) should be the same" from Stable Cascade, Wuerstchen, and the VAEs KVAE, VidTok,
+    Kandinsky 6 SR and LTX-2 Audio, after ``enable_group_offload(offload_type="block_level")``.
+Cause: each item of a ModuleList is brought when it is called. Here an item is a ModuleList again, or a plain Module
+    that only holds the blocks of one level: it is never called, the blocks in it are. Or it is None (Wuerstchen).
+Upstream: not reported.
+Patch: diffusers is shown the modules in such an item, one by one, in place of the item. An item with parameters of its
+    own comes with its model. A model with such items has groups of one block, whatever ``num_blocks_per_group`` says:
+    a larger group comes with its first block, and a decoder runs its levels from the last to the first.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-group-offload-nested-lists",
+    title="block-level group offloading leaves lists of blocks on the CPU",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    upstream=(),
+    symptom="RuntimeError: Expected all tensors to be on the same device, or Input type and weight type should be the "
+    "same, from Stable Cascade or a VAE after enable_group_offload(offload_type='block_level')",
+    patterns=(
+        "Expected all tensors to be on the same device",
+        r"Input type \(\S+\) and weight type \(\S+\) should be the same",
+    ),
+    frames=("stable_cascade|kvae|vidtok|ltx2_audio|kandinsky6_sr", "group_offload", "block_level"),
+    since="0.1.0",
+)
+
+
+def broken(group_offloading: ModuleType) -> bool:
+    """Offload a list of lists, on the CPU: is a layer in the inner list never brought?"""
+    import torch
+
+    apply = resolve(group_offloading, "apply_group_offloading")
+    model = torch.nn.Module()
+    model.blocks = torch.nn.ModuleList([torch.nn.ModuleList([torch.nn.Linear(1, 1)])])
+    cpu = torch.device("cpu")
+    try:
+        apply(
+            model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
+        )
+    except AttributeError:  # some releases ask for the accelerator, where there is none
+        return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __file__)
+    return not hasattr(model.blocks[0][0], "_diffusers_hook")
+
+
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    import inspect
+    from dataclasses import replace
+
+    import torch
+
+    def make(original):
+        signature = inspect.signature(original)
+
+        def _apply_group_offloading_block_level(module, *args, **kwargs):
+            children = called_children(module)
+            if children is None:
+                return original(module, *args, **kwargs)
+            given = signature.bind(module, *args, **kwargs)
+            if "config" in given.arguments:
+                given.arguments["config"] = replace(given.arguments["config"], num_blocks_per_group=1)
+            else:  # before diffusers 0.35
+                given.arguments["num_blocks_per_group"] = 1
+            before = module._modules
+            vars(module)["_modules"] = children
+            try:
+                return original(*given.args, **given.kwargs)
+            finally:
+                vars(module)["_modules"] = before
+
+        return _apply_group_offloading_block_level
+
+    def called_children(module: Any) -> dict[str, Any] | None:
+        """The children of ``module`` with every block in the place of a list; None where nothing would change."""
+        children, changed = {}, False
+        for name, child in module._modules.items():
+            children[name] = child
+            if not isinstance(child, torch.nn.ModuleList) or all(map(is_called, child)):
+                continue
+            changed = True
+            blocks: dict[int, Any] = {}
+            whole = {}
+            for position, item in child._modules.items():
+                called = called_in(item)
+                if called is None:
+                    whole[position] = item
+                else:
+                    blocks.update((id(block), block) for block in called)
+            children[name] = torch.nn.ModuleList(blocks.values())
+            if whole:
+                # No list, so that it comes with the model; of a name that no child can have.
+                children[f"{name} "] = torch.nn.ModuleDict(whole)
+        return children if changed else None
+
+    def called_in(item: Any) -> list[Any] | None:
+        """The blocks in ``item``, or itself; None if a tensor lies between them and ``item``."""
+        if item is None:
+            return []
+        if is_called(item):
+            return [item]
+        if any(tensor is not None for held in (item._parameters, item._buffers) for tensor in held.values()):
+            return None
+        found = []
+        for child in item._modules.values():
+            inner = called_in(child)
+            if inner is None:
+                return None
+            found += inner
+        return found
+
+    def is_called(item: Any) -> bool:
+        if item is None:
+            return False
+        return type(item).forward is not torch.nn.Module.forward or "forward" in vars(item)
+
+    draft.wrap_plain(group_offloading, "_apply_group_offloading_block_level", make)

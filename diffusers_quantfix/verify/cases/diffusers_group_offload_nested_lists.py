@@ -1,0 +1,28 @@
+"""The UNet of Stable Cascade runs under block-level group offloading."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+    from diffusers.hooks import apply_group_offloading
+    from diffusers.models import StableCascadeUNet
+
+    unet = StableCascadeUNet(
+        in_channels=4,
+        out_channels=4,
+        conditioning_dim=32,
+        block_out_channels=(32, 32),
+        num_attention_heads=(2, 2),
+        down_num_layers_per_block=(1, 1),
+        up_num_layers_per_block=(1, 1),
+        clip_text_pooled_in_channels=32,
+    ).eval()
+    device = torch.device("cpu")
+    apply_group_offloading(
+        unet, onload_device=device, offload_device=device, offload_type="block_level", num_blocks_per_group=1
+    )
+    blocks = [block for level in unet.down_blocks for block in level]
+    brought = [block for block in blocks if hasattr(block, "_diffusers_hook")]
+    assert len(brought) == len(blocks), "a level is brought when it is called, which it is never"
+    return f"each of the {len(blocks)} blocks is brought when it is called"
