@@ -6,7 +6,8 @@ Cause: the tensor classes of quanto do not know ``clone``: a quantized weight be
     tensor an unpacked one.
 Upstream: not reported.
 Patch: these classes have a ``__deepcopy__`` of their own, which copies the tensors inside. ``clone`` stays as it is:
-    peft's SHiRA and others add to a clone in place, and must get a plain tensor, as no tensor of quanto keeps such a sum.
+    peft's SHiRA adds to a clone in place and must get a plain tensor, as no tensor of quanto keeps such a sum. Before
+    0.20 it adds to a deep copy of ``weight.data``: a weight that is no parameter is not copied, as upstream.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def broken(weights: ModuleType) -> bool:
         qint8, 0, data.size(), data.stride(), data, torch.ones(2, 1), None
     )
     try:
-        copy.deepcopy(weight)
+        copy.deepcopy(torch.nn.Parameter(weight, requires_grad=False))
     except RuntimeError:
         return True
     return False
@@ -63,7 +64,8 @@ def patch(weights: ModuleType, draft: Draft) -> None:
 
     def make(original):
         def __deepcopy__(self, memo):
-            if id(self) in memo or not self.is_leaf:
+            inner = not isinstance(self, whole)
+            if id(self) in memo or not self.is_leaf or not (inner or isinstance(self, torch.nn.Parameter)):
                 return original(self, memo)  # which returns that, or raises
             with torch.no_grad():
                 # Each class knows how to detach itself; some cannot be rebuilt from what they tell.
@@ -77,6 +79,7 @@ def patch(weights: ModuleType, draft: Draft) -> None:
 
         return __deepcopy__
 
+    whole = resolve(weights, "WeightQBytesTensor"), resolve(weights, "WeightQBitsTensor")
     for cls in classes(weights):
         draft.wrap_plain(cls, "__deepcopy__", make)
 
