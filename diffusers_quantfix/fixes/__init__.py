@@ -31,6 +31,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "accelerate-offloaded-training": ("accelerate.offloaded_training", "accelerate.hooks"),
     "accelerate-parameter-containers": ("accelerate.parameter_containers", "accelerate.hooks"),
     "accelerate-quanto-offload": ("accelerate.quanto_offload", "accelerate.hooks"),
+    "accelerate-torchao-save-model": ("accelerate.torchao_save_model", "accelerate.accelerator"),
     "accelerate-torchao-save-state": ("accelerate.torchao_save_state", "accelerate.checkpointing"),
     "accelerate-weight-norm-offload": ("accelerate.weight_norm_offload", "accelerate.hooks"),
     "bnb-4bit-checkpoint-names": ("bitsandbytes.four_bit_checkpoint_names", "bitsandbytes.nn.modules"),
