@@ -6,6 +6,7 @@ import pytest
 
 from tests.fixes import training
 from tests.fixes.merged import assert_same, bits
+from tests.gate import unmet
 
 pytest.importorskip("torchao", reason="torchao is not installed")
 
@@ -24,17 +25,16 @@ def save(model, folder, **options) -> None:
 
 
 def assert_loads(folder, kind: str, model) -> None:
-    """Both ways of accelerate give the bits of ``model`` to another one."""
+    """Each way of accelerate gives the bits of ``model`` to another one."""
     from accelerate import load_checkpoint_and_dispatch, load_checkpoint_in_model
 
-    ways = (
-        load_checkpoint_in_model,
-        lambda other, folder: load_checkpoint_and_dispatch(other, folder, device_map={"": "cpu"}),
-    )
-    for way in ways:
-        other = training.layers(kind, seed=5).requires_grad_(False)
-        way(other, folder)
-        assert_same(bits(other), bits(model))
+    for device_map in (None, {"": "cpu"}):
+        if device_map and unmet("accelerate>=1.14"):
+            continue  # it cannot place these weights one by one
+        for load in (load_checkpoint_in_model, load_checkpoint_and_dispatch):
+            other = training.layers(kind, seed=5).requires_grad_(False)
+            load(other, folder, device_map=device_map)
+            assert_same(bits(other), bits(model))
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")

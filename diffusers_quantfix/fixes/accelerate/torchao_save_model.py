@@ -25,7 +25,7 @@ FIX = Fix(
     id="accelerate-torchao-save-model",
     title="Accelerator.save_model fails for a model with weights of torchao",
     module="accelerate.accelerator",
-    claims={"accelerate": ">=0.34.2,<=1.15.0", "torchao": ""},
+    claims={"accelerate": ">=0.33.0,<=1.15.0", "torchao": ""},
     upstream=("https://github.com/pytorch/ao/issues/2230",),
     symptom="Attempted to access the data pointer on an invalid python storage, from Accelerator.save_model()",
     patterns=("Attempted to access the data pointer on an invalid python storage",),
