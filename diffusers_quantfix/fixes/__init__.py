@@ -260,6 +260,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-unmerge-bnb": ("peft.unmerge_bnb", "peft.tuners.lora.bnb"),
     "peft-unmerge-torchao": ("peft.unmerge_torchao", "peft.tuners.lora.torchao"),
     "quanto-awq-strided-input": ("quanto.awq_strided_input", "optimum.quanto.tensor.weights.awq.qbits"),
+    "quanto-checkpoint-load": ("quanto.checkpoint_load", "optimum.quanto.nn.qmodule"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
