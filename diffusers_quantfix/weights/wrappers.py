@@ -57,7 +57,7 @@ def has_no_address(id_tensor_storage: Callable[[Any], Any]) -> bool:
 
     import torch
 
-    class Wrapper(torch.Tensor):
+    class Wrapper(torch.Tensor):  # type: ignore[misc]
         @staticmethod
         def __new__(cls) -> Any:
             return torch.Tensor._make_wrapper_subclass(cls, (1,))

@@ -28,7 +28,7 @@ def other(model, qtype: str, frozen: bool = True):
     return found
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.4")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.7")
 @pytest.mark.parametrize("safe", [True, False])
 @qtypes
 def test_load_checkpoint_in_model(tmp_path, qtype, safe):
