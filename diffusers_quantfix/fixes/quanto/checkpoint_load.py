@@ -39,7 +39,7 @@ def broken(qmodule: ModuleType) -> bool:
     mixin = resolve(qmodule, "QModuleMixin")
     tensor_class, qint8 = resolve(qmodule, "WeightQBytesTensor"), resolve(qmodule, "qtypes")["qint8"]
 
-    class Tiny(mixin, torch.nn.Linear):
+    class Tiny(mixin, torch.nn.Linear):  # type: ignore[misc, valid-type]
         pass
 
     layer = Tiny.__new__(Tiny)
