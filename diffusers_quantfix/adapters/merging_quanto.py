@@ -77,7 +77,8 @@ def _plain_weight(adapter: Any, base: Any) -> Iterator[None]:
             if not adapter.merged_adapters:
                 vars(adapter).pop(KEPT, None)
             elif kept is None:
-                vars(adapter)[KEPT] = (packed.detach().to("cpu"),)
+                # A weight of quanto is copied with the model only if it is a parameter.
+                vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
 
 
 def _like(kept: Any, now: Any) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "backend_of",
     "follow",
     "following",
+    "has_no_address",
     "inner_places",
     "is_torn_by_a_map",
     "is_wrapper",
@@ -48,6 +49,30 @@ def backend_of(tensor: Any) -> str:
         packages = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
         known = _known_types[kind] = next((name for name in packages if name in BACKENDS), "")
     return known
+
+
+def has_no_address(id_tensor_storage: Callable[[Any], Any]) -> bool:
+    """Whether accelerate's ``id_tensor_storage`` raises for a wrapper, whose data has no address."""
+    import warnings
+
+    import torch
+
+    class Wrapper(torch.Tensor):  # type: ignore[misc]
+        @staticmethod
+        def __new__(cls) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, (1,))
+
+        @classmethod
+        def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
+            return NotImplemented
+
+    with warnings.catch_warnings():  # what it tries next is deprecated
+        warnings.simplefilter("ignore")
+        try:
+            id_tensor_storage(Wrapper())
+        except RuntimeError:
+            return True
+    return False
 
 
 def is_wrapper(tensor: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.merged import OFFLOADS, kept
 from tests.gate import unmet
 from tests.rig import models
 
@@ -82,3 +84,36 @@ def distance(one, other) -> float:
     if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
         return float("inf")
     return (one.float() - other.float()).abs().max().item()
+
+
+def assert_taken_out_exactly(pipeline, offload: str, device, dtype, inference_mode=True) -> None:
+    """``fuse_lora`` and ``unfuse_lora`` of one LoRA and of all, an interrupted run, and a fused model without LoRAs.
+
+    Args:
+        offload: one of ``merged.OFFLOADS``.
+        inference_mode: whether the pipeline runs in it too.
+    """
+    import torch
+
+    OFFLOADS[offload](pipeline, device)
+
+    def output():
+        return run(pipeline, device, dtype)
+
+    with_lora = output()
+
+    def check(latents):
+        assert torch.equal(latents, with_lora), "the output is not what it was"
+
+    for names in (["one"], None):
+        pipeline.fuse_lora(components=["transformer"], adapter_names=names)
+        assert distance(output(), with_lora) > 0
+        pipeline.unfuse_lora(components=["transformer"])
+        check(output())
+        assert not kept(pipeline.transformer)
+    assert_goes_on(output, check, (0.3, 0.5) if offload == "model" else (0.3, 0.8), inference_mode)
+    pipeline.fuse_lora(components=["transformer"])
+    fused = output()
+    pipeline.unload_lora_weights()
+    assert not kept(pipeline.transformer)
+    assert torch.equal(output(), fused), "the output without LoRAs is not that of the fused ones"

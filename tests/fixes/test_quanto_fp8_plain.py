@@ -106,6 +106,8 @@ def test_packed_data_stays_packed(gpu, monkeypatch):
     """From GPU to GPU, and in a deep copy: no repacking behind the user's back."""
     import copy
 
+    import torch
+
     q.quanto()
     quanto_kernels.capable(monkeypatch)
     packed, plain, _ = quanto_kernels.marlin_weight(gpu.devices[0])
@@ -113,7 +115,8 @@ def test_packed_data_stays_packed(gpu, monkeypatch):
     assert type(moved) is type(packed)
     assert moved.device == gpu.devices[-1] == moved._data.device
     assert q.error(moved.dequantize(), plain.dequantize()) == 0
-    assert type(copy.deepcopy(packed)) is type(packed)
+    parameter = torch.nn.Parameter(packed, requires_grad=False)
+    assert type(copy.deepcopy(parameter)) is type(packed)
 
 
 def test_int8_is_upstreams_business(gpu, monkeypatch):

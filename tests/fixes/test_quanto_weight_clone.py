@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import re
 
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.gate import unmet
 
 FIX_ID = "quanto-weight-clone"
 SHOWS = r"wrapper subclasses only works for subclass types that implement clone\(\)"
@@ -36,19 +38,32 @@ def parts(tensor):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_clone_has_the_class_and_memory_of_its_own(dtype):
+def test_a_copy_has_the_class_and_memory_of_its_own(dtype):
     """Each class that the CPU has, tinygemm's among them (int4 in bfloat16, from 0.2.7 on)."""
     import torch
 
     for qtype in q.QTYPES:
         weight = q.layers(qtype, getattr(torch, dtype))[0].weight
-        clone = weight.detach().clone()
-        assert type(clone) is type(weight)
-        assert (clone.shape, clone.dtype, clone.stride()) == (weight.shape, weight.dtype, weight.stride())
-        assert torch.equal(clone.dequantize(), weight.dequantize())
-        pairs = list(itertools.zip_longest(parts(weight), parts(clone)))
+        twin, again = copy.deepcopy([weight, weight])
+        assert twin is again, "it was one weight, and is two"
+        assert type(twin) is type(weight)
+        assert (twin.shape, twin.dtype, twin.stride()) == (weight.shape, weight.dtype, weight.stride())
+        assert torch.equal(twin.dequantize(), weight.dequantize())
+        pairs = list(itertools.zip_longest(parts(weight), parts(twin)))
         assert all(old.data_ptr() != new.data_ptr() for old, new in pairs), "a tensor is shared"
         assert all(torch.equal(old.view(torch.uint8), new.view(torch.uint8)) for old, new in pairs)
+
+
+def test_a_gradient_is_copied_and_a_product_is_refused():
+    import torch
+
+    layer = q.layers("qint8")[0]
+    weight = layer.weight.requires_grad_(True)
+    layer(q.inputs()).sum().backward()
+    twin = copy.deepcopy(weight)
+    assert twin.requires_grad and torch.equal(twin.grad, weight.grad) and twin.grad is not weight.grad
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(weight * 2)
 
 
 def test_the_copy_lives_on_when_the_original_is_gone_or_changed():
@@ -62,11 +77,40 @@ def test_the_copy_lives_on_when_the_original_is_gone_or_changed():
     assert torch.equal(q.run(twin), reference)
 
 
-def test_another_memory_format_is_dequantized_as_before():
+def test_a_sum_in_place_on_a_clone_is_kept():
+    """A clone is a plain tensor, as upstream has it: peft's SHiRA adds to one in each forward pass."""
     import torch
 
-    weight = q.layers("qfloat8")[0].weight
-    assert type(weight.clone(memory_format=torch.contiguous_format)) is torch.Tensor
+    for qtype in q.QTYPES:
+        weight = q.layers(qtype)[0].weight.detach()
+        clone = weight.clone()
+        clone += 1
+        assert torch.equal(clone, weight.dequantize() + 1), qtype
+
+
+def test_an_adapter_that_adds_to_a_copy_has_its_effect_or_says_that_it_cannot():
+    """SHiRA adds to a clone, before peft 0.20 to a deep copy of ``weight.data``, which then is upstream's error."""
+    import torch
+
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    if not hasattr(peft, "ShiraConfig"):
+        pytest.skip("this peft has no SHiRA")
+
+    def output(model):
+        torch.manual_seed(3)
+        config = peft.ShiraConfig(r=4, target_modules=["0"], init_weights=False)
+        return q.run(peft.get_peft_model(model, config))
+
+    plain = q.plain_layers()
+    for dense, layer in zip(plain, q.layers("qint8"), strict=True):
+        dense.weight.data = layer.weight.dequantize()
+    expected = output(plain)
+    try:
+        found = output(q.layers("qint8"))
+    except RuntimeError as error:
+        assert re.search(SHOWS, str(error)) and unmet("peft>=0.20")
+    else:
+        assert torch.equal(found, expected)
 
 
 def test_clone_is_differentiable():

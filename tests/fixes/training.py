@@ -32,7 +32,10 @@ def layers(kind: str, seed: int):
         quanto.freeze(model)
         return model
     ao = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
-    config = ao.Int8WeightOnlyConfig(version=2) if weights == "int8" else ao.Float8WeightOnlyConfig()
+    if weights == "int4":
+        config = ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(32))
+    else:
+        config = ao.Int8WeightOnlyConfig(version=2) if weights == "int8" else ao.Float8WeightOnlyConfig()
     ao.quantize_(model, config)
     return model
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...weights.wrappers import has_no_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -35,31 +35,12 @@ FIX = Fix(
 
 def broken(checkpointing: ModuleType) -> bool:
     """Are tensors that share memory looked for by an address, with nothing of ours around it?"""
-    import warnings
-
-    import torch
-
     resolve(checkpointing, "load_accelerator_state")
     if written_in(resolve(checkpointing, "save_accelerator_state"), __file__):
         return False
     from accelerate.utils.modeling import id_tensor_storage
 
-    class Wrapper(torch.Tensor):
-        @staticmethod
-        def __new__(cls) -> Any:
-            return torch.Tensor._make_wrapper_subclass(cls, (1,))
-
-        @classmethod
-        def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
-            return NotImplemented
-
-    with warnings.catch_warnings():  # what it tries next is deprecated
-        warnings.simplefilter("ignore")
-        try:
-            id_tensor_storage(Wrapper())
-        except RuntimeError:
-            return True
-    return False
+    return has_no_address(id_tensor_storage)
 
 
 def patch(checkpointing: ModuleType, draft: Draft) -> None:

@@ -5,8 +5,9 @@ Symptom: ``copy.deepcopy(model)`` ends in RuntimeError "The default implementati
 Cause: the tensor classes of quanto do not know ``clone``: a quantized weight becomes a dequantized one, a packed
     tensor an unpacked one.
 Upstream: not reported.
-Patch: ``__torch_dispatch__`` of these classes clones the tensors inside. A clone in another memory format is still
-    dequantized, as before.
+Patch: these classes have a ``__deepcopy__`` of their own, which copies the tensors inside. ``clone`` stays as it is:
+    peft's SHiRA adds to a clone in place and must get a plain tensor, as no tensor of quanto keeps such a sum. Before
+    0.20 it adds to a deep copy of ``weight.data``: a weight that is no parameter is not copied, as upstream.
 """
 
 from __future__ import annotations
@@ -35,48 +36,56 @@ FIX = Fix(
         r"implementation of __deepcopy__\(\) for wrapper subclasses only works for subclass types that implement clone",
     ),
     frames=("deepcopy", "quanto"),
-    hot=True,
 )
 
 
 def broken(weights: ModuleType) -> bool:
-    """Clone a weight of two numbers."""
+    """Copy a weight of two numbers."""
+    import copy
+
     import torch
     from optimum.quanto.tensor.qtype import qint8
 
-    cls = resolve(weights, "WeightQBytesTensor")
     data = torch.zeros(2, 1, dtype=torch.int8)
-    return type(cls(qint8, 0, data.size(), data.stride(), data, torch.ones(2, 1), None).clone()) is not cls
+    weight = resolve(weights, "WeightQBytesTensor")(
+        qint8, 0, data.size(), data.stride(), data, torch.ones(2, 1), None
+    )
+    try:
+        copy.deepcopy(torch.nn.Parameter(weight, requires_grad=False))
+    except RuntimeError:
+        return True
+    return False
 
 
 def patch(weights: ModuleType, draft: Draft) -> None:
+    import copy
+
     import torch
 
-    aten = torch.ops.aten
-
     def make(original):
-        def __torch_dispatch__(cls, op, types, args, kwargs=None):
-            if op.overloadpacket is aten.clone:
-                memory_format = (kwargs or {}).get("memory_format")
-                if memory_format in (None, torch.preserve_format):
-                    return cloned(args[0])
-            return original(cls, op, types, args, kwargs)
+        def __deepcopy__(self, memo):
+            inner = not isinstance(self, whole)
+            if id(self) in memo or not self.is_leaf or not (inner or isinstance(self, torch.nn.Parameter)):
+                return original(self, memo)  # which returns that, or raises
+            with torch.no_grad():
+                # Each class knows how to detach itself; some cannot be rebuilt from what they tell.
+                twin = torch.ops.aten.detach.default(self)
+                # As torch does it. The tensors inside are attributes.
+                twin.__dict__ = copy.deepcopy(vars(self), memo)
+                twin.requires_grad_(self.requires_grad)
+                twin.grad = copy.deepcopy(self.grad, memo)
+            memo[id(self)] = twin
+            return twin
 
-        return __torch_dispatch__
+        return __deepcopy__
 
-    def cloned(tensor):
-        # Each class knows how to detach itself, and what is inside; some cannot be rebuilt from what they tell.
-        copy = aten.detach.default(tensor)
-        for name in copy.__tensor_flatten__()[0]:
-            setattr(copy, name, getattr(copy, name).clone())
-        return copy
-
+    whole = resolve(weights, "WeightQBytesTensor"), resolve(weights, "WeightQBitsTensor")
     for cls in classes(weights):
-        draft.wrap_plain(cls, "__torch_dispatch__", make)
+        draft.wrap_plain(cls, "__deepcopy__", make)
 
 
 def classes(weights: ModuleType) -> Iterator[Any]:
-    """The classes with a ``__torch_dispatch__`` of their own, without those that this release does not have."""
+    """Those of weights and of what is inside of them, without those that this release does not have."""
     import importlib
 
     package = weights.__name__.rpartition(".")[0]

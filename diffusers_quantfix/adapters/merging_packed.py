@@ -1,0 +1,76 @@
+"""Refuses to merge an adapter into a quantized weight that its layer of peft does not know.
+
+Only LoRA, LoKr and LoHa can be merged into weights of optimum-quanto, with fixes of ours. The others compute a plain
+weight and assign it to ``.data``, which changes nothing that the layer uses. Those without a class for bitsandbytes do
+so with 8-bit weights too, and take the bytes of 4-bit weights for numbers. Some of the classes that there are for 4
+bits do not quantize what they computed.
+
+Neither torch nor another library is imported here.
+
+Upstream: ``merge`` of the layers in peft/tuners/*/layer.py and peft/tuners/*/bnb.py.
+"""
+
+from __future__ import annotations
+
+from ..engine.probe import names_used, written_in
+from . import merging_quanto
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+__all__ = ["holds", "refuse_merge"]
+
+_TOUCHES_WEIGHT = {"weight", "get_base_weight", "set_base_weight"}
+
+
+def holds(layer: Any, name: str) -> bool:
+    """Whether a layer of peft has parameters of the adapter ``name``."""
+    return any(name in getattr(layer, attribute, ()) for attribute in layer.adapter_layer_names)
+
+
+def refuse_merge(layer: Any, names: Iterable[str]) -> None:
+    """Raise where adapters cannot be merged into the weight of the layer below.
+
+    Args:
+        layer: a layer of peft.
+        names: the adapters; those that this layer does not have have no effect.
+
+    Raises:
+        ValueError: merging one of them would have no effect, or destroy the weight.
+    """
+    effect = _effect(layer) if any(holds(layer, name) for name in names) else None
+    if effect is not None:
+        cls = type(layer)
+        raise ValueError(
+            f"an adapter in a {cls.__name__} of {cls.__module__} cannot be merged into a "
+            f"{type(layer.get_base_layer().weight).__name__}: {effect}. It has its effect without being merged. To "
+            "merge it, load the model without quantization, or call dequantize() of the model before the adapter is "
+            "added"
+        )
+
+
+def _effect(layer: Any) -> str | None:
+    """What merging would do that is wrong; None where it is right, or raises an error by itself."""
+    merge = type(layer).merge
+    original = merge
+    while hasattr(original, "__wrapped__"):
+        original = original.__wrapped__
+    if not names_used(original) & _TOUCHES_WEIGHT:
+        return None
+    weight = getattr(layer.get_base_layer(), "weight", None)
+    of_bitsandbytes = type(layer).__module__.endswith(".bnb")
+    known = of_bitsandbytes or getattr(layer, "quantization_backend", None) is not None
+    for cls in type(weight).__mro__:
+        if cls.__name__ == "QTensor" and cls.__module__.startswith("optimum.quanto"):
+            return None if written_in(merge, merging_quanto.__file__) else "it would have no effect any more"
+        if cls.__name__ == "Int8Params":
+            return None if known else "the layer would go on with the weight from before"
+        if cls.__name__ == "Params4bit":
+            if not known:
+                return "it would be added to the packed bytes"
+            if of_bitsandbytes and "bnb_quantized" not in names_used(original):
+                return "the sum would be taken for one that is packed"
+            return None
+    return None

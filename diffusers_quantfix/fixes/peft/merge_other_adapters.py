@@ -1,0 +1,73 @@
+"""Merging an adapter that is no LoRA into quantized weights has no effect, or destroys them.
+
+Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of a model that quanto has quantized the output is that
+    without the adapter (VeRA, OFT, BOFT, MiSS, SHiRA, RandLora, FourierFT, HRA and others; IA3 still scales the bias);
+    in 8 bits with C3A, DEFT and HRA, before 0.20 with MiSS and Bone too. In 4 bits with RandLora, PVeRA, before 0.20
+    VeRA: RuntimeError "shape '[128, 128]' is invalid for input of size 131072", or noise.
+Cause: their layers compute a plain weight and assign it to ``.data``, which a layer of quanto, or an 8-bit layer that
+    has run, does not look at. The classes for 4 bits pass on that the weight is quantized already.
+Upstream: not reported; peft pull request 2000 (closed) would have added layers for quanto.
+Patch: a clear error, where all adapters of a model are concerned before anything is merged, else from the layer.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...adapters.merging_packed import holds, refuse_merge
+from ...engine.fix import Fix
+from ...engine.probe import resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-merge-other-adapters",
+    title="merging an adapter that is no LoRA into quantized weights has no effect",
+    module="peft.tuners.tuners_utils",
+    claims={"peft": ">=0.13.2,<=0.21.2"},
+    upstream=("https://github.com/huggingface/peft/pull/2000",),
+    symptom="no effect of an OFT, VeRA, BOFT, MiSS or another adapter after merge_adapter() or merge_and_unload() of a "
+    "model that quanto or bitsandbytes has quantized",
+    harm="wrong result",
+    frames=(
+        r"merge_adapter|merge_and_unload",
+        r"\b(VeRA|OFT|BOFT|MiSS|Bone|SHiRA|HRA|IA3|RandLora|FourierFT)\b",
+    ),
+    hot=True,
+)
+
+
+def broken(tuners_utils: ModuleType) -> bool:
+    """Does peft know nothing of quanto, and is nothing of ours around what each layer asks before it merges?"""
+    known = vars(sys.modules["peft.import_utils"]) if "peft.import_utils" in sys.modules else ()
+    check = resolve(tuners_utils, "check_adapters_to_merge")
+    return not written_in(check, __file__) and not any("quanto" in name.lower() for name in known)
+
+
+def patch(tuners_utils: ModuleType, draft: Draft) -> None:
+    def each_layer(original):
+        def check_adapters_to_merge(module, *args, **kwargs):
+            names = original(module, *args, **kwargs)
+            refuse_merge(module, names)
+            return names
+
+        return check_adapters_to_merge
+
+    def all_layers(original):
+        def _check_merge_allowed(self):
+            # A merge of some may leave out the layers that cannot; each layer looks at that.
+            names = list(self.peft_config)
+            for layer in self.model.modules():
+                ours = isinstance(layer, tuners_utils.BaseTunerLayer) and not layer.merged
+                if ours and all(holds(layer, name) for name in names):
+                    refuse_merge(layer, names)
+            original(self)
+
+        return _check_merge_allowed
+
+    draft.wrap_plain(tuners_utils, "check_adapters_to_merge", each_layer)
+    draft.wrap_plain(resolve(tuners_utils, "BaseTuner"), "_check_merge_allowed", all_layers)

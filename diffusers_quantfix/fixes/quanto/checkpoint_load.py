@@ -1,0 +1,67 @@
+"""accelerate and torch.distributed load a checkpoint of quanto's weights without effect.
+
+Symptom: after ``load_checkpoint_in_model`` of a model that quanto has quantized, or ``set_model_state_dict`` with
+    ``full_state_dict=True``, the weights are those from before; the biases are loaded. Nothing is said.
+Cause: torch adds what the checkpoint does not have to the state dict: the parameter ``weight`` of the layer itself, as
+    the checkpoint has the inner tensors, ``weight._data`` and others. A layer of quanto that finds a ``weight`` does
+    not look at these.
+Upstream: not reported.
+Patch: where the inner tensors of a weight are there, they are loaded.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="quanto-checkpoint-load",
+    title="accelerate and torch.distributed load a checkpoint of quanto's weights without effect",
+    module="optimum.quanto.nn.qmodule",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=(),
+    symptom="no effect of load_checkpoint_in_model or set_model_state_dict where quanto has quantized the model",
+    harm="wrong result",
+    frames=("load_checkpoint_in_model|set_model_state_dict|load_checkpoint_and_dispatch", "quanto"),
+)
+
+
+def broken(qmodule: ModuleType) -> bool:
+    """Let a layer of two numbers load inner tensors beside its own weight."""
+    import torch
+
+    mixin = resolve(qmodule, "QModuleMixin")
+    tensor_class, qint8 = resolve(qmodule, "WeightQBytesTensor"), resolve(qmodule, "qtypes")["qint8"]
+
+    class Tiny(mixin, torch.nn.Linear):  # type: ignore[misc, valid-type]
+        pass
+
+    layer = Tiny.__new__(Tiny)
+    torch.nn.Module.__init__(layer)
+    layer.weight_qtype, layer.activation_qtype, layer.bias = qint8, None, None
+    data, scale = torch.zeros(1, 2, dtype=torch.int8), torch.ones(1, 1)
+    weight = tensor_class(qint8, 0, data.size(), data.stride(), data, scale, None)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    state = {"weight": layer.weight, "weight._data": data + 1, "weight._scale": scale}
+    layer._load_from_state_dict(state, "", {}, False, [], [], [])
+    return not bool(layer.weight._data.any())
+
+
+def patch(qmodule: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+            name = f"{prefix}weight"
+            whole = self.weight_qtype is not None and name in state_dict
+            if whole and any(key.startswith(f"{name}._") for key in state_dict):
+                state_dict = {key: value for key, value in state_dict.items() if key != name}
+            original(self, state_dict, prefix, *args, **kwargs)
+
+        return _load_from_state_dict
+
+    draft.wrap_plain(resolve(qmodule, "QModuleMixin"), "_load_from_state_dict", make)
