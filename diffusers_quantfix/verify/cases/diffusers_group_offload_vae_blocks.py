@@ -22,7 +22,11 @@ def case(work: str) -> str | None:
     device = torch.device("cpu")
     try:
         apply_group_offloading(
-            vae, onload_device=device, offload_device=device, offload_type="block_level", num_blocks_per_group=1
+            vae,
+            onload_device=device,
+            offload_device=device,
+            offload_type="block_level",
+            num_blocks_per_group=1,
         )
     except AttributeError:
         if not hasattr(torch, "accelerator") or torch.accelerator.current_accelerator() is not None:
