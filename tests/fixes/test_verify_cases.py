@@ -25,7 +25,7 @@ LACKS = re.compile(
     "transformers: Using `bitsandbytes`|diffusers: |diffusers [0-9.]+ reads no GGUF files|needs gguf, which is not"
     "|shows with text encoders of transformers only|this diffusers has no group offloading|needs an NVIDIA GPU"
     "|needs a CPU with AVX512-BF16|needs a quantized component"
-    "|needs torchao or optimum-quanto|this bitsandbytes loads no kernels|bitsandbytes has loaded no native library"
+    "|needs (torchao or )?optimum-quanto|this bitsandbytes loads no kernels|bitsandbytes has loaded no native library"
     "|(this )?bitsandbytes does not quantize (on (a|this) CPU|here)"
     "|these releases load no LoRA into a GGUF model|this diffusers does not offload to disk here"
     "|this diffusers loads (a LoRA into pipelines only|no LoRA into a 4-bit model)|needs torch >="

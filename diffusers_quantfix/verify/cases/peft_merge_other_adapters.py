@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from ..case import CannotReproduce
+
 
 def case(work: str) -> str | None:
+    from importlib.util import find_spec
+
     import torch
     from peft import HRAConfig, get_peft_model
 
     from ..models import quanto_models
 
+    if find_spec("optimum") is None or find_spec("optimum.quanto") is None:
+        raise CannotReproduce("needs optimum-quanto, which is not installed")
     plain = quanto_models.layers("qint8")
     torch.manual_seed(1)
     model = get_peft_model(plain, HRAConfig(r=8, target_modules=["0", "1"], init_weights=False)).eval()
