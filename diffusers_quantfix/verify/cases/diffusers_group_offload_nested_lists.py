@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    import torch
-    from diffusers.hooks import apply_group_offloading
     from diffusers.models import StableCascadeUNet
+
+    from ..models import group_offload
 
     unet = StableCascadeUNet(
         in_channels=4,
@@ -18,10 +18,7 @@ def case(work: str) -> str | None:
         up_num_layers_per_block=(1, 1),
         clip_text_pooled_in_channels=32,
     ).eval()
-    device = torch.device("cpu")
-    apply_group_offloading(
-        unet, onload_device=device, offload_device=device, offload_type="block_level", num_blocks_per_group=1
-    )
+    group_offload.by_blocks(unet)
     blocks = [block for level in unet.down_blocks for block in level]
     brought = [block for block in blocks if hasattr(block, "_diffusers_hook")]
     assert len(brought) == len(blocks), "a level is brought when it is called, which it is never"

@@ -49,6 +49,31 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
     return f"0 of {size} bytes are on {device} between two runs; output exact"
 
 
+def by_blocks(model: Any) -> None:
+    """Offload ``model`` from the CPU to the CPU, each block by itself.
+
+    Raises:
+        NeedsDevice: this diffusers needs a device for that.
+    """
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    device = torch.device("cpu")
+    try:
+        apply_group_offloading(
+            model,
+            onload_device=device,
+            offload_device=device,
+            offload_type="block_level",
+            num_blocks_per_group=1,
+        )
+    except AttributeError:
+        if not hasattr(torch, "accelerator") or torch.accelerator.current_accelerator() is not None:
+            raise
+        # Before 0.42 it asks for the accelerator's type.
+        raise NeedsDevice("needs a CUDA device: this diffusers offloads groups to one only") from None
+
+
 def layers(bits: int) -> Callable[[Any], Any]:
     """``build`` for ``check``: a chain of bitsandbytes layers, 4-bit or 8-bit, with 16-bit activations."""
     import torch
