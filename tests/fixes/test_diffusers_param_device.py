@@ -177,11 +177,11 @@ def test_plain_models_and_pipelines_load_as_before(gpu, checkpoint, tmp_path):
         }
 
     with_us = placed()
-    diffusers_quantfix.revert()
+    diffusers_quantfix.revert(FIX_ID)
     try:
         assert placed() == with_us
     finally:
-        diffusers_quantfix.apply()
+        diffusers_quantfix.apply(FIX_ID)
     assert with_us["pipeline"][1].type == "cuda"
     assert with_us["mapped"][0] == gpu.devices[1]
 
@@ -195,14 +195,14 @@ def test_revert_restores_the_code_and_the_lines_stay_those_of_upstream(gpu, chec
 
     function = function_of(vars(ModelMixin)["from_pretrained"])
     ours = function.__code__
-    diffusers_quantfix.revert()
+    diffusers_quantfix.revert(FIX_ID)
     try:
         upstream = function.__code__
         assert "_quantfix_device" not in upstream.co_varnames
         with pytest.raises(NotImplementedError, match="device_map"):
             load(checkpoint, "patched", 4, "cuda:0")
     finally:
-        diffusers_quantfix.apply()
+        diffusers_quantfix.apply(FIX_ID)
     assert function.__code__ == ours
     assert (ours.co_filename, ours.co_firstlineno) == (upstream.co_filename, upstream.co_firstlineno)
     assert max(line for *_, line in ours.co_lines() if line) == max(

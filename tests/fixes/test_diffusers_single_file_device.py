@@ -86,12 +86,12 @@ def test_revert_and_apply(gpu, single_file):
     import diffusers_quantfix
 
     folder = single_file(4)
-    diffusers_quantfix.revert()
+    diffusers_quantfix.revert(FIX_ID, "diffusers-param-device")
     try:
         assert not hasattr(vars(FromOriginalModelMixin)["from_single_file"], "_self_wrapper")
         assert_all_on("cpu", load(folder, 4, device=0))
     finally:
-        diffusers_quantfix.apply()
+        diffusers_quantfix.apply(FIX_ID, "diffusers-param-device")
     assert_all_on(gpu.devices[0], load(folder, 4, device=0))
 
 
