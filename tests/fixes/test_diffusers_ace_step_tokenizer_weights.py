@@ -9,7 +9,10 @@ from tests.rig import models
 from tests.sweep import backends
 
 FIX_ID = "diffusers-ace-step-tokenizer-weights"
-SHOWS = r"mat1 and mat2 shapes|dtype of a .* cannot be changed|view size is not compatible|differs by"
+SHOWS = (
+    r"mat1 and mat2 shapes|dtype of a .* cannot be changed|view size is not compatible|differs by"
+    r"|is out of bounds for dimension"
+)
 
 torch = pytest.importorskip("torch")
 ace_step = pytest.importorskip(

@@ -117,12 +117,16 @@ def test_a_composite_model_keeps_its_quant_states(tmp_path, name, double_quant):
     model = cls.from_pretrained(tmp_path / "plain", quantization_config=config, **options).eval()
     model.save_pretrained(tmp_path / "quantized")
     whole = cls.from_pretrained(tmp_path / "quantized", **options).eval()
-    part = transformers.AutoModel.from_pretrained(tmp_path / "quantized", **options).eval()
     ids = torch.tensor([[2, 5, 6, 3]])
     with torch.no_grad():
         assert torch.equal(whole(input_ids=ids).logits, model(input_ids=ids).logits)
+    packed = [p for p in whole.parameters() if type(p).__name__ == "Params4bit"]
+    assert len(packed) > 20 and all(p.quant_state is not None for p in packed)
+    load = transformers.AutoModel.from_pretrained
+    if load(tmp_path / "plain", output_loading_info=True, **options)[1]["missing_keys"]:
+        pytest.skip("this transformers does not load the part of a plain checkpoint either")
+    part = load(tmp_path / "quantized", **options).eval()
+    with torch.no_grad():
         assert torch.equal(
             part(input_ids=ids).last_hidden_state, model.model(input_ids=ids).last_hidden_state
         )
-    packed = [p for p in whole.parameters() if type(p).__name__ == "Params4bit"]
-    assert len(packed) > 20 and all(p.quant_state is not None for p in packed)

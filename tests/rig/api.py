@@ -64,8 +64,6 @@ def devices() -> Iterator[None]:
         stack.callback(_collect_what_is_left)
         undo = stack.enter_context(Undo())
         undo.set(sys.modules[__name__], "_on", True)
-        undo.set(gc, "freeze", _freeze_for_a_program)
-        undo.set(gc, "unfreeze", _unfreeze_for_a_program)
         bindings.install(undo)
         bitsandbytes_native.install(undo)
         bitsandbytes_ops.install(undo)
@@ -116,7 +114,7 @@ def bring_the_libraries_back() -> None:
 
 
 def _freeze_for_a_program() -> None:
-    """Take the place of `gc.freeze`."""
+    """Take the place of `gc.freeze`, from the first ``devices()`` on."""
     global _a_program_froze
     _a_program_froze = True
     _freeze()
@@ -126,7 +124,8 @@ def _unfreeze_for_a_program() -> None:
     """Take the place of `gc.unfreeze`, which the package calls where it looks for holders of memory among all objects.
 
     Where nothing but we froze objects it would bring back the libraries' alone, and each look at all objects would take
-    ten times as long: two thirds of the time of the tests of `release`.
+    ten times as long: two thirds of the time of the tests of `release`. It stays after ``devices()``: a test without
+    devices would bring them back for all tests after it.
     """
     global _a_program_froze
     if _a_program_froze:
@@ -141,6 +140,7 @@ def _set_the_libraries_aside() -> None:
     """
     global _modules_aside
     if len(sys.modules) != _modules_aside:
+        gc.freeze, gc.unfreeze = _freeze_for_a_program, _unfreeze_for_a_program
         gc.collect()
         _freeze()
         _modules_aside = len(sys.modules)
