@@ -36,6 +36,7 @@ FIX = Fix(
         r"implementation of __deepcopy__\(\) for wrapper subclasses only works for subclass types that implement clone",
     ),
     frames=("deepcopy", "quanto"),
+    hot=True,
 )
 
 
