@@ -112,9 +112,10 @@ def test_a_layer_that_is_not_quantized_is_not_merged_alone(kind):
     assert_merges_or_refuses(adapted(model, kind, ("0", "1", "2")))
 
 
+@pytest.mark.parametrize("kind", ["C3A", "RandLora"])
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")
-def test_8bit_weights():
-    assert_merges_or_refuses(adapted(bnb_layers("int8"), "C3A"))
+def test_8bit_weights(kind):
+    assert_merges_or_refuses(adapted(bnb_layers("int8"), kind))
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")
