@@ -258,6 +258,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-merge-gguf": ("peft.merge_gguf", "peft.tuners.tuners_utils"),
     "peft-merge-lycoris-gguf": ("peft.merge_lycoris_gguf", "peft.tuners.lycoris_utils"),
     "peft-merge-lycoris-quanto": ("peft.merge_lycoris_quanto", "peft.tuners.lycoris_utils"),
+    "peft-merge-oft-bnb": ("peft.merge_oft_bnb", "peft.tuners.oft.bnb"),
     "peft-merge-other-adapters": ("peft.merge_other_adapters", "peft.tuners.tuners_utils"),
     "peft-merge-quanto": ("peft.merge_quanto", "peft.tuners.lora.layer"),
     "peft-merge-torchao": ("peft.merge_torchao", "peft.tuners.lora.torchao"),
