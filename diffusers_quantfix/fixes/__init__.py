@@ -252,6 +252,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-dora-4bit-hooked": ("peft.dora_four_bit_hooked", "peft.tuners.lora.dora"),
     "peft-dora-8bit-cpu": ("peft.dora_8bit_cpu", "peft.utils.integrations"),
     "peft-dora-gguf": ("peft.dora_gguf", "peft.utils.integrations"),
+    "peft-int8-raw-weight": ("peft.int8_raw_weight", "peft.tuners"),
     "peft-int8-tiles-dequantized": ("peft.int8_tiles_dequantized", "peft.utils.integrations"),
     "peft-loha-packed-weight": ("peft.loha_packed_weight", "peft.tuners.loha.layer"),
     "peft-lokr-packed-weight": ("peft.lokr_packed_weight", "peft.tuners.lokr.layer"),
