@@ -77,7 +77,9 @@ def test_taken_out_of_4bit_weights():
             base = layer.get_base_layer()
             weight = bnb.functional.dequantize_4bit(base.weight.data, base.weight.quant_state)
             rotated = (layer.oft_R["default"].get_weight().detach() @ weight.t()).t().contiguous()
-            base.weight = bnb.nn.Params4bit(rotated, requires_grad=False, quant_type="nf4", module=base).to("cpu")
+            base.weight = bnb.nn.Params4bit(rotated, requires_grad=False, quant_type="nf4", module=base).to(
+                "cpu"
+            )
             layer.merged_adapters.append("default")
     model.unmerge_adapter()
     with model.disable_adapter(), torch.no_grad():

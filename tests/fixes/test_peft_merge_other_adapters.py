@@ -61,7 +61,9 @@ def bnb_layers(weights: str, features: int = 64, between: int = 64):
     if weights == "int8":
         layers = [bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False) for shape in shapes]
     else:
-        layers = [bnb.nn.Linear4bit(*shape, compute_dtype=torch.float32, quant_type="nf4") for shape in shapes]
+        layers = [
+            bnb.nn.Linear4bit(*shape, compute_dtype=torch.float32, quant_type="nf4") for shape in shapes
+        ]
     model = torch.nn.Sequential(*layers).requires_grad_(False).to("cpu")
     setattr(model, "is_loaded_in_8bit" if weights == "int8" else "is_loaded_in_4bit", True)
     return model

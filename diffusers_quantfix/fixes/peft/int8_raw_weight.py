@@ -2,6 +2,7 @@
 
 Symptom: with an HRA, a PEANuT, before 0.20 with a MiSS or Bone of ``init_weights="bat"``, the output of an 8-bit model
     of bitsandbytes is a thousand to a million times too large, without an error, merged or not.
+    With an HRA in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype".
 Cause: ``forward`` of their layers computes with ``weight.data`` of the layer below; that of ``Linear8bitLt`` has int8
     numbers from -127 to 127, without the scales of their rows. Those of 4-bit weights have another shape: an error.
 Upstream: not reported; 0.20.0 dequantizes for MiSS.
@@ -28,7 +29,8 @@ FIX = Fix(
     module="peft.tuners",
     claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/hra/layer.py",),
-    symptom="the output of an 8-bit bitsandbytes model with an HRA, PEANuT, MiSS or Bone is far too large, noise or NaN",
+    symptom="the output of an 8-bit bitsandbytes model with an HRA, PEANuT, MiSS or Bone is far too large, or "
+    "noise",
     harm="wrong result",
     frames=(r"\b(HRA|PEANuT|Peanut|MiSS|Bone)(Config)?\b", "Linear8bitLt|load_in_8bit|8.?bit|int8"),
 )
@@ -94,7 +96,7 @@ def _refuse(
         base = module.get_base_layer() if isinstance(module, tuners_utils.BaseTunerLayer) else module
         weight = getattr(base, "weight", None)
         # One that is not quantized yet will be, unless it has float16 weights for good.
-        if type(weight).__name__ == "Int8Params" and not weight.has_fp16_weights:
+        if type(weight).__name__ == "Int8Params" and not getattr(weight, "has_fp16_weights", False):
             eight_bit.append(name)
     if not eight_bit:
         return
@@ -109,8 +111,8 @@ def _refuse(
     if found:
         other = "" if only is None else f", another init_weights than {only!r}"
         raise ValueError(
-            f"a {type(config).__name__.removesuffix('Config')} adapter with init_weights={config.init_weights!r} cannot "
-            f"be added to {found[0]!r}, an 8-bit layer: it would take the 8-bit numbers of its weight for the weight, and "
-            f"the output would be wrong. Use a LoRA{other}, leave 8-bit layers out of target_modules, load the model "
+            f"a {type(config).__name__.removesuffix('Config')} adapter with init_weights={config.init_weights!r} "
+            f"cannot be added to {found[0]!r}, an 8-bit layer: it would take the 8-bit numbers of its weight for the "
+            f"weight, and the output would be wrong. Use a LoRA{other}, leave 8-bit layers out of target_modules, load the model "
             "without quantization, or call dequantize() of the model before the adapter is added"
         )

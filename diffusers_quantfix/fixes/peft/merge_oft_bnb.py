@@ -1,8 +1,9 @@
 """An OFT that is merged into weights of bitsandbytes transposes them, and has no effect.
 
-Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the output of a 4-bit or 8-bit model is wrong (off
-    by more than its own size), without an error; for layers that are not square RuntimeError, "mat1 and mat2 shapes
-    cannot be multiplied" or another one. ``unmerge_adapter()`` of 4-bit weights transposes them again, and does not take the OFT out.
+Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the output of a 4-bit or 8-bit model is wrong, off
+    by more than its own size, without an error; for layers that are not square RuntimeError, "mat1 and mat2 shapes
+    cannot be multiplied" or another one. ``unmerge_adapter()`` of 4-bit weights transposes them again, and does not
+    take the OFT out.
 Cause: ``merge``, and ``unmerge`` of ``Linear4bit``, compute the product ``w_data`` of the rotation and the weight, and
     then overwrite it: ``w_data = output.to(...)``, where ``output`` is the transposed weight.
 Upstream: not reported; peft 0.21.0 replaced the classes. In 0.20.0 an OFT cannot be added to layers of bitsandbytes:
