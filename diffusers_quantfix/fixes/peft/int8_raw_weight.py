@@ -113,6 +113,6 @@ def _refuse(
         raise ValueError(
             f"a {type(config).__name__.removesuffix('Config')} adapter with init_weights={config.init_weights!r} "
             f"cannot be added to {found[0]!r}, an 8-bit layer: it would take the 8-bit numbers of its weight for the "
-            f"weight, and the output would be wrong. Use a LoRA{other}, leave 8-bit layers out of target_modules, load the model "
-            "without quantization, or call dequantize() of the model before the adapter is added"
+            f"weight, and the output would be wrong. Use a LoRA{other}, leave 8-bit layers out of target_modules, load "
+            "the model without quantization, or call dequantize() of the model before the adapter is added"
         )

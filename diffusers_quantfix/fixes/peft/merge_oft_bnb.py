@@ -1,7 +1,7 @@
 """An OFT that is merged into weights of bitsandbytes transposes them, and has no effect.
 
-Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the output of a 4-bit or 8-bit model is wrong, off
-    by more than its own size, without an error; for layers that are not square RuntimeError, "mat1 and mat2 shapes
+Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the output of a 4-bit or 8-bit model is wrong,
+    off by more than its own size, without an error; for layers that are not square RuntimeError, "mat1 and mat2 shapes
     cannot be multiplied" or another one. ``unmerge_adapter()`` of 4-bit weights transposes them again, and does not
     take the OFT out.
 Cause: ``merge``, and ``unmerge`` of ``Linear4bit``, compute the product ``w_data`` of the rotation and the weight, and
