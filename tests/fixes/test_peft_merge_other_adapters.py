@@ -50,17 +50,20 @@ def adapted(model, kind: str, targets=("0", "1")):
     return adapted
 
 
-def bnb_layers(weights: str):
-    """Two layers of 64 features, quantized on the CPU."""
+def bnb_layers(weights: str, features: int = 64, between: int = 64):
+    """Two layers, with ``between`` features between them, quantized on the CPU."""
     import torch
 
     bnb = pytest.importorskip("bitsandbytes")
     if sentence := unmet("bitsandbytes>=0.46"):
         pytest.skip(f"bitsandbytes quantizes on a CPU from 0.46 on; {sentence}")
+    shapes = ((features, between), (between, features))
     if weights == "int8":
-        layers = [bnb.nn.Linear8bitLt(64, 64, has_fp16_weights=False) for _ in range(2)]
+        layers = [bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False) for shape in shapes]
     else:
-        layers = [bnb.nn.Linear4bit(64, 64, compute_dtype=torch.float32, quant_type="nf4") for _ in range(2)]
+        layers = [
+            bnb.nn.Linear4bit(*shape, compute_dtype=torch.float32, quant_type="nf4") for shape in shapes
+        ]
     model = torch.nn.Sequential(*layers).requires_grad_(False).to("cpu")
     setattr(model, "is_loaded_in_8bit" if weights == "int8" else "is_loaded_in_4bit", True)
     return model
