@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fixes.packing import keep_unpacked
 from tests.fixes.test_peft_merge_other_adapters import bnb_layers, run
 from tests.gate import unmet
 
@@ -12,6 +13,12 @@ pytest.importorskip("peft", reason="peft is not installed")
 SHOWS = "merged, the output is|unmerged, the output is|mat1 and mat2 shapes|int_mm_out_cpu"
 NEEDS = "bitsandbytes>=0.46"
 WEIGHTS = ("int8", "nf4")
+
+
+@pytest.fixture(autouse=True)
+def unpacked(monkeypatch, side):
+    if side == "bare":
+        keep_unpacked(monkeypatch)
 
 
 def adapted(model, names=("default",)):

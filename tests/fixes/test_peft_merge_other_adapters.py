@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.packing import keep_unpacked
 from tests.gate import unmet
 
 FIX_ID = "peft-merge-other-adapters"
@@ -27,6 +28,12 @@ KINDS = {
     "IA3": {"feedforward_modules": ["1"], "init_ia3_weights": False},
     "Beft": {},
 }
+
+
+@pytest.fixture(autouse=True)
+def unpacked(monkeypatch, side):
+    if side == "bare":
+        keep_unpacked(monkeypatch)
 
 
 def adapted(model, kind: str, targets=("0", "1")):
