@@ -66,7 +66,9 @@ def _effect(layer: Any) -> str | None:
         if cls.__name__ == "QTensor" and cls.__module__.startswith("optimum.quanto"):
             return None if written_in(merge, merging_quanto.__file__) else "it would have no effect any more"
         if cls.__name__ == "Int8Params":
-            return None if known else "the layer would go on with the weight from before"
+            if not known:
+                return "the layer would go on with the weight from before"
+            return "something else than the adapter would be added" if _is_garbled(layer) else None
         if cls.__name__ == "Params4bit":
             if not known:
                 return "it would be added to the packed bytes"
@@ -74,3 +76,12 @@ def _effect(layer: Any) -> str | None:
                 return "the sum would be taken for one that is packed"
             return None
     return None
+
+
+def _is_garbled(layer: Any) -> bool:
+    """Whether peft multiplies the two factors of a RandLora in the wrong order, whose product may have the right shape.
+
+    In peft/tuners/randlora/layer.py both are transposed, in bnb.py they are not.
+    """
+    cls = type(layer)
+    return cls.__module__ == "peft.tuners.randlora.bnb" and "T" not in names_used(cls.get_delta_weight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.gate import unmet
@@ -70,3 +72,15 @@ def torch_equal(one, other) -> bool:
     import torch
 
     return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def keep_unpacked(monkeypatch) -> None:
+    """4-bit layers that are made from now on are not repacked by a forward pass on the CPU.
+
+    On a CPU with AVX512-BF16 the defect of ``bnb-cpu-packing`` would show instead of the one that is asked about.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return
+    from bitsandbytes.nn import modules
+
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: False, raising=False)

@@ -46,18 +46,37 @@ def test_what_is_saved_is_loaded(tmp_path, kind, shard):
     assert_loads(tmp_path / "model", kind, model)
 
 
+@pytest.mark.parametrize("earlier", ["quanto-int8", "torchao-int8"])
+@pytest.mark.parametrize("shard_before", SHARDS)
 @shards
-def test_files_that_would_be_preferred_are_gone(tmp_path, shard):
-    """An earlier model in the folder, in one file or in several; what is not of accelerate stays."""
+def test_an_earlier_model_in_the_folder(tmp_path, earlier, shard_before, shard):
+    """What is saved is what is loaded. Shards stay, which no file names then: a base model may be among them."""
     folder = tmp_path / "model"
-    save(training.layers("quanto-int8", seed=3), folder, max_shard_size=shard)
+    save(training.layers(earlier, seed=3).requires_grad_(False), folder, max_shard_size=shard_before)
     (folder / "my-model.safetensors").write_bytes(b"mine")
-    earlier = {file.name for file in folder.iterdir()}
-    assert any(name.endswith("index.json") for name in earlier) == (shard != "10GB")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
     model = training.layers("torchao-int8", seed=0).requires_grad_(False)
-    save(model, str(folder), safe_serialization=True)
-    assert {file.name for file in folder.iterdir()} == {"pytorch_model.bin", "my-model.safetensors"}
+    save(model, str(folder), safe_serialization=True, max_shard_size=shard)
     assert_loads(folder, "torchao-int8", model)
+    gone = {name for name in before if not (folder / name).exists()}
+    gone -= {name for name in gone if name.startswith("pytorch_model-")}  # accelerate removes those itself
+    if shard == "10GB":
+        assert gone <= {"model.safetensors"}
+    else:
+        assert {name for name in gone if "-of-" not in name} <= {
+            "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+        }  # fmt: skip
+        assert not any(name.endswith(".safetensors") and "-of-" in name for name in gone)
+    assert (folder / "my-model.safetensors").read_bytes() == b"mine"
+
+
+def test_nothing_is_left_at_the_accelerator(tmp_path):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    before = dict(vars(accelerator))
+    accelerator.save_model(training.layers("torchao-int8", seed=0), tmp_path)
+    assert vars(accelerator) == before
 
 
 def test_others_stay_in_safetensors(tmp_path):

@@ -116,6 +116,20 @@ def test_a_model_without_such_levels_is_as_before(gpu):
     assert groups[2] is groups[3]
 
 
+@pytest.mark.skipif(bool(unmet("diffusers>=0.36")), reason="``block_modules`` came later")
+@pytest.mark.parametrize("mode", [BLOCK, BLOCK | STREAM, MODES["two"]], ids=["", "stream", "two"])
+def test_lists_that_the_caller_names(gpu, mode):
+    """diffusers finds the blocks by itself where ``block_modules`` has the name of the outer list."""
+    device = gpu.devices[0]
+    x = torch.randn(2, 8).to(device)
+    expected = Net("lists").to(device)(x)
+    net = Net("lists")
+    offload(net, device, mode | {"block_modules": ["levels"]})
+    for _ in range(2):
+        assert torch.equal(net(x), expected)
+    assert all(hasattr(block, "_diffusers_hook") for level in net.levels for block in level)
+
+
 def test_an_item_that_is_none(gpu):
     """As Wuerstchen has them, beside its blocks and alone."""
     net = Net("lists")

@@ -13,7 +13,9 @@ pytest.importorskip("peft", reason="peft is not installed")
 
 FIX_ID = "diffusers-text-encoder-lora-quantized"
 # The last is what peft before 0.15 says first.
-SHOWS = r"cannot cast a bitsandbytes model|`\.to` is not supported for `4-bit` or `8-bit`|Cannot copy out of meta"
+SHOWS = (
+    r"cannot cast a bitsandbytes model|`\.to` is not supported for `4-bit` or `8-bit`|Cannot copy out of meta"
+)
 
 TEXT_ONLY = {
     "text": True,

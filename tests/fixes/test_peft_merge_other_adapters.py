@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.packing import keep_unpacked
 from tests.gate import unmet
 
 FIX_ID = "peft-merge-other-adapters"
@@ -27,6 +28,12 @@ KINDS = {
     "IA3": {"feedforward_modules": ["1"], "init_ia3_weights": False},
     "Beft": {},
 }
+
+
+@pytest.fixture(autouse=True)
+def unpacked(monkeypatch, side):
+    if side == "bare":
+        keep_unpacked(monkeypatch)
 
 
 def adapted(model, kind: str, targets=("0", "1")):
@@ -50,17 +57,20 @@ def adapted(model, kind: str, targets=("0", "1")):
     return adapted
 
 
-def bnb_layers(weights: str):
-    """Two layers of 64 features, quantized on the CPU."""
+def bnb_layers(weights: str, features: int = 64, between: int = 64):
+    """Two layers, with ``between`` features between them, quantized on the CPU."""
     import torch
 
     bnb = pytest.importorskip("bitsandbytes")
     if sentence := unmet("bitsandbytes>=0.46"):
         pytest.skip(f"bitsandbytes quantizes on a CPU from 0.46 on; {sentence}")
+    shapes = ((features, between), (between, features))
     if weights == "int8":
-        layers = [bnb.nn.Linear8bitLt(64, 64, has_fp16_weights=False) for _ in range(2)]
+        layers = [bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False) for shape in shapes]
     else:
-        layers = [bnb.nn.Linear4bit(64, 64, compute_dtype=torch.float32, quant_type="nf4") for _ in range(2)]
+        layers = [
+            bnb.nn.Linear4bit(*shape, compute_dtype=torch.float32, quant_type="nf4") for shape in shapes
+        ]
     model = torch.nn.Sequential(*layers).requires_grad_(False).to("cpu")
     setattr(model, "is_loaded_in_8bit" if weights == "int8" else "is_loaded_in_4bit", True)
     return model
@@ -112,9 +122,10 @@ def test_a_layer_that_is_not_quantized_is_not_merged_alone(kind):
     assert_merges_or_refuses(adapted(model, kind, ("0", "1", "2")))
 
 
+@pytest.mark.parametrize("kind", ["C3A", "RandLora"])
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")
-def test_8bit_weights():
-    assert_merges_or_refuses(adapted(bnb_layers("int8"), "C3A"))
+def test_8bit_weights(kind):
+    assert_merges_or_refuses(adapted(bnb_layers("int8"), kind))
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")

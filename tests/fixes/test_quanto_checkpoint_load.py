@@ -78,3 +78,25 @@ def test_a_part_of_a_checkpoint_leaves_the_rest():
     set_model_state_dict(loaded, part, options=StateDictOptions(full_state_dict=True, strict=False))
     for name, found in bits(loaded).items():
         assert found.equal((bits(model) if name.startswith("0.") else before)[name]), name
+
+
+@pytest.mark.skipif(bool(unmet("accelerate>=1.7")), reason="before, it does not load such a checkpoint")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@qtypes
+def test_a_weight_in_two_files(tmp_path, qtype, dtype):
+    """The tensors inside of it lie in different files; in one file alone they are missing for ``strict``."""
+    import torch
+    from accelerate import Accelerator, load_checkpoint_in_model
+
+    model = q.layers(qtype, getattr(torch, dtype))
+    Accelerator(cpu=True).save_model(model, tmp_path, max_shard_size="1KB")
+    assert len(list(tmp_path.iterdir())) > 4
+    loaded = q.layers(qtype, getattr(torch, dtype))
+    with torch.no_grad():
+        for layer in loaded:
+            layer.weight = torch.nn.Parameter(torch.randn(layer.weight.shape, dtype=layer.weight.dtype))
+    q.quanto().freeze(loaded)
+    load_checkpoint_in_model(loaded, str(tmp_path))
+    assert_same(bits(loaded), bits(model))
+    with pytest.raises(RuntimeError, match=r"Missing key.*0\.weight\._scale"):
+        load_checkpoint_in_model(loaded, str(tmp_path), strict=True)

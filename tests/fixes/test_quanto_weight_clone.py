@@ -30,6 +30,21 @@ def test_a_model_can_be_deep_copied():
         assert twin[0].weight.requires_grad == model[0].weight.requires_grad
 
 
+@pytest.mark.parametrize("qtype", q.QTYPES)
+def test_a_model_is_copied_under_inference_mode(qtype):
+    """Made and copied in it, or outside of it; a copy can be copied again."""
+    import torch
+
+    with torch.inference_mode():
+        inside = q.layers(qtype)
+    model = q.layers(qtype)
+    with torch.inference_mode():
+        twins = [copy.deepcopy(inside), copy.deepcopy(model)]
+    twins += [copy.deepcopy(twin) for twin in (inside, *twins)]
+    expected = q.run(model)
+    assert all(torch.equal(q.run(twin), expected) for twin in twins)
+
+
 def parts(tensor):
     """The plain tensors inside."""
     for name in tensor.__tensor_flatten__()[0]:

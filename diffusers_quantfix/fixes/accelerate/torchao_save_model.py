@@ -5,11 +5,14 @@ Symptom: RuntimeError "Attempted to access the data pointer on an invalid python
 Cause: as of ``accelerate-torchao-save-state``.
 Upstream: not reported for accelerate; torchao issue 2230 is about ``save_pretrained``.
 Patch: such a model is written with ``torch.save``, as with ``safe_serialization=False``, which
-    ``load_checkpoint_in_model`` and ``load_checkpoint_and_dispatch`` read. Files of safetensors in the folder that
-    would have been overwritten are removed: they may be preferred.
+    ``load_checkpoint_in_model`` and ``load_checkpoint_and_dispatch`` read. Of an earlier model in the folder
+    ``model.safetensors`` is removed, which would have been overwritten; where several files are written, also
+    ``pytorch_model.bin`` and the index of safetensors: they would be loaded instead. Shards stay, as upstream.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
@@ -43,15 +46,11 @@ def broken(accelerator: ModuleType) -> bool:
 
 def patch(accelerator: ModuleType, draft: Draft) -> None:
     import inspect
-    import re
     from pathlib import Path
 
     save = resolve(accelerator, "Accelerator.save_model")
     signature = inspect.signature(save)
-    safe_name = Path(accelerator.SAFE_WEIGHTS_NAME)
-    earlier = re.compile(
-        rf"{safe_name.stem}(-\d{{5}}-of-\d{{5}})?{re.escape(safe_name.suffix)}(\.index\.json)?"
-    )
+    one_file, safe_file = accelerator.WEIGHTS_NAME, accelerator.SAFE_WEIGHTS_NAME
 
     def make(original):
         def save_model(*args, **kwargs):
@@ -61,15 +60,38 @@ def patch(accelerator: ModuleType, draft: Draft) -> None:
             if not falls_back:
                 return original(*args, **kwargs)
             given.arguments["safe_serialization"] = False
-            result = original(*given.args, **given.kwargs)
             folder = Path(given.arguments["save_directory"])
-            if given.arguments["self"].is_main_process and folder.is_dir():
-                for file in folder.iterdir():
-                    if earlier.fullmatch(file.name):
-                        file.unlink(missing_ok=True)
+            with names_of_files(given.arguments["self"]) as written:
+                result = original(*given.args, **given.kwargs)
+            if given.arguments["self"].is_main_process and written:
+                earlier = [safe_file]
+                if one_file not in written:
+                    earlier += [one_file, f"{safe_file}.index.json"]
+                for name in earlier:
+                    if (folder / name).is_file():
+                        (folder / name).unlink()
             return result
 
         return save_model
+
+    @contextlib.contextmanager
+    def names_of_files(self):
+        """The names of the files that ``self`` saves inside the block."""
+        names = []
+        save, own = self.save, "save" in vars(self)
+
+        def noting(state, file, *args, **kwargs):
+            names.append(Path(file).name)
+            return save(state, file, *args, **kwargs)
+
+        self.save = noting
+        try:
+            yield names
+        finally:
+            if own:
+                self.save = save
+            else:
+                del self.save
 
     def has_torchao(model):
         return any(backend_of(parameter) == "torchao" for parameter in model.parameters())

@@ -18,6 +18,7 @@ from ...engine.probe import resolve, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import ModuleType
     from typing import Any
 
@@ -67,10 +68,11 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         signature = inspect.signature(original)
 
         def _apply_group_offloading_block_level(module, *args, **kwargs):
-            children = called_children(module)
+            given = signature.bind(module, *args, **kwargs)
+            named = getattr(given.arguments.get("config"), "block_modules", None) or ()
+            children = called_children(module, named)
             if children is None:
                 return original(module, *args, **kwargs)
-            given = signature.bind(module, *args, **kwargs)
             if "config" in given.arguments:
                 given.arguments["config"] = replace(given.arguments["config"], num_blocks_per_group=1)
             else:  # before diffusers 0.35
@@ -84,12 +86,15 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
         return _apply_group_offloading_block_level
 
-    def called_children(module: Any) -> dict[str, Any] | None:
-        """The children of ``module`` with every block in the place of a list; None where nothing would change."""
+    def called_children(module: Any, named: Collection[str]) -> dict[str, Any] | None:
+        """The children of ``module`` with every block in the place of a list; None where nothing would change.
+
+        Those in ``named`` stay: diffusers goes into each by itself, and finds the lists in it.
+        """
         children, changed = {}, False
         for name, child in module._modules.items():
             children[name] = child
-            if not isinstance(child, torch.nn.ModuleList) or all(map(is_called, child)):
+            if name in named or not isinstance(child, torch.nn.ModuleList) or all(map(is_called, child)):
                 continue
             changed = True
             blocks: dict[int, Any] = {}

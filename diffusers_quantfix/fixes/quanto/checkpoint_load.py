@@ -6,7 +6,9 @@ Cause: torch adds what the checkpoint does not have to the state dict: the param
     the checkpoint has the inner tensors, ``weight._data`` and others. A layer of quanto that finds a ``weight`` does
     not look at these.
 Upstream: not reported.
-Patch: where the inner tensors of a weight are there, they are loaded.
+Patch: where the inner tensors of a weight are there, they are loaded. Those of one weight may lie in two files of a
+    checkpoint, which are loaded one after the other: what a file does not have is taken from the weight in the layer,
+    and is still missing for ``strict``.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ...engine.probe import resolve
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -54,14 +57,35 @@ def broken(qmodule: ModuleType) -> bool:
 
 
 def patch(qmodule: ModuleType, draft: Draft) -> None:
+    import inspect
+
+    signature = inspect.signature(resolve(qmodule, "QModuleMixin._load_from_state_dict"))
+
     def make(original):
         def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
             name = f"{prefix}weight"
             whole = self.weight_qtype is not None and name in state_dict
             if whole and any(key.startswith(f"{name}._") for key in state_dict):
                 state_dict = {key: value for key, value in state_dict.items() if key != name}
+                given = signature.bind(self, state_dict, prefix, *args, **kwargs).arguments
+                complete(self, state_dict, name, given["missing_keys"])
             original(self, state_dict, prefix, *args, **kwargs)
 
         return _load_from_state_dict
+
+    def complete(layer, state_dict, name, missing_keys):
+        """Add what is missing of the weight to ``state_dict``, from the weight that ``layer`` has."""
+        if not hasattr(layer.weight, "save_to_state_dict"):
+            return  # not frozen
+        data = "_data" if layer.weight_qtype.bits == 8 else "_data._data"
+        names = [f"{name}.{part}" for part in (data, "_scale", "_shift")]
+        if layer.weight_qtype.bits == 8:
+            names.pop()
+        missing = [key for key in names if key not in state_dict]
+        if missing:
+            own: dict[str, Any] = {}
+            layer.weight.save_to_state_dict(own, f"{name}.", True)
+            state_dict.update((key, own[key]) for key in missing)
+            missing_keys.extend(missing)
 
     draft.wrap_plain(resolve(qmodule, "QModuleMixin"), "_load_from_state_dict", make)

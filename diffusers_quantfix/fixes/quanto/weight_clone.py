@@ -36,6 +36,7 @@ FIX = Fix(
         r"implementation of __deepcopy__\(\) for wrapper subclasses only works for subclass types that implement clone",
     ),
     frames=("deepcopy", "quanto"),
+    hot=True,
 )
 
 
@@ -67,7 +68,8 @@ def patch(weights: ModuleType, draft: Draft) -> None:
             inner = not isinstance(self, whole)
             if id(self) in memo or not self.is_leaf or not (inner or isinstance(self, torch.nn.Parameter)):
                 return original(self, memo)  # which returns that, or raises
-            with torch.no_grad():
+            # Under inference mode a detached tensor cannot be made of one that is from outside.
+            with torch.inference_mode(False), torch.no_grad():
                 # Each class knows how to detach itself; some cannot be rebuilt from what they tell.
                 twin = torch.ops.aten.detach.default(self)
                 # As torch does it. The tensors inside are attributes.
