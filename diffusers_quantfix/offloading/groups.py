@@ -246,7 +246,8 @@ def _on_its_stream(group: Any) -> contextlib.AbstractContextManager[Any]:
 def _accelerator(group: Any) -> Any:
     """``torch.cuda``, or what there is for another kind of device."""
     torch = sys.modules["torch"]
-    return getattr(torch, torch.device(group.onload_device).type)
+    device = group.onload_device
+    return getattr(torch, device.type if type(device) is torch.device else torch.device(device).type)
 
 
 def _with_index(device: Any) -> Any:

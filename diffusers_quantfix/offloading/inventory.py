@@ -21,7 +21,7 @@ from .group_tensors import ByMemory, contents, is_on_disk, owners, places, refus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 __all__ = ["Inventory", "Look", "inventory_of", "is_brought"]
@@ -46,7 +46,7 @@ class Look:
     __slots__ = ("helds", "parameters", "tensors", "wrappers")
 
     def __init__(
-        self, tensors: list[Any], helds: list[Any], parameters: list[Any], around: list[Any]
+        self, tensors: list[Any], helds: list[Any], parameters: Sequence[Any], around: Sequence[Any]
     ) -> None:
         self.tensors = tensors
         self.helds = helds
@@ -121,14 +121,16 @@ class Inventory:
                 self.hosts = list(map(known.get, found))
                 self.brought, self.versions = found, earlier.versions
             self._remember(found)
-        carriers = _attributes([walked[at] for at in self._carrying])
+        carriers = _attributes(self._carrying_of(walked))
         self._types = list(map(type, carriers))
-        self._positions = [at for at, kind in enumerate(self._types) if carries(kind)]
-        carriers = [carriers[at] for at in self._positions]
+        positions = [at for at, kind in enumerate(self._types) if carries(kind)]
+        self._carriers_of = _picker(positions)
+        carriers = [carriers[at] for at in positions]
         referred = self._refer(content, [*parameters, *everyone.values(), *carriers])
-        self._parameters = referred[: len(parameters)]
-        self._examined = referred[len(parameters) : len(parameters) + len(everyone)]
+        self._parameters_of = _picker(referred[: len(parameters)])
+        self._examined_of = _picker(referred[len(parameters) : len(parameters) + len(everyone)])
         self._carriers = referred[len(parameters) + len(everyone) :]
+        self._known_carriers_of = _picker(self._carriers)
         self._around, self._is_filled = len(around), True
         return Look(found, helds, parameters, around)
 
@@ -181,7 +183,7 @@ class Inventory:
         self._modules = list(map(weakref.ref, modules))
         self._types_of_content = list(map(type, content))
         self._are_modules = [id(each) in number for each in content]
-        self._children = [number[id(each)] for each in content if id(each) in number]
+        self._children_of = _picker([number[id(each)] for each in content if id(each) in number])
         first: dict[int, int] = {}
         self._tied = [
             (first[id(each)], at)
@@ -195,6 +197,7 @@ class Inventory:
             if any(map(carries, map(type, vars(module).values())))
             or any(backend_of(tensor) == "bitsandbytes" for tensor in module._parameters.values())
         ]
+        self._carrying_of = _picker(self._carrying)
 
     def _refer(self, content: list[Any], objects: Iterable[Any]) -> list[int]:
         """Where to find ``objects``: in ``content``, or after it by a weak reference."""
@@ -214,7 +217,7 @@ class Inventory:
         self._others: list[type] = []
         self._is_other: list[bool] = []
         self._is_known: list[bool] = []
-        self._known: list[int] = []  # the number of a tensor, or ``count`` and that of what is examined
+        standing: list[int] = []  # the number of a tensor, or ``count`` and that of what is examined
         for at, held in enumerate(helds):
             for name, value in held.items():
                 known = slots.get((at, name))
@@ -223,9 +226,10 @@ class Inventory:
                 if known is None:
                     self._others.append(type(value))
                 else:
-                    self._known.append(known)
+                    standing.append(known)
                 self._is_known.append(known is not None)
                 self._is_other.append(known is None)
+        self._known_of = _picker(standing)
         self._with_outliers = [at for at, held in enumerate(helds) if _OF_THE_LAST_INPUT[0] in held]
 
     def _remember(self, tensors: list[Any]) -> None:
@@ -255,7 +259,7 @@ class Inventory:
         ]
         if list(map(type, content)) != self._types_of_content:
             return None
-        if not all(map(is_, compress(content, self._are_modules), [modules[at] for at in self._children])):
+        if not all(map(is_, compress(content, self._are_modules), self._children_of(modules))):
             return None
         for one, other in self._tied:
             if content[one] is not content[other]:
@@ -264,8 +268,8 @@ class Inventory:
         if self._carrying and not self._has_its_carriers(modules, live):
             return None
 
-        examined = [live[at] for at in self._examined]
-        parameters = [live[at] for at in self._parameters]
+        examined = self._examined_of(live)
+        parameters = self._parameters_of(live)
         helds: list[Any] = list(map(vars, examined))
         if dropping:
             for at in self._with_outliers:
@@ -278,8 +282,8 @@ class Inventory:
         if list(map(type, compress(attributes, self._is_other))) != self._others:
             return None
         tensors = [ref() for ref in self._now]
-        known = tensors + examined
-        if not all(map(is_, compress(attributes, self._is_known), map(known.__getitem__, self._known))):
+        known = self._known_of([*tensors, *examined])
+        if not all(map(is_, compress(attributes, self._is_known), known)):
             return None
 
         for slot, at in self._only:
@@ -291,18 +295,17 @@ class Inventory:
                 return None
             if list(map(_layout, parameters)) != self._layouts:
                 return None
-        return Look(tensors, helds, parameters, examined[: self._around])
+        return Look(tensors, helds, parameters, examined[: self._around] if self._around else ())
 
     def _has_its_carriers(self, modules: list[Any], live: list[Any]) -> bool:
-        attributes = _attributes([modules[at] for at in self._carrying])
+        attributes = _attributes(self._carrying_of(modules))
         types = list(map(type, attributes))
         if types != self._types:
             positions = [at for at, kind in enumerate(types) if carries(kind)]
             if len(positions) != len(self._carriers):
                 return False
-            self._types, self._positions = types, positions
-        found = [attributes[at] for at in self._positions]
-        return all(map(is_, found, [live[at] for at in self._carriers]))
+            self._types, self._carriers_of = types, _picker(positions)
+        return all(map(is_, self._carriers_of(attributes), self._known_carriers_of(live)))
 
     def exchange(self, look: Look, tensors: list[Any], device: Any) -> None:
         """Let ``tensors``, by number, all of them on ``device``, stand in the places of the group."""
@@ -316,7 +319,7 @@ class Inventory:
             self._put_wrappers_on(device, look.wrappers)
         self._remember(tensors)
 
-    def _put_wrappers_on(self, device: Any, around: list[Any]) -> None:
+    def _put_wrappers_on(self, device: Any, around: Sequence[Any]) -> None:
         layouts = list(map(_layout, around))
         known = self._shells.get(device)
         if known is None or known[0] != layouts:
@@ -346,7 +349,21 @@ def is_brought(group: Any) -> bool:
     return known is not None and bool(known.brought)
 
 
-def _attributes(modules: list[Any]) -> list[Any]:
+def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that returns what stands at ``positions`` of a sequence: a group of one layer is many short ones."""
+    if not positions:
+        return _pick_none
+    if len(positions) == 1:
+        at = positions[0]
+        return lambda each: (each[at],)
+    return itemgetter(*positions)
+
+
+def _pick_none(each: Sequence[Any]) -> Sequence[Any]:
+    return ()
+
+
+def _attributes(modules: Iterable[Any]) -> list[Any]:
     helds: list[Any] = list(map(vars, modules))
     return list(_flat(map(_values, helds)))
 
