@@ -24,7 +24,7 @@ FIX = Fix(
     id="peft-dora-8bit-cpu",
     title="a DoRA adapter for an 8-bit layer on the CPU loses the weight of the layer",
     module="peft.utils.integrations",
-    claims={"peft": ">=0.15.0,<=0.21.2", "bitsandbytes": ""},
+    claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
     symptom="NotImplementedError: Cannot copy out of meta tensor; no data! after loading a DoRA into an 8-bit model",
     patterns=("Cannot copy out of meta tensor; no data",),
