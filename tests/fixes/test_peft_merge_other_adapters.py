@@ -24,6 +24,7 @@ KINDS = {
     "Miss": {"r": 8, "init_weights": False},
     "Shira": {"r": 4, "init_weights": False},
     "RandLora": {"r": 8, "init_weights": False, "randlora_alpha": 1},
+    "Hira": {"r": 8, "init_weights": False},
     "C3A": {"block_size": 16, "init_weights": False},
     "IA3": {"feedforward_modules": ["1"], "init_ia3_weights": False},
     "Beft": {},
@@ -133,7 +134,7 @@ def test_4bit_weights():
     assert_merges_or_refuses(adapted(bnb_layers("nf4"), "RandLora"), tolerance=0.4)
 
 
-@pytest.mark.parametrize("kind", ["Miss", "Bone", "Vera"])
+@pytest.mark.parametrize("kind", ["Miss", "Bone", "Vera", "Hira"])
 @pytest.mark.parametrize("weights", ["int8", "nf4"])
 def test_kinds_that_some_releases_of_peft_merge(kind, weights):
     assert_merges_or_refuses(adapted(bnb_layers(weights), kind), tolerance=0.4)
