@@ -46,6 +46,8 @@ def adapted(model, **options):
     """``model`` with a UniLora whose effect is as large as the output."""
     import torch
 
+    pytest.importorskip("torch.distributed.tensor")  # peft takes it for imported
+
     torch.manual_seed(1)
     config = peft.UniLoraConfig(r=8, target_modules=["0", "1"], init_weights=False, **options)
     return peft.get_peft_model(model.requires_grad_(False), config).eval()
@@ -189,6 +191,7 @@ def test_a_plain_layer_stays_as_it_was():
     import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE)).half()
+    pytest.importorskip("torch.distributed.tensor")  # peft takes it for imported
     config = peft.UniLoraConfig(target_modules=["0"])
     model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     assert model.base_model.model[0].unilora_scales_A["default"].dtype is torch.float16

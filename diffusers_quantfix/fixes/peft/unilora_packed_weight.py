@@ -35,7 +35,7 @@ FIX = Fix(
 
 _METHOD = "UniLoraLayer.update_scaling"
 _OF_THE_WEIGHT = "target_dtype = base_layer.weight.dtype"
-_FLOATING = "target_dtype = base_layer.weight.dtype if base_layer.weight.is_floating_point() else unilora_scales_A.dtype"
+_FLOATING = f"{_OF_THE_WEIGHT} if base_layer.weight.is_floating_point() else unilora_scales_A.dtype"
 
 
 def broken(layer: ModuleType) -> bool:
