@@ -265,6 +265,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-merge-torchao": ("peft.merge_torchao", "peft.tuners.lora.torchao"),
     "peft-unilora-packed-weight": ("peft.unilora_packed_weight", "peft.tuners.unilora.layer"),
     "peft-unmerge-bnb": ("peft.unmerge_bnb", "peft.tuners.lora.bnb"),
+    "peft-unmerge-other-adapters": ("peft.unmerge_other_adapters", "peft.tuners"),
     "peft-unmerge-torchao": ("peft.unmerge_torchao", "peft.tuners.lora.torchao"),
     "quanto-awq-strided-input": ("quanto.awq_strided_input", "optimum.quanto.tensor.weights.awq.qbits"),
     "quanto-checkpoint-load": ("quanto.checkpoint_load", "optimum.quanto.nn.qmodule"),

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.merged import keep_compiler
 from tests.fixes.packing import keep_unpacked
 from tests.gate import unmet
 
@@ -33,6 +34,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def unpacked(monkeypatch, side):
+    keep_compiler(monkeypatch)
     if side == "bare":
         keep_unpacked(monkeypatch)
 
