@@ -249,6 +249,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-8bit-dequantize-cpu": ("peft.eight_bit_dequantize_cpu", "peft.utils.integrations"),
     "peft-8bit-empty-adapter": ("peft.eight_bit_empty_adapter", "peft.tuners.tuners_utils"),
     "peft-8bit-empty-lora": ("peft.eight_bit_empty_lora", "peft.tuners.lora.model"),
+    "peft-deft-packed-weight": ("peft.deft_packed_weight", "peft.tuners.deft.layer"),
     "peft-dora-4bit-hooked": ("peft.dora_four_bit_hooked", "peft.tuners.lora.dora"),
     "peft-dora-8bit-cpu": ("peft.dora_8bit_cpu", "peft.utils.integrations"),
     "peft-dora-gguf": ("peft.dora_gguf", "peft.utils.integrations"),
