@@ -1,0 +1,15 @@
+"""The defect of peft-unmerge-hira."""
+
+from __future__ import annotations
+
+import pytest
+
+FIX_ID = "peft-unmerge-hira"
+# What upstream says without the fix, as a regular expression.
+SHOWS = "FILL IN: the error text"
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_what_a_user_does():
+    """FILL IN: do what a user does and assert what is right; it must fail with SHOWS on ``--side bare``."""
+    pytest.fail("a stub; FILL IN tests/fixes/test_peft_unmerge_hira.py")
