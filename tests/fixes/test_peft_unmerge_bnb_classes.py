@@ -8,6 +8,7 @@ from tests.fixes.merged import assert_same, bits, kept, layers_of
 from tests.fixes.packing import keep_unpacked
 from tests.fixes.test_peft_merge_other_adapters import bnb_layers
 from tests.fixes.test_peft_unmerge_other_adapters import enlarge, run
+from tests.gate import unmet
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 SHOWS = "not what it was"
@@ -31,6 +32,8 @@ def adapted(kind: str, weights: str, names=("one",), device="cpu"):
     config = getattr(peft, f"{kind}Config", None)
     if config is None:
         pytest.skip(f"this peft has no {kind}")
+    if kind == "Pvera" and unmet("peft>=0.20"):
+        pytest.skip("before 0.20 it cannot run on weights of bitsandbytes: it multiplies the wrong way round")
     torch.manual_seed(1)
     model = bnb_layers(weights).to(device)
     for layer in model:

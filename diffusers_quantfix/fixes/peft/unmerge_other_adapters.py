@@ -67,14 +67,13 @@ def _classes(tuners: ModuleType) -> Iterator[type]:
     found = False
     for name in dir(tuners):
         module = getattr(getattr(tuners, name), "layer", None)
-        for cls in list(vars(module).values()) if getattr(module, "__name__", "").startswith("peft.") else ():
-            if isinstance(cls, type) and cls.__module__ == module.__name__:
-                methods = vars(cls)
-                if {"merge", "unmerge"} <= set(methods) and "set_base_weight" in names_used(
-                    methods["unmerge"]
-                ):
-                    found = True
-                    yield cls
+        if module is None or not module.__name__.startswith(f"{tuners.__name__}."):
+            continue
+        for cls in list(vars(module).values()):
+            methods = vars(cls) if isinstance(cls, type) and cls.__module__ == module.__name__ else {}
+            if {"merge", "unmerge"} <= set(methods) and "set_base_weight" in names_used(methods["unmerge"]):
+                found = True
+                yield cls
     if not found:
         raise TargetMissing(f"no layer of {tuners.__name__} has a set_base_weight")
 
