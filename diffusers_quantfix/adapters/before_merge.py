@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["KEPT", "forgets_deleted", "keeps_bits", "puts_bits_back", "rounds_again", "undone_on_failure"]
+__all__ = [
+    "KEPT",
+    "forgets_deleted",
+    "keeps_bits",
+    "puts_bits_back",
+    "rounds_again",
+    "undone_on_failure",
+    "where_quantized",
+]
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -122,6 +130,21 @@ def puts_bits_back(
         return unmerge
 
     return wrap
+
+
+def where_quantized(wrap: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
+    """``wrap`` for a class of plain and quantized layers; one without a ``quantization_backend`` is left as it is."""
+
+    def wrap_both(original: Callable[..., Any]) -> Callable[..., Any]:
+        quantized = wrap(original)
+
+        def merge_or_unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
+            function = original if self.quantization_backend is None else quantized
+            return function(self, *args, **kwargs)
+
+        return merge_or_unmerge
+
+    return wrap_both
 
 
 def forgets_deleted(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,21 +4,26 @@ peft's layers round it once more with each merge and unmerge. See `before_merge`
 
 Neither torch nor another library is imported here at module level.
 
-Upstream: ``merge`` and ``unmerge`` of peft/tuners/lora/bnb.py; ``Params4bit`` and ``Int8Params`` of
+Upstream: ``merge`` and ``unmerge`` of peft/tuners/*/bnb.py; ``Params4bit`` and ``Int8Params`` of
 bitsandbytes/nn/modules.py.
 """
 
 from __future__ import annotations
 
+from ..engine.errors import TargetMissing
 from ..weights.companions import is_quant_state, on_device
 from ..weights.int8_params import in_tiles, rows_of
 from ..weights.params_4bit import UNPACKED, unpacked_bytes
+from .before_merge import forgets_deleted, keeps_bits, puts_bits_back, rounds_again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
-__all__ = ["bits_of", "put"]
+    from ..engine.draft import Draft
+
+__all__ = ["bits_of", "leave_their_bits", "put", "round_again"]
 
 
 def bits_of(adapter: Any, base: Any) -> Any:
@@ -34,8 +39,38 @@ def bits_of(adapter: Any, base: Any) -> Any:
             found = (rows_of(base) if in_tiles(base) else weight.data), scales
     if found is None:
         return None
-    adds_to_bias = base.bias is not None and any(getattr(adapter, "lora_bias", {}).values())
-    return found, base.bias.data if adds_to_bias else None
+    # A LoRA may have one to add to it; a RoAd turns it as it turns the weight.
+    changes_bias = any(getattr(adapter, "lora_bias", {}).values()) or hasattr(adapter, "road_theta")
+    return found, base.bias.data if base.bias is not None and changes_bias else None
+
+
+def _layers(bnb: ModuleType) -> list[type]:
+    """The layer classes of a module ``bnb`` of peft, one each for 8 and 4 bits; which of them peft defines depends.
+
+    Raises:
+        TargetMissing: there is none with a ``merge`` and an ``unmerge``.
+    """
+    classes = [
+        cls
+        for name, cls in vars(bnb).items()
+        if name in ("Linear8bitLt", "Linear4bit") and {"merge", "unmerge"} <= set(vars(cls))
+    ]
+    if not classes:
+        raise TargetMissing(f"{bnb.__name__} has no Linear4bit.unmerge")
+    return classes
+
+
+def round_again(bnb: ModuleType) -> bool:
+    """Whether ``unmerge`` of one of these classes quantizes, with nothing of ours around it."""
+    return any(rounds_again(cls, "Params4bit", "Int8Params") for cls in _layers(bnb))
+
+
+def leave_their_bits(bnb: ModuleType, draft: Draft) -> None:
+    """Wrap the methods of these classes, so that the bits from before the first merge come back."""
+    for cls in _layers(bnb):
+        draft.wrap_plain(cls, "merge", keeps_bits(bits_of))
+        draft.wrap_plain(cls, "unmerge", puts_bits_back(bits_of, put))
+        draft.wrap_plain(cls, "delete_adapter", forgets_deleted)
 
 
 def _four_bit(weight: Any) -> Any:

@@ -27,7 +27,9 @@ _TOUCHES_WEIGHT = {"weight", "get_base_weight", "set_base_weight"}
 
 def holds(layer: Any, name: str) -> bool:
     """Whether a layer of peft has parameters of the adapter ``name``."""
-    return any(name in getattr(layer, attribute, ()) for attribute in layer.adapter_layer_names)
+    # UniLora of peft 0.20 names none that may be trained: they belong to the model.
+    attributes = layer.adapter_layer_names or layer.other_param_names
+    return any(name in getattr(layer, attribute, ()) for attribute in attributes)
 
 
 def refuse_merge(layer: Any, names: Iterable[str]) -> None:
@@ -57,7 +59,9 @@ def _effect(layer: Any) -> str | None:
     original = merge
     while hasattr(original, "__wrapped__"):
         original = original.__wrapped__
-    if not names_used(original) & _TOUCHES_WEIGHT:
+    # HiRA's own is a call of a method that its layers share.
+    shared = names_used(type(layer)._merge) if "_merge" in names_used(original) else set()
+    if not (names_used(original) | shared) & _TOUCHES_WEIGHT:
         return None
     weight = getattr(layer.get_base_layer(), "weight", None)
     of_bitsandbytes = type(layer).__module__.endswith(".bnb")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from tests.fixes.callers import spelled
 
 KEPT = "_quantfix_before_merge"
@@ -44,6 +46,12 @@ def assert_same(one: dict, other: dict) -> None:
     assert one and one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert not different, f"{', '.join(different)}: not what it was"
+
+
+def keep_compiler(monkeypatch) -> None:
+    """After the test ``CXX`` is what it was: peft leaves its own there when it cannot compile its kernel for BOFT."""
+    for variable, name in (("CC", "gcc"), ("CXX", "g++")):
+        monkeypatch.setenv(variable, os.environ.get(variable, name))
 
 
 def kept(model) -> list:

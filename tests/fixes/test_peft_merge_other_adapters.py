@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.merged import keep_compiler
 from tests.fixes.packing import keep_unpacked
 from tests.gate import unmet
 
@@ -25,6 +26,7 @@ KINDS = {
     "Miss": {"r": 8, "init_weights": False},
     "Shira": {"r": 4, "init_weights": False},
     "RandLora": {"r": 8, "init_weights": False, "randlora_alpha": 1},
+    "Hira": {"r": 8, "init_weights": False},
     "C3A": {"block_size": 16, "init_weights": False},
     "IA3": {"feedforward_modules": ["1"], "init_ia3_weights": False},
     "Beft": {},
@@ -33,6 +35,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def unpacked(monkeypatch, side):
+    keep_compiler(monkeypatch)
     if side == "bare":
         keep_unpacked(monkeypatch)
 
@@ -134,7 +137,7 @@ def test_4bit_weights():
     assert_merges_or_refuses(adapted(bnb_layers("nf4"), "RandLora"), tolerance=0.4)
 
 
-@pytest.mark.parametrize("kind", ["Miss", "Bone", "Vera"])
+@pytest.mark.parametrize("kind", ["Miss", "Bone", "Vera", "Hira"])
 @pytest.mark.parametrize("weights", ["int8", "nf4"])
 def test_kinds_that_some_releases_of_peft_merge(kind, weights):
     assert_merges_or_refuses(adapted(bnb_layers(weights), kind), tolerance=0.4)

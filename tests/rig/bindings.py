@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import time
 import types
 
 import torch
 
-from . import build
 from .accelerator import KIND, KINDS
 from .undo import Undo
 
@@ -54,7 +54,9 @@ def install(undo: Undo) -> None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build.library()))
+    # The one that is loaded: peft leaves another CXX in the environment when it cannot compile its kernel for BOFT.
+    (loaded,) = (path for path in torch.ops.loaded_libraries if os.path.basename(path).startswith("rig-"))
+    library = ctypes.CDLL(loaded)
     library.rig_current_stream.argtypes = [ctypes.c_int64]
     library.rig_current_stream.restype = ctypes.c_int64
     library.rig_set_stream.argtypes = [ctypes.c_int64, ctypes.c_int64]

@@ -1,9 +1,9 @@
 """Merging an adapter that is no LoRA into quantized weights has no effect, or destroys them.
 
 Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of a model that quanto has quantized the output is that
-    without the adapter (VeRA, OFT, BOFT, MiSS, SHiRA, RandLora, FourierFT, HRA and others; IA3 still scales the bias);
-    in 8 bits with C3A, DEFT and HRA, before 0.20 with MiSS and Bone too; noise with RandLora. In 4 bits with RandLora,
-    PVeRA, before 0.20 VeRA: RuntimeError "shape '[128, 128]' is invalid for input of size 131072", or noise.
+    without the adapter (VeRA, OFT, BOFT, MiSS, SHiRA, HiRA, RandLora, FourierFT, HRA and others; IA3 still scales the
+    bias); in 8 bits with C3A, DEFT and HRA, before 0.20 with MiSS and Bone too; noise with RandLora. In 4 bits with
+    RandLora, PVeRA, before 0.20 VeRA: RuntimeError "shape '[128, 128]' is invalid for input of size 131072", or noise.
 Cause: their layers compute a plain weight and assign it to ``.data``, which a layer of quanto, or an 8-bit layer that
     has run, does not look at. The classes for 4 bits pass on that the weight is quantized already.
 Upstream: not reported; peft pull request 2000 (closed) would have added layers for quanto.
@@ -35,7 +35,7 @@ FIX = Fix(
     harm="wrong result",
     frames=(
         r"merge_adapter|merge_and_unload",
-        r"\b(VeRA|OFT|BOFT|MiSS|Bone|SHiRA|HRA|IA3|RandLora|FourierFT)\b",
+        r"\b(VeRA|OFT|BOFT|MiSS|Bone|SHiRA|HiRA|HRA|IA3|RandLora|FourierFT)\b",
     ),
     hot=True,
 )

@@ -13,9 +13,7 @@ Patch: the packed weight from before the first merge is kept on the CPU until th
 
 from __future__ import annotations
 
-from ...adapters.before_merge import forgets_deleted, keeps_bits, puts_bits_back, rounds_again
-from ...adapters.merging_bnb import bits_of, put
-from ...engine.errors import TargetMissing
+from ...adapters.merging_bnb import leave_their_bits, round_again
 from ...engine.fix import Fix
 
 TYPE_CHECKING = False
@@ -39,23 +37,8 @@ FIX = Fix(
 
 def broken(bnb: ModuleType) -> bool:
     """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
-    return any(rounds_again(cls, "Params4bit", "Int8Params") for cls in _classes(bnb))
+    return round_again(bnb)
 
 
 def patch(bnb: ModuleType, draft: Draft) -> None:
-    for cls in _classes(bnb):
-        draft.wrap_plain(cls, "merge", keeps_bits(bits_of))
-        draft.wrap_plain(cls, "unmerge", puts_bits_back(bits_of, put))
-        draft.wrap_plain(cls, "delete_adapter", forgets_deleted)
-
-
-def _classes(bnb: ModuleType) -> list[type]:
-    """One each for 8 and 4 bits; which of them peft defines depends on bitsandbytes."""
-    classes = [
-        cls
-        for name, cls in vars(bnb).items()
-        if name in ("Linear8bitLt", "Linear4bit") and {"merge", "unmerge"} <= set(vars(cls))
-    ]
-    if not classes:
-        raise TargetMissing(f"{bnb.__name__} has no Linear4bit.unmerge")
-    return classes
+    leave_their_bits(bnb, draft)

@@ -75,6 +75,30 @@ def dequantized_after_a_run(dequantize_bnb_weight: Any, **options: Any) -> str:
     return "the dequantized weight is that of the rows"
 
 
+def merged_and_taken_out(config: Any) -> str:
+    """Merge an adapter of peft into an 8-bit layer, and take it out: its numbers are what they were."""
+    import torch
+    from peft import get_peft_model
+
+    parts = layers(device(), 1)
+    parts.is_loaded_in_8bit = True
+    torch.manual_seed(1)
+    model = get_peft_model(parts, config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    layer = model.base_model.model[0]
+    # Without a run: what some CPUs need for it is another defect.
+    before = layer.get_base_layer().weight.data.clone()
+    model.merge_adapter()
+    assert not torch.equal(layer.get_base_layer().weight.data, before), "merging has no effect"
+    model.unmerge_adapter()
+    off = int((layer.get_base_layer().weight.data != before).sum())
+    assert not off, f"{off} of {before.numel()} numbers of the weight are not what they were, after unmerging"
+    return "the weight from before, bit by bit"
+
+
 def transformer(work: str, where: Any) -> Any:
     """A Flux transformer in 8 bits on ``where``, loaded from the folder ``work``."""
     import torch

@@ -1,0 +1,61 @@
+"""A DEFT starts from the packed numbers of a weight: noise on 8-bit layers, an error on 4-bit and GGUF ones.
+
+Symptom: with a new DEFT the output of an 8-bit model of bitsandbytes is noise, a hundred times too large, without an
+    error, until its R is trained or loaded; with 4-bit weights RuntimeError "mat1 and mat2 shapes cannot be
+    multiplied", with GGUF ones "The size of tensor a (64) must match the size of tensor b (68)".
+Cause: ``reset_deft_parameters`` computes the R with which the adapter changes nothing from ``base_layer.weight``: from
+    the int8 numbers without the scales of their rows, or from packed bytes.
+Upstream: not reported.
+Patch: it computes it from the dequantized weight, which peft has a function for.
+"""
+
+from __future__ import annotations
+
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
+from ...engine.source import exchanged, own_function
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, FunctionType, ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-deft-packed-weight",
+    title="a new DEFT on 8-bit layers makes noise, and cannot be added to 4-bit or GGUF ones",
+    module="peft.tuners.deft.layer",
+    claims={"peft": ">=0.20.0,<=0.21.2"},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/deft/layer.py",),
+    symptom="noise after a DEFT is added to an 8-bit model; RuntimeError: mat1 and mat2 shapes cannot be multiplied, "
+    "when it is added to a 4-bit model",
+    # the message alone is that of any layer
+    patterns=(r"tuners/deft.{0,2000}(mat1 and mat2 shapes cannot be multiplied|The size of tensor a)",),
+    harm="wrong result",
+    frames=(r"tuners/deft", r"\bDEFT\b|DeftConfig"),
+    since="0.1.0",
+)
+
+_OF_THE_WEIGHT = "W = transpose(base_weight.detach().to(torch.float32), self.fan_in_fan_out)"
+_DEQUANTIZED = """from peft.utils.integrations import dequantize_module_weight
+weight = dequantize_module_weight(self.get_base_layer())
+W = transpose(weight.detach().to(torch.float32), self.fan_in_fan_out)"""
+
+
+def broken(layer: ModuleType) -> bool:
+    """Does its text take the weight as it is, with nothing of ours in its place?"""
+    try:
+        function, code = _corrected(layer)
+    except TargetMissing:
+        return False
+    return function.__code__.co_code != code.co_code
+
+
+def patch(layer: ModuleType, draft: Draft) -> None:
+    function, code = _corrected(layer)
+    draft.replace(function, "__code__", code)
+
+
+def _corrected(layer: ModuleType) -> tuple[FunctionType, CodeType]:
+    function = own_function(layer, "DeftLayer.reset_deft_parameters")
+    return function, exchanged(function, _OF_THE_WEIGHT, _DEQUANTIZED)

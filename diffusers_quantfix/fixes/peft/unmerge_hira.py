@@ -1,0 +1,43 @@
+"""Taking a HiRA out of weights of bitsandbytes does not give these weights back.
+
+Symptom: after ``unmerge_adapter()`` of a HiRA the output of a 4-bit or 8-bit model is not what it was before
+    ``merge_adapter()``, and differs more each time.
+Cause: ``merge`` and ``unmerge`` dequantize the weight, multiply it with the product of the adapter or divide it by it,
+    and quantize the result anew. Each time all values are rounded.
+Upstream: not reported.
+Patch: that of ``peft-unmerge-bnb``: the packed weight from before the first merge is kept on the CPU until the last
+    adapter is taken out.
+"""
+
+from __future__ import annotations
+
+from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...engine.fix import Fix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-unmerge-hira",
+    title="taking a HiRA out of weights of bitsandbytes does not give these weights back",
+    module="peft.tuners.hira.bnb",
+    claims={"peft": ">=0.20.0,<=0.21.2", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/hira/bnb.py",),
+    symptom="after unmerge_adapter() of a HiRA the output of a bitsandbytes model is not what it was before",
+    harm="wrong result",
+    frames=("unmerge_adapter|unmerge", r"\bHiRA\b|tuners/hira/"),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(bnb: ModuleType) -> bool:
+    """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
+    return round_again(bnb)
+
+
+def patch(bnb: ModuleType, draft: Draft) -> None:
+    leave_their_bits(bnb, draft)

@@ -1,0 +1,90 @@
+"""Taking an adapter that is no LoRA out of quantized weights does not give these weights back.
+
+Symptom: after ``unmerge_adapter()`` of a VeRA, OFT, BOFT, MiSS or SHiRA the output of a model with weights of
+    bitsandbytes or torchao is not what it was before ``merge_adapter()``, and differs more each time.
+Cause: ``merge`` and ``unmerge`` get the dequantized weight from the layer's ``quantization_backend``, add or subtract
+    the product of the adapter, and let that quantize the sum anew. Each time all values are rounded.
+Upstream: not reported.
+Patch: that of ``peft-unmerge-bnb`` and ``peft-unmerge-torchao``: the packed weight from before the first merge is kept
+    on the CPU until the last adapter is taken out. A layer that is not quantized is left to upstream's methods.
+"""
+
+from __future__ import annotations
+
+from ...adapters import merging_bnb, merging_torchao
+from ...adapters.before_merge import (
+    forgets_deleted,
+    keeps_bits,
+    puts_bits_back,
+    rounds_again,
+    where_quantized,
+)
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix
+from ...engine.probe import names_used
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-unmerge-other-adapters",
+    title="taking an adapter that is no LoRA out of quantized weights does not give these weights back",
+    module="peft.tuners",
+    claims={"peft": ">=0.20.0,<=0.21.2"},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/quantization_utils.py",),
+    symptom="after unmerge_adapter() of a VeRA, OFT, BOFT, MiSS or SHiRA the output of a bitsandbytes or torchao model "
+    "is not what it was before",
+    harm="wrong result",
+    frames=("unmerge_adapter|unmerge", r"\b(VeRA|OFT|BOFT|MiSS|SHiRA)\b"),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(tuners: ModuleType) -> bool:
+    """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
+    return any(rounds_again(cls, "set_base_weight") for cls in _classes(tuners))
+
+
+def patch(tuners: ModuleType, draft: Draft) -> None:
+    for cls in _classes(tuners):
+        draft.wrap_plain(cls, "merge", where_quantized(keeps_bits(_bits_of)))
+        draft.wrap_plain(cls, "unmerge", where_quantized(puts_bits_back(_bits_of, _put)))
+        draft.wrap_plain(cls, "delete_adapter", forgets_deleted)
+
+
+def _classes(tuners: ModuleType) -> Iterator[type]:
+    """Those whose ``unmerge`` gives the weight to the layer's backend.
+
+    Raises:
+        TargetMissing: there is none.
+    """
+    found = False
+    for name in dir(tuners):
+        module = getattr(getattr(tuners, name), "layer", None)
+        if module is None or not module.__name__.startswith(f"{tuners.__name__}."):
+            continue
+        for cls in list(vars(module).values()):
+            methods = vars(cls) if isinstance(cls, type) and cls.__module__ == module.__name__ else {}
+            if {"merge", "unmerge"} <= set(methods) and "set_base_weight" in names_used(methods["unmerge"]):
+                found = True
+                yield cls
+    if not found:
+        raise TargetMissing(f"no layer of {tuners.__name__} has a set_base_weight")
+
+
+def _bits_of(adapter: Any, base: Any) -> Any:
+    found = merging_bnb.bits_of(adapter, base)
+    if found is None and hasattr(base.weight, "__tensor_flatten__"):
+        found = merging_torchao.bits_of(adapter, base)
+    return found
+
+
+def _put(base: Any, parts: Any) -> None:
+    is_bnb = type(base.weight).__name__ in ("Params4bit", "Int8Params")
+    (merging_bnb if is_bnb else merging_torchao).put(base, parts)

@@ -1,0 +1,43 @@
+"""Taking a RoAd out of weights of bitsandbytes does not give these weights back.
+
+Symptom: after ``unmerge_adapter()`` of a RoAd the output of a 4-bit or 8-bit model is not what it was before
+    ``merge_adapter()``, and differs more each time.
+Cause: ``merge`` and ``unmerge`` dequantize the weight, multiply it with the rotation of the adapter or its inverse,
+    and quantize the result anew. Each time all values are rounded.
+Upstream: not reported.
+Patch: that of ``peft-unmerge-bnb``: the packed weight from before the first merge is kept on the CPU until the last
+    adapter is taken out. The bias, which a RoAd turns too, comes back as well.
+"""
+
+from __future__ import annotations
+
+from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...engine.fix import Fix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-unmerge-road",
+    title="taking a RoAd out of weights of bitsandbytes does not give these weights back",
+    module="peft.tuners.road.bnb",
+    claims={"peft": ">=0.18.0,<=0.21.2", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/road/bnb.py",),
+    symptom="after unmerge_adapter() of a RoAd the output of a bitsandbytes model is not what it was before",
+    harm="wrong result",
+    frames=("unmerge_adapter|unmerge", r"\bRoAd\b|tuners/road/"),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(bnb: ModuleType) -> bool:
+    """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
+    return round_again(bnb)
+
+
+def patch(bnb: ModuleType, draft: Draft) -> None:
+    leave_their_bits(bnb, draft)

@@ -1,0 +1,129 @@
+"""peft-unmerge-road, -hira and -pvera: taken out of weights of bitsandbytes, these adapters leave the bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes.merged import assert_same, bits, kept, layers_of
+from tests.fixes.packing import keep_unpacked
+from tests.fixes.test_peft_merge_other_adapters import bnb_layers
+from tests.fixes.test_peft_unmerge_other_adapters import enlarge, run
+from tests.gate import unmet
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+SHOWS = "not what it was"
+NEEDS = "bitsandbytes>=0.46"
+OPTIONS = {"Road": {"group_size": 16}, "Hira": {"r": 8}, "Pvera": {"r": 8}}
+WEIGHTS = ["nf4", "int8"]
+BOTH = [("Road", "nf4"), ("Road", "int8"), ("Hira", "nf4"), ("Hira", "int8"), ("Pvera", "int8")]
+each = pytest.mark.parametrize(("kind", "weights"), BOTH)
+
+
+@pytest.fixture(autouse=True)
+def unpacked(monkeypatch, side):
+    if side == "bare":
+        keep_unpacked(monkeypatch)
+
+
+def adapted(kind: str, weights: str, names=("one",), device="cpu"):
+    import torch
+
+    pytest.importorskip("torch.distributed.tensor")  # peft takes it for imported
+    config = getattr(peft, f"{kind}Config", None)
+    if config is None:
+        pytest.skip(f"this peft has no {kind}")
+    if kind == "Pvera" and unmet("peft>=0.20"):
+        pytest.skip("before 0.20 it cannot run on weights of bitsandbytes: it multiplies the wrong way round")
+    torch.manual_seed(1)
+    model = bnb_layers(weights).to(device)
+    for layer in model:
+        layer.bias.data.normal_()
+    found = peft.get_peft_model(
+        model, config(target_modules=["0", "1"], **OPTIONS[kind]), adapter_name=names[0]
+    )
+    for name in names[1:]:
+        found.add_adapter(name, config(target_modules=["0", "1"], **OPTIONS[kind]))
+    enlarge(found)
+    return found.eval().to(device)
+
+
+def assert_taken_out_exactly(model, device="cpu") -> None:
+    import torch
+
+    with_adapter, before = run(model, device), bits(model)
+    for _ in range(2):
+        model.merge_adapter()
+        assert all(layer.merged for layer in layers_of(model))
+        assert not torch.equal(run(model, device), with_adapter)
+        model.unmerge_adapter()
+        assert_same(bits(model), before)
+        assert torch.equal(run(model, device), with_adapter), "the output is not what it was"
+        assert not kept(model)
+
+
+@pytest.mark.defect("peft-unmerge-road", shows=SHOWS, needs=NEEDS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_road(weights):
+    """Its bias too."""
+    assert_taken_out_exactly(adapted("Road", weights))
+
+
+@pytest.mark.defect("peft-unmerge-hira", shows=SHOWS, needs=NEEDS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_hira(weights):
+    assert_taken_out_exactly(adapted("Hira", weights))
+
+
+@pytest.mark.defect("peft-unmerge-pvera", shows=SHOWS, needs=NEEDS)
+def test_pvera():
+    assert_taken_out_exactly(adapted("Pvera", "int8"))
+
+
+@each
+def test_several_adapters(kind, weights):
+    """Merged one after the other; ``unmerge`` takes the last one out first."""
+    import torch
+
+    if kind == "Pvera":
+        pytest.skip("peft puts a second PVeRA around the first one's layer, as a layer of its own")
+    model = adapted(kind, weights, ("one", "two"))
+    before, expected = bits(model), run(model)
+    for name in ("one", "two"):
+        model.merge_adapter([name])
+    assert all(layer.merged_adapters == ["one", "two"] for layer in layers_of(model))
+    model.unmerge_adapter()
+    assert_same(bits(model), before)
+    assert torch.equal(run(model), expected)
+
+
+@each
+def test_on_a_device(gpu, kind, weights):
+    assert_taken_out_exactly(adapted(kind, weights, device=gpu.devices[0]), gpu.devices[0])
+
+
+@each
+def test_what_fails_changes_nothing(monkeypatch, kind, weights):
+    import bitsandbytes
+    import torch
+
+    model = adapted(kind, weights)
+    expected, before = run(model), bits(model)
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    def fail(act):
+        with monkeypatch.context() as patch:
+            patch.setattr(bitsandbytes.nn, "Int8Params" if weights == "int8" else "Params4bit", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                act()
+
+    fail(model.merge_adapter)
+    assert not any(layer.merged for layer in layers_of(model)) and not kept(model)
+    assert_same(bits(model), before)
+    model.merge_adapter()
+    fail(model.unmerge_adapter)
+    assert all(layer.merged for layer in layers_of(model))
+    model.unmerge_adapter()
+    assert_same(bits(model), before)
+    assert torch.equal(run(model), expected)
