@@ -219,6 +219,7 @@ INDEX: dict[str, tuple[str, str]] = {
     ),
     "diffusers-quanto-kept-modules": ("diffusers.quanto_kept_modules", "diffusers.models.modeling_utils"),
     "diffusers-quanto-lora": ("diffusers.quanto_lora", "diffusers.loaders.lora_pipeline"),
+    "diffusers-quanto-parts": ("diffusers.quanto_parts", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-quanto-reload": ("diffusers.quanto_reload", "diffusers.quantizers.quanto.quanto_quantizer"),
     "diffusers-quanto-string-map": (
         "diffusers.quanto_string_map",
@@ -273,6 +274,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-unmerge-torchao": ("peft.unmerge_torchao", "peft.tuners.lora.torchao"),
     "quanto-awq-strided-input": ("quanto.awq_strided_input", "optimum.quanto.tensor.weights.awq.qbits"),
     "quanto-checkpoint-load": ("quanto.checkpoint_load", "optimum.quanto.nn.qmodule"),
+    "quanto-checkpoint-shape": ("quanto.checkpoint_shape", "optimum.quanto.nn.qmodule"),
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),

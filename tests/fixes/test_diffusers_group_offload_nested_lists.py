@@ -72,12 +72,23 @@ def test_every_way(gpu, kind, mode, backwards):
     check(gpu, kind, mode, backwards)
 
 
-def check(gpu, kind, mode, backwards=False):
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize("kind", ["lists", "levels", "scaled"])
+def test_with_the_hooks_of_accelerate(gpu, kind):
+    """Every module of an 8-bit model has one where it was loaded; also a list, which is not called for that."""
+    check(gpu, kind, BLOCK, hooked=True)
+
+
+def check(gpu, kind, mode, backwards=False, hooked=False):
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
     device = gpu.devices[0]
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).to(device)
     expected = Net(kind, backwards).to(device)(x)
     before = gpu.allocated(device)
     net = Net(kind, backwards)
+    for module in net.modules() if hooked else ():
+        add_hook_to_module(module, ModelHook())
     names = list(net.state_dict())
     offload(net, device, mode)
 

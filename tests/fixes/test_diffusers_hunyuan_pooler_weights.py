@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import four_bit
+from tests.fixes import four_bit, group_offloaded
 from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
 from tests.gate import ONE_GRAPH, unmet
 from tests.rig import models
@@ -60,6 +60,29 @@ def test_the_pool_with_torchao(gpu):
     quantized, plain = quantized_and_plain(torchao_linear, device)
     with torch.no_grad():
         torch.testing.assert_close(quantized(tokens(device)), plain(tokens(device)))
+
+
+@pytest.mark.defect(
+    FIX_ID, shows="Expected all tensors to be on the same device|is not on the expected device"
+)
+@pytest.mark.parametrize("how", ["leaf", "leaf, stream", "sequential"])
+def test_plain_layers_that_are_offloaded(gpu, how):
+    """As where the pooler is kept from quantization: the hooks of its layers run when these are called."""
+    device = gpu.devices[0]
+    expected, model = pool(device)(tokens(device)), pool("cpu")
+    if how == "sequential":
+        from accelerate import cpu_offload
+
+        cpu_offload(model, device)
+    elif unmet("diffusers>=0.33"):
+        pytest.skip("group offloading came with 0.33")
+    else:
+        mode = group_offloaded.LEAF | (group_offloaded.STREAM if "stream" in how else {})
+        group_offloaded.offload(model, device, mode)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(model(tokens(device)), expected)
+    assert {parameter.device.type for parameter in model.parameters()} <= {"cpu", "meta"}
 
 
 def hunyuan():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import re
 import subprocess
 import sys
 
@@ -12,16 +13,19 @@ import pytest
 
 from tests.fixes import mapped
 from tests.fixes import torchao_models as ao
+from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
 
 FIX_ID = "torchao-module-pickle"
-SHOWS = "'functools.partial' object has no attribute '__name__'"
+SHOWS = "'functools.partial' object has no attribute '__name__'|'Linear' object has no attribute '_linear_extra_repr'"
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
-@pytest.mark.parametrize("weights", ao.WEIGHTS)
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.9")
+@pytest.mark.parametrize("weights", (*ao.WEIGHTS, "int4"))
 def test_torch_save(weights):
+    if weights == "int4" and unmet("torchao>=0.14"):
+        pytest.skip("there is no such config before")
     model = ao.layers(weights)
     twin = mapped.reloaded(model, None)
     assert torch.equal(ao.run(twin), ao.run(model))
@@ -29,7 +33,7 @@ def test_torch_save(weights):
     assert torch.equal(ao.run(mapped.reloaded(twin, None)), ao.run(model)), "a second time"
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.9")
 def test_pickle():
     model = ao.layers("int8")
     assert torch.equal(ao.run(pickle.loads(pickle.dumps(model))), ao.run(model))
@@ -57,7 +61,7 @@ def run_there(inbox, outbox, model):
         outbox.put(ao.run(one).float().tolist())
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")  # before, the child cannot read it, and waits
 def test_a_process_that_is_spawned():
     """As its argument, and through a queue."""
     context = multiprocessing.get_context("spawn")
@@ -78,5 +82,5 @@ def test_a_process_that_is_spawned():
 
 def test_the_text_of_a_layer_stays():
     layer = ao.layers("int8")[0]
-    assert "Int8Tensor" in repr(layer)
+    assert re.search("Int8Tensor|AffineQuantizedTensor", repr(layer))
     assert repr(copy.deepcopy(layer)) == repr(layer)

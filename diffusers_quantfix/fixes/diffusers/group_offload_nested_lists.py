@@ -130,6 +130,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     def is_called(item: Any) -> bool:
         if item is None:
             return False
-        return type(item).forward is not torch.nn.Module.forward or "forward" in vars(item)
+        # accelerate gives a `forward` to every module of an 8-bit model, also to a list; `_old_forward` was there.
+        forward = vars(item).get("_old_forward") or item.forward
+        return getattr(forward, "__func__", forward) is not torch.nn.Module.forward
 
     draft.wrap_plain(group_offloading, "_apply_group_offloading_block_level", make)

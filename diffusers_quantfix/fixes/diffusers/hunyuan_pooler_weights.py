@@ -6,7 +6,9 @@ Symptom: RuntimeError or AssertionError from torch's ``multi_head_attention_forw
 Cause: ``HunyuanDiTAttentionPool.forward`` calls none of its four layers. It gives their weights, packed ones too, to
     torch's function.
 Upstream: not reported.
-Patch: where a weight is quantized, the same attention is computed by calling the layers.
+    So it also fails where a layer that was kept from quantization is offloaded in groups of leaves or sequentially,
+    as un-quantized models do: the hook that brings its weight never runs.
+Patch: where a weight is quantized, or its layer has such a hook, the same attention is computed by calling the layers.
 """
 
 from __future__ import annotations
@@ -69,13 +71,18 @@ def broken(embeddings: ModuleType) -> bool:
 def patch(embeddings: ModuleType, draft: Draft) -> None:
     def make(original):
         def forward(self, x):
-            if all(is_plain(getattr(self, name)) for name in _LAYERS):
+            if all(_may_be_read(getattr(self, name)) for name in _LAYERS):
                 return original(self, x)
             return _pooled(self, x)
 
         return forward
 
     draft.wrap_plain(resolve(embeddings, "HunyuanDiTAttentionPool"), "forward", make)
+
+
+def _may_be_read(layer: Any) -> bool:
+    """Is the weight a plain one that no hook has to bring, when the layer is called?"""
+    return is_plain(layer) and not hasattr(layer, "_diffusers_hook") and not hasattr(layer, "_hf_hook")
 
 
 def _pooled(pool: Any, x: Any) -> Any:

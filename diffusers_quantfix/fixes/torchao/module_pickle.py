@@ -1,23 +1,29 @@
 """Models with weights of torchao cannot be pickled.
 
 Symptom: AttributeError "'functools.partial' object has no attribute '__name__'" from ``pickle.dumps(model)``,
-    ``torch.save(model)``, or a model that is handed to a process that is spawned.
-Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``; pickle stores a
-    method by the name of its function.
+    ``torch.save(model)``, or a model that is handed to a process that is spawned. Before torchao 0.15, and up to 0.16
+    from ``IntxWeightOnlyConfig`` and others: "'Linear' object has no attribute '_linear_extra_repr'", from a model
+    that was written.
+Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``, or of a function
+    outside of the class; pickle stores a method by the name of its function.
 Upstream: not reported.
-Patch: these partials have the name ``extra_repr``. A model that was pickled has the ``extra_repr`` of its class.
+Patch: these partials and functions have the name ``extra_repr``. A model that was pickled has the ``extra_repr`` of
+    its class. A file that was written without this cannot be read with it.
 """
 
 from __future__ import annotations
 
 import functools
+from types import FunctionType
 
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -25,26 +31,50 @@ FIX = Fix(
     id="torchao-module-pickle",
     title="models with weights of torchao cannot be pickled",
     module="torchao.quantization.quant_api",
-    claims={"torchao": ">=0.15.0,<=0.18.0"},
+    claims={"torchao": ">=0.7.0,<=0.18.0"},
     upstream=("https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517",),
-    symptom="AttributeError: 'functools.partial' object has no attribute '__name__', from pickle or torch.save of a "
-    "model",
-    patterns=(r"'functools\.partial' object has no attribute '__name__'",),
+    symptom="AttributeError: 'functools.partial' object has no attribute '__name__', or 'Linear' object has no "
+    "attribute '_linear_extra_repr', from pickle, torch.save or torch.load of a model",
+    patterns=(
+        r"'functools\.partial' object has no attribute '__name__'",
+        r"object has no attribute '_(linear|embedding)_extra_repr'",
+    ),
     frames=("torchao", "pickle|torch/serialization.py"),
     since="0.1.0",
 )
+
+_NAME = "extra_repr"
+_FUNCTIONS = ("_linear_extra_repr", "_embedding_extra_repr")
 
 
 class ExtraRepr(functools.partial[str]):
     """A ``functools.partial`` that pickle can name, as a method of a module."""
 
-    __name__ = "extra_repr"
+    __name__ = _NAME
 
 
 def broken(quant_api: ModuleType) -> bool:
-    resolve(quant_api, "_module_extra_repr")
-    return not hasattr(resolve(quant_api, "partial")(print), "__name__")
+    return bool(_named(quant_api))
 
 
 def patch(quant_api: ModuleType, draft: Draft) -> None:
-    draft.replace(quant_api, "partial", ExtraRepr)
+    for name, new in _named(quant_api).items():
+        draft.replace(quant_api, name, new)
+
+
+def _named(quant_api: ModuleType) -> dict[str, Any]:
+    """What makes the methods, by its name in the module, as it should be; without what pickle can name already."""
+    held = vars(quant_api)
+    functions = [held[name] for name in _FUNCTIONS if name in held]
+    partial = "_module_extra_repr" in held
+    if not functions and not partial:
+        raise TargetMissing(f"{quant_api.__name__} gives layers no extra_repr")
+    named: dict[str, Any] = {}
+    if partial and not hasattr(resolve(quant_api, "partial")(print), "__name__"):
+        named["partial"] = ExtraRepr
+    for function in functions:
+        if function.__name__ != _NAME:
+            new = FunctionType(function.__code__, function.__globals__, _NAME)
+            new.__doc__, new.__module__ = function.__doc__, function.__module__
+            named[function.__name__] = new
+    return named

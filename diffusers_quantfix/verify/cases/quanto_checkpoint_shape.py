@@ -1,0 +1,19 @@
+"""A checkpoint of weights of quanto is loaded whose scale has the wrong shape."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from optimum import quanto
+
+    from ..models import quanto_models
+
+    model = quanto_models.layers("qint8")
+    state = model.state_dict()
+    state["0.weight._scale"] = state["0.weight._scale"].T.contiguous()
+    try:
+        quanto.requantize(quanto_models.plain_layers(), state, quanto.quantization_map(model))
+    except RuntimeError as error:
+        assert "0.weight._scale" in str(error), f"the error does not name the tensor: {error}"
+        return "the error names the tensor"
+    raise AssertionError("the checkpoint was loaded")

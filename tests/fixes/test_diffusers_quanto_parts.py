@@ -1,0 +1,75 @@
+"""diffusers-quanto-parts: diffusers loads a damaged checkpoint of quanto's weights without an error."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.fixes import quanto_models as q
+
+FIX_ID = "diffusers-quanto-parts"
+NEEDS = ("optimum-quanto>=0.2.6", "diffusers>=0.33.0")  # what diffusers itself asks for
+SHOWS = "DID NOT RAISE"
+PARTS = [
+    ("int8", "_scale"),
+    ("int8", "_data"),
+    ("int4", "_scale"),
+    ("int4", "_shift"),
+    ("int4", "_data._data"),
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """weights -> folder of a model that was quantized and saved."""
+    folder = q.saved_flux(tmp_path_factory.mktemp("flux"))
+    found = {}
+    for weights in ("int8", "int4"):
+        found[weights] = tmp_path_factory.mktemp(weights)
+        q.load_flux(folder, weights).save_pretrained(found[weights])
+    return found
+
+
+def changed(folder, place, change):
+    """A copy of the checkpoint in ``folder`` with other tensors."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, place)
+    file = place / "diffusion_pytorch_model.safetensors"
+    state = load_file(file)
+    change(state)
+    save_file(state, file, {"format": "pt"})
+    return place
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=NEEDS)
+@pytest.mark.parametrize(("weights", "part"), PARTS)
+@pytest.mark.parametrize("layer", ["x_embedder", "transformer_blocks.0.attn.to_q"])
+def test_a_part_is_missing(saved, tmp_path, weights, part, layer):
+    name = f"{layer}.weight.{part}"
+    place = changed(saved[weights], tmp_path / "changed", lambda state: state.pop(name))
+    with pytest.raises(ValueError, match=rf"the checkpoint has no {name}:"):
+        q.load_flux(place, "")
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=NEEDS)
+@pytest.mark.parametrize(("weights", "part"), PARTS)
+def test_another_shape(saved, tmp_path, weights, part):
+    name = f"x_embedder.weight.{part}"
+
+    def change(state):
+        state[name] = state[name].flatten()
+
+    place = changed(saved[weights], tmp_path / "changed", change)
+    with pytest.raises(ValueError, match=rf"{name} has the shape"):
+        q.load_flux(place, "")
+
+
+def test_a_sharded_checkpoint_is_loaded(saved, tmp_path):
+    import torch
+
+    model = q.load_flux(saved["int4"], "")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.iterdir())) > 3
+    assert torch.equal(q.run_flux(q.load_flux(tmp_path, "")), q.run_flux(model))

@@ -1,0 +1,118 @@
+"""quanto-checkpoint-shape: a damaged checkpoint of quanto's weights is loaded without an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import quanto_models as q
+
+FIX_ID = "quanto-checkpoint-shape"
+# Unpacking may fail as well; that error does not name the tensor.
+SHOWS = r"DID NOT RAISE|invalid for input of size|Regex pattern did not match"
+NAMES = {
+    "qfloat8": ("_data", "_scale"), "qint8": ("_data", "_scale"), "qint4": ("_data._data", "_scale", "_shift"),
+    "qint2": ("_data._data", "_scale", "_shift"),
+}  # fmt: skip
+PARTS = [(qtype, name) for qtype, names in NAMES.items() for name in names]
+
+
+def requantized(state, model, **options):
+    """What ``requantize`` makes of plain layers on meta with the tensors of ``state``."""
+    import torch
+
+    with torch.device("meta"):
+        loaded = q.plain_layers()
+    q.quanto().requantize(loaded, state, q.quanto().quantization_map(model), **options)
+    return loaded
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize(("qtype", "name"), PARTS)
+def test_another_shape(qtype, name):
+    model = q.layers(qtype)
+    state = dict(model.state_dict())
+    key = f"1.weight.{name}"
+    state[key] = state[key].flatten()
+    with pytest.raises(RuntimeError, match=rf"size mismatch for {key}"):
+        requantized(state, model)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize(("qtype", "name"), PARTS)
+def test_a_part_is_missing(qtype, name):
+    model = q.layers(qtype)
+    state = dict(model.state_dict())
+    key = f"1.weight.{name}"
+    del state[key]
+    with pytest.raises(RuntimeError, match=rf"{key}: missing|{key},.*: missing"):
+        requantized(state, model)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_the_model_class_of_quanto(tmp_path):
+    """``QuantizedDiffusersModel.from_pretrained``."""
+    diffusers = pytest.importorskip("diffusers")
+    q.quanto()
+    from optimum.quanto import QuantizedDiffusersModel, qint8
+    from safetensors.torch import load_file, save_file
+
+    class Quantized(QuantizedDiffusersModel):
+        base_class = diffusers.FluxTransformer2DModel
+
+    place = q.saved_flux(tmp_path / "plain")
+    model = Quantized.quantize(diffusers.FluxTransformer2DModel.from_pretrained(place), weights=qint8)
+    model.save_pretrained(tmp_path / "quantized")
+    assert Quantized.from_pretrained(tmp_path / "quantized").device.type == "cpu"
+    file = tmp_path / "quantized" / "diffusion_pytorch_model.safetensors"
+    state = load_file(file)
+    state["x_embedder.weight._scale"] = state["x_embedder.weight._scale"].T.contiguous()
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(RuntimeError, match=r"size mismatch for x_embedder\.weight\._scale"):
+        Quantized.from_pretrained(tmp_path / "quantized")
+
+
+@pytest.mark.parametrize("qtype", q.QTYPES)
+def test_a_refused_weight_stays_as_it_is(qtype):
+    """As with the parameters of torch; what else the checkpoint has is loaded, and nothing is called missing."""
+    import torch
+
+    model, loaded = q.layers(qtype), q.layers(qtype)
+    before = loaded[1].weight.dequantize()
+    state = dict(model.state_dict())
+    state["1.weight._scale"] = state["1.weight._scale"][:1] * 2
+    with pytest.raises(RuntimeError) as raised:
+        loaded.load_state_dict(state)
+    assert "size mismatch for 1.weight._scale" in str(raised.value) and "Missing key" not in str(raised.value)
+    assert torch.equal(loaded[1].weight.dequantize(), before)
+
+
+@pytest.mark.parametrize("qtype", q.QTYPES)
+def test_layers_of_every_shape_are_loaded(qtype):
+    """One row, no group, convolutions, and a layer of which the checkpoint has nothing."""
+    import torch
+
+    library = q.quanto()
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(
+        [
+            torch.nn.Linear(256, 1), torch.nn.Linear(100, 6), torch.nn.Linear(256, 48), torch.nn.Conv2d(16, 4, 3),
+            torch.nn.Conv2d(32, 1, 1), torch.nn.Linear(64, 64),
+        ]
+    )  # fmt: skip
+    library.quantize(model, weights=getattr(library, qtype))
+    library.freeze(model)
+    loaded = torch.nn.ModuleList(
+        [
+            torch.nn.Linear(256, 1), torch.nn.Linear(100, 6), torch.nn.Linear(256, 48), torch.nn.Conv2d(16, 4, 3),
+            torch.nn.Conv2d(32, 1, 1), torch.nn.Linear(64, 64),
+        ]
+    )  # fmt: skip
+    state = {key: value for key, value in model.state_dict().items() if not key.startswith("5.")}
+    library.requantize(loaded, state, library.quantization_map(model))
+    for one, other in list(zip(loaded, model, strict=True))[:-1]:
+        assert torch.equal(one.weight.dequantize(), other.weight.dequantize())
+    # A layer may be loaded without its weight, and into a frozen one in two parts.
+    assert not loaded.load_state_dict(state, strict=False).unexpected_keys
+    for key in list(state):
+        loaded.load_state_dict({key: state[key]}, strict=False)
+    assert torch.equal(loaded[2].weight.dequantize(), model[2].weight.dequantize())
