@@ -13,6 +13,7 @@ from tests.gate import unmet
 FIX_ID = "peft-merge-other-adapters"
 pytest.importorskip("peft", reason="peft is not installed")
 SHOWS = "is that without the adapter|merged, the output is|is invalid for input of size|must be 1 to view"
+NEEDS = "bitsandbytes>=0.48"  # before it, `bnb-int8-requantize` and a refused quant_storage show instead
 REFUSED = r"an adapter in a \w+ of peft\.tuners\.\w+\.\w+ cannot be merged into a \w+: "
 KINDS = {
     "HRA": {"r": 8, "init_weights": False},
@@ -123,12 +124,12 @@ def test_a_layer_that_is_not_quantized_is_not_merged_alone(kind):
 
 
 @pytest.mark.parametrize("kind", ["C3A", "RandLora"])
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=NEEDS)
 def test_8bit_weights(kind):
     assert_merges_or_refuses(adapted(bnb_layers("int8"), kind))
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="bitsandbytes>=0.46")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=NEEDS)
 def test_4bit_weights():
     assert_merges_or_refuses(adapted(bnb_layers("nf4"), "RandLora"), tolerance=0.4)
 
