@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from tests.fixes import eight_bit
@@ -20,7 +22,7 @@ def test_its_state_is_assigned(gpu, ran):
 
     here = gpu.devices[0]
     source, model = eight_bit.linear(here, seed=3), eight_bit.linear(here, seed=1)
-    saved = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    saved = copy.deepcopy(source.state_dict())  # bitsandbytes 0.43.0 has text in it
     reference = eight_bit.run(source, here)
     if ran:
         eight_bit.run(model, here)

@@ -163,7 +163,7 @@ def test_the_forward_pass_of_another_tool_is_named_and_not_touched(tmp_path, for
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DIFFUSERS_")}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        env={**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), kept.get("PYTHONPATH", "")])},
     )  # fmt: skip
     answer = answer.replace("{slot}", "bitsandbytes.nn.modules.Linear4bit.forward was replaced by tool")
     assert re.search(answer, done.stdout), done.stdout + done.stderr

@@ -12,7 +12,10 @@ def case(work: str) -> str | None:
     where = eight_bit.device()
     model = eight_bit.layers(where, 1)
     expected = eight_bit.run(model, where)
-    saved = {name: tensor.to(where) for name, tensor in model.state_dict().items()}
+    # bitsandbytes 0.43.0 has text in it
+    saved = {
+        name: value.to(where) for name, value in model.state_dict().items() if not isinstance(value, str)
+    }
     again = eight_bit.layers(where, 1)
     weight = Int8Params(saved["0.weight"], requires_grad=False)
     weight.CB, weight.SCB = weight.data, saved["0.SCB"]
