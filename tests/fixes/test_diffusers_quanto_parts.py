@@ -73,3 +73,20 @@ def test_a_sharded_checkpoint_is_loaded(saved, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.iterdir())) > 3
     assert torch.equal(q.run_flux(q.load_flux(tmp_path, "")), q.run_flux(model))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_scale_for_the_whole_weight_is_loaded(saved, tmp_path, weights, shape):
+    """Weights that were not made by diffusers have it; quanto computes with it."""
+    import torch
+
+    name = "x_embedder.weight._scale"
+
+    def change(state):
+        state[name] = torch.full(shape, 0.5, dtype=state[name].dtype)
+
+    place = changed(saved[weights], tmp_path / "changed", change)
+    weight = q.load_flux(place, "").x_embedder.weight
+    assert weight._scale.shape == shape and bool(weight._scale == 0.5)
+    assert weight.dequantize().isfinite().all()

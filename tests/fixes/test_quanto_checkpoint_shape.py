@@ -79,7 +79,7 @@ def test_a_refused_weight_stays_as_it_is(qtype):
     model, loaded = q.layers(qtype), q.layers(qtype)
     before = loaded[1].weight.dequantize()
     state = dict(model.state_dict())
-    state["1.weight._scale"] = state["1.weight._scale"][:1] * 2
+    state["1.weight._scale"] = state["1.weight._scale"][:2] * 2
     with pytest.raises(RuntimeError) as raised:
         loaded.load_state_dict(state)
     assert "size mismatch for 1.weight._scale" in str(raised.value) and "Missing key" not in str(raised.value)
@@ -116,3 +116,28 @@ def test_layers_of_every_shape_are_loaded(qtype):
     for key in list(state):
         loaded.load_state_dict({key: state[key]}, strict=False)
     assert torch.equal(loaded[2].weight.dequantize(), model[2].weight.dequantize())
+
+
+@pytest.mark.parametrize("qtype", q.QTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_scale_for_the_whole_weight(qtype, shape):
+    """As an optimizer of the user gives it, through the arguments of ``quantize``; quanto loads and computes it."""
+    import torch
+
+    library = q.quanto()
+    affine = qtype in ("qint4", "qint2")
+
+    class Whole(library.MaxOptimizer if affine else library.AbsmaxOptimizer):
+        def optimize(self, base, *args, **kwargs):
+            made = super().optimize(base.flatten(), *args[:-1], None)
+            return tuple(one.reshape(1, 1) for one in made) if affine else made.reshape(1, 1)
+
+    model = q.plain_layers()
+    library.quantize(model, weights=getattr(library, qtype), optimizer=Whole())
+    library.freeze(model)
+    state = dict(model.state_dict())
+    for key in [key for key in state if key.endswith(("._scale", "._shift"))]:
+        assert state[key].numel() == 1
+        state[key] = state[key].reshape(shape)
+    loaded = requantized(state, model)
+    assert torch.equal(q.run(loaded), q.run(model))

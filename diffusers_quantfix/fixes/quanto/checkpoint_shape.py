@@ -84,7 +84,8 @@ def patch(qmodule: ModuleType, draft: Draft) -> None:
 def _errors(layer: Any, state_dict: Any, name: str) -> list[str]:
     """What is wrong with the inner tensors of one weight, in the words of torch; empty where there are none.
 
-    One number may have any shape: quanto saves the scale of a single row as a scalar.
+    One number may have any shape, and is the scale of all rows: quanto saves the scale of a single row as a scalar, an
+    optimizer of the user may give one for the whole weight, and so do weights in float8 that were not made by quanto.
     """
     import math
 
@@ -98,7 +99,10 @@ def _errors(layer: Any, state_dict: Any, name: str) -> list[str]:
         f"size mismatch for {key}: copying a param with shape {tuple(shape)} from checkpoint, the shape in current "
         f"model is {expected[key]}."
         for key, shape in found.items()
-        if tuple(shape) != expected[key] and not (math.prod(expected[key]) == 1 == shape.numel())
+        if tuple(shape) != expected[key]
+        and not (
+            shape.numel() == 1 and (math.prod(expected[key]) == 1 or key.endswith(("._scale", "._shift")))
+        )
     ]
     missing = [key for key in expected if key not in found]
     if missing and not hasattr(layer.weight, "save_to_state_dict"):  # not frozen: it has no other one to keep
