@@ -133,14 +133,19 @@ def puts_bits_back(
 
 
 def where_quantized(wrap: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
-    """``wrap`` for a class of plain and quantized layers; one without a ``quantization_backend`` is left as it is."""
+    """``wrap`` for a class of plain and quantized layers.
+
+    A layer is left as it is where its ``quantization_backend`` is None or cannot merge, and where the layer below has
+    no ``weight``: for one of HQQ merging puts a new layer.
+    """
 
     def wrap_both(original: Callable[..., Any]) -> Callable[..., Any]:
         quantized = wrap(original)
 
         def merge_or_unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
-            function = original if self.quantization_backend is None else quantized
-            return function(self, *args, **kwargs)
+            backend = self.quantization_backend
+            packed = backend is not None and backend.supports_merge and hasattr(self.get_base_layer(), "weight")
+            return (quantized if packed else original)(self, *args, **kwargs)
 
         return merge_or_unmerge
 

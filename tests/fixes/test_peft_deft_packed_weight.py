@@ -125,3 +125,25 @@ def test_plain_layers():
     assert_changes_nothing(model)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).requires_grad_(False)
     adapted(model, para=True)  # which has no R
+
+
+@pytest.mark.parametrize("layer", ["4 bits", "8 bits", "trained in 8 bits"])
+def test_a_layer_that_is_not_packed_yet(layer):
+    """Built, and not moved to a device: its weight holds plain numbers, and R is that of a plain layer."""
+    import torch
+
+    nn = pytest.importorskip("bitsandbytes").nn
+    pytest.importorskip("torch.distributed.tensor")  # peft takes it for imported
+    made = {
+        "4 bits": lambda: nn.Linear4bit(64, 64),
+        "8 bits": lambda: nn.Linear8bitLt(64, 64, has_fp16_weights=False),
+        "trained in 8 bits": lambda: nn.Linear8bitLt(64, 64),
+    }[layer]()
+    plain = torch.nn.Linear(64, 64)
+    plain.weight.data.copy_(made.weight.data)
+    found = []
+    for one in (plain, made):
+        torch.manual_seed(1)
+        model = peft.get_peft_model(torch.nn.Sequential(one), peft.DeftConfig(r=2, target_modules=["0"]))
+        found.append(model.base_model.model[0].deft_R["default"].detach().float())
+    assert torch.equal(*found)

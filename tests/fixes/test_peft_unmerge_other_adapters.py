@@ -262,3 +262,45 @@ def test_a_pipeline(gpu, tmp_path, offload, weights):
         pipe.transformer.unfuse_lora()
         assert torch.equal(output(), expected), "the output is not what it was"
         assert not kept(pipe.transformer)
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_a_layer_without_a_weight_is_left_to_upstream(merges):
+    """Those of HQQ, where merging puts a new layer, and those of GPTQ, which cannot merge."""
+    import torch
+    from peft.utils.quantization_utils import ForwardOnlyQuantizationBackend, QuantizationBackend
+
+    class Packed(torch.nn.Module):
+        def __init__(self, numbers) -> None:
+            super().__init__()
+            self.numbers = numbers
+            self.in_features = self.out_features = 64
+
+        def forward(self, features):
+            return features @ self.numbers.T
+
+    class Backend(QuantizationBackend):
+        supports_merge = True
+
+        def get_base_weight(self, base_layer):
+            return base_layer.numbers.clone()
+
+        def set_base_weight(self, peft_layer, weight_data):
+            peft_layer.base_layer = Packed(weight_data)
+
+    model = adapted(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), "VeRA")
+    for layer in layers_of(model):
+        layer.base_layer = Packed(layer.base_layer.weight.detach())
+        layer.quantization_backend = Backend() if merges else ForwardOnlyQuantizationBackend("gptq")
+    expected = run(model)
+    with pytest.warns(UserWarning, match="Already unmerged"):
+        model.unmerge_adapter()
+    if not merges:
+        for layer in layers_of(model):
+            with pytest.raises(TypeError, match="not supported for gptq"):
+                layer.merge()
+        return
+    model.merge_adapter()
+    assert torch.allclose(run(model), expected, atol=1e-4)
+    model.unmerge_adapter()
+    assert torch.allclose(run(model), expected, atol=1e-4)

@@ -6,7 +6,8 @@ Symptom: with a new DEFT the output of an 8-bit model of bitsandbytes is noise, 
 Cause: ``reset_deft_parameters`` computes the R with which the adapter changes nothing from ``base_layer.weight``: from
     the int8 numbers without the scales of their rows, or from packed bytes.
 Upstream: not reported.
-Patch: it computes it from the dequantized weight, which peft has a function for.
+Patch: it computes it from the dequantized weight, which peft has a function for; a weight of bitsandbytes that is not
+    packed yet, or is not to be, is taken as it is.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ FIX = Fix(
 
 _OF_THE_WEIGHT = "W = transpose(base_weight.detach().to(torch.float32), self.fan_in_fan_out)"
 _DEQUANTIZED = """from peft.utils.integrations import dequantize_module_weight
-weight = dequantize_module_weight(self.get_base_layer())
+kind, state = type(base_weight).__name__, getattr(base_weight, "quant_state", None)
+waits = kind in ("Params4bit", "Int8Params") and state is None and base_weight.is_floating_point()
+weight = base_weight if waits else dequantize_module_weight(self.get_base_layer())
 W = transpose(weight.detach().to(torch.float32), self.fan_in_fan_out)"""
 
 
