@@ -144,7 +144,9 @@ def where_quantized(wrap: Callable[[Callable[..., Any]], Any]) -> Callable[[Call
 
         def merge_or_unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
             backend = self.quantization_backend
-            packed = backend is not None and backend.supports_merge and hasattr(self.get_base_layer(), "weight")
+            packed = (
+                backend is not None and backend.supports_merge and hasattr(self.get_base_layer(), "weight")
+            )
             return (quantized if packed else original)(self, *args, **kwargs)
 
         return merge_or_unmerge

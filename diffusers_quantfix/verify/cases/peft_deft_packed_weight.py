@@ -5,6 +5,7 @@ from __future__ import annotations
 
 def case(work: str) -> str | None:
     import torch
+    import torch.distributed.tensor  # peft takes it for imported
     from bitsandbytes.nn import Int8Params, Linear8bitLt
     from peft import DeftConfig, get_peft_model
 
