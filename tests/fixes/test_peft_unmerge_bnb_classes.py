@@ -74,7 +74,7 @@ def test_hira(weights):
     assert_taken_out_exactly(adapted("Hira", weights))
 
 
-@pytest.mark.defect("peft-unmerge-pvera", shows=SHOWS, needs=NEEDS)
+@pytest.mark.defect("peft-unmerge-pvera", shows=SHOWS, needs="bitsandbytes>=0.47")
 def test_pvera():
     assert_taken_out_exactly(adapted("Pvera", "int8"))
 

@@ -56,7 +56,7 @@ def broken(quanto_quantizer: ModuleType) -> bool:
 
 def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
     def make_shape(original):
-        def check_quantized_param_shape(self, param_name, current_param, loaded_param):
+        def check_quantized_param_shape(self, param_name, current_param, loaded_param, *args, **kwargs):
             # One number is the scale of all rows: quanto multiplies by it.
             one = loaded_param.numel() == 1 and param_name.endswith(("._scale", "._shift"))
             if current_param.shape != loaded_param.shape and not one:
@@ -64,7 +64,7 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
                     f"{param_name} has the shape {tuple(loaded_param.shape)} in the checkpoint, but "
                     f"{tuple(current_param.shape)} in the model."
                 )
-            return True
+            return original(self, param_name, current_param, loaded_param, *args, **kwargs)
 
         return check_quantized_param_shape
 

@@ -1,6 +1,6 @@
 """Taking a PVeRA out of weights of bitsandbytes does not give these weights back.
 
-Symptom: after ``unmerge_adapter()`` of a PVeRA the output of a 8-bit model is not what it was before
+Symptom: after ``unmerge_adapter()`` of a PVeRA the output of an 8-bit model is not what it was before
     ``merge_adapter()``, and differs more each time.
     Into 4-bit weights a PVeRA cannot be merged (``peft-merge-other-adapters``).
 Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the adapter,
