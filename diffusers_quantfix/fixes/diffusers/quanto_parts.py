@@ -25,7 +25,7 @@ FIX = Fix(
     id="diffusers-quanto-parts",
     title="diffusers loads a damaged checkpoint of quanto's weights without an error",
     module="diffusers.quantizers.quanto.quanto_quantizer",
-    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
     upstream=(),
     symptom="wrong output of a saved model with weights of quanto whose weight._scale or weight._shift is missing or "
     "has another shape",
@@ -56,15 +56,9 @@ def broken(quanto_quantizer: ModuleType) -> bool:
 
 def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
     def make_shape(original):
-        def check_quantized_param_shape(self, param_name, current_param, loaded_param, *args, **kwargs):
-            # One number is the scale of all rows: quanto multiplies by it.
-            one = loaded_param.numel() == 1 and param_name.endswith(("._scale", "._shift"))
-            if current_param.shape != loaded_param.shape and not one:
-                raise ValueError(
-                    f"{param_name} has the shape {tuple(loaded_param.shape)} in the checkpoint, but "
-                    f"{tuple(current_param.shape)} in the model."
-                )
-            return original(self, param_name, current_param, loaded_param, *args, **kwargs)
+        def check_quantized_param_shape(self, *args, **kwargs):
+            _compare(*args, **kwargs)
+            return original(self, *args, **kwargs)
 
         return check_quantized_param_shape
 
@@ -84,6 +78,17 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
     quantizer_class = resolve(quanto_quantizer, "QuantoQuantizer")
     draft.wrap_plain(quantizer_class, "check_quantized_param_shape", make_shape)
     draft.wrap_plain(quantizer_class, "update_missing_keys", make_missing)
+
+
+def _compare(param_name: str, current_param: Any, loaded_param: Any) -> None:
+    """Raise ValueError where the part of a checkpoint has not the shape of the model's."""
+    # One number is the scale of all rows: quanto multiplies by it.
+    one = loaded_param.numel() == 1 and param_name.endswith(("._scale", "._shift"))
+    if current_param.shape != loaded_param.shape and not one:
+        raise ValueError(
+            f"{param_name} has the shape {tuple(loaded_param.shape)} in the checkpoint, but "
+            f"{tuple(current_param.shape)} in the model."
+        )
 
 
 def _is_part(model: Any, key: str) -> bool:
