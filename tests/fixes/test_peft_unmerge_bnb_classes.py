@@ -7,7 +7,7 @@ import pytest
 from tests.fixes.merged import assert_same, bits, kept, layers_of
 from tests.fixes.packing import keep_unpacked
 from tests.fixes.test_peft_merge_other_adapters import bnb_layers
-from tests.fixes.test_peft_unmerge_other_adapters import enlarge, run
+from tests.fixes.test_peft_unmerge_other_adapters import assert_taken_out_exactly, enlarge, interrupted, run
 from tests.gate import unmet
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -45,20 +45,6 @@ def adapted(kind: str, weights: str, names=("one",), device="cpu"):
         found.add_adapter(name, config(target_modules=["0", "1"], **OPTIONS[kind]))
     enlarge(found)
     return found.eval().to(device)
-
-
-def assert_taken_out_exactly(model, device="cpu") -> None:
-    import torch
-
-    with_adapter, before = run(model, device), bits(model)
-    for _ in range(2):
-        model.merge_adapter()
-        assert all(layer.merged for layer in layers_of(model))
-        assert not torch.equal(run(model, device), with_adapter)
-        model.unmerge_adapter()
-        assert_same(bits(model), before)
-        assert torch.equal(run(model, device), with_adapter), "the output is not what it was"
-        assert not kept(model)
 
 
 @pytest.mark.defect("peft-unmerge-road", shows=SHOWS, needs=NEEDS)
@@ -103,26 +89,16 @@ def test_on_a_device(gpu, kind, weights):
 
 @each
 def test_what_fails_changes_nothing(monkeypatch, kind, weights):
-    import bitsandbytes
     import torch
 
     model = adapted(kind, weights)
     expected, before = run(model), bits(model)
 
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    def fail(act):
-        with monkeypatch.context() as patch:
-            patch.setattr(bitsandbytes.nn, "Int8Params" if weights == "int8" else "Params4bit", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                act()
-
-    fail(model.merge_adapter)
+    interrupted(monkeypatch, weights, model.merge_adapter)
     assert not any(layer.merged for layer in layers_of(model)) and not kept(model)
     assert_same(bits(model), before)
     model.merge_adapter()
-    fail(model.unmerge_adapter)
+    interrupted(monkeypatch, weights, model.unmerge_adapter)
     assert all(layer.merged for layer in layers_of(model))
     model.unmerge_adapter()
     assert_same(bits(model), before)

@@ -112,6 +112,19 @@ def assert_taken_out_exactly(model, device="cpu") -> None:
         assert not kept(model)
 
 
+def interrupted(monkeypatch, weights: str, act) -> None:
+    """``act``, interrupted where it quantizes."""
+    import bitsandbytes
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bitsandbytes.nn, "Int8Params" if weights == "int8" else "Params4bit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            act()
+
+
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=NEEDS)
 @weights
 @kinds
@@ -165,28 +178,18 @@ def test_on_devices_and_moved_between(gpu, weights):
 
 @weights
 def test_what_fails_changes_nothing(monkeypatch, weights):
-    import bitsandbytes
     import torch
 
     model = adapted(bnb_layers(weights), "OFT")
     expected, before = run(model), bits(model)
 
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    def fail(act):
-        with monkeypatch.context() as patch:
-            patch.setattr(bitsandbytes.nn, "Int8Params" if weights == "int8" else "Params4bit", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                act()
-
-    fail(model.merge_adapter)
+    interrupted(monkeypatch, weights, model.merge_adapter)
     assert not any(layer.merged for layer in layers_of(model)) and not kept(model)
     assert_same(bits(model), before)
     assert torch.equal(run(model), expected)
     model.merge_adapter()
     merged = run(model)
-    fail(model.unmerge_adapter)
+    interrupted(monkeypatch, weights, model.unmerge_adapter)
     assert all(layer.merged for layer in layers_of(model))
     assert torch.equal(run(model), merged)
     model.unmerge_adapter()

@@ -146,3 +146,39 @@ def states_of(model: Any) -> list[Any]:
     """The quant states of a 4-bit model."""
     found = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
     return [state for state in found if state is not None]
+
+
+def merged_and_taken_out(config: Any, scale: float = 1.0) -> str:
+    """Merge an adapter of peft into a 4-bit layer, and take it out: its numbers are what they were.
+
+    Args:
+        config: the adapter's, for the layer "0".
+        scale: what its parameters are multiplied by.
+    """
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+    from peft import get_peft_model
+
+    where = device()
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(linear(torch.nn.Linear(128, 128), where))
+    layers.is_loaded_in_4bit = True
+    model = get_peft_model(layers, config).eval()
+    layer = model.base_model.model[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(scale)
+
+    def weight() -> Any:
+        base = layer.get_base_layer().weight
+        return dequantize_4bit(base.data, base.quant_state).float().cpu()
+
+    # Without a run: what some CPUs need for it is another defect.
+    before = weight()
+    model.merge_adapter()
+    assert not torch.equal(weight(), before), "merging has no effect"
+    model.unmerge_adapter()
+    off = float((weight() - before).norm() / before.norm())
+    assert off == 0, f"the weight is off by {off:.2g} after unmerging"
+    return "the weight from before, bit by bit"
