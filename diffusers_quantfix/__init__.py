@@ -14,13 +14,13 @@ the release and its probe finds the defect; `status` prints the state of every f
     qf.track(pipe)          # a context manager that samples the memory of a run
     qf.keep_host_copies(pipe)  # model offload without copying unchanged weights back to the CPU
 
-As long as none of the libraries is imported, importing this package loads two small modules.
+As long as none of the libraries is imported, importing this package loads this one small module.
 """
-
-from .first_library import wait, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .activation import apply, revert, status
     from .memory import keep_host_copies, release, releasing, track
     from .placement import audit
@@ -50,10 +50,61 @@ def wake() -> None:
 
         if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
             raise
+        from .first_library import warn
+
         warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
 
 
-wait(wake)
+# What has patched modules; a test compares them with `first_library`, which is a module more to load.
+_WAITED_FOR = {
+    "accelerate",
+    "bitsandbytes",
+    "diffusers",
+    "optimum",
+    "peft",
+    "torch.distributed._composable.fsdp.fully_shard",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torchao",
+    "transformers",
+}
+
+
+def _first_library(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+    """A finder that finds nothing itself.  When one of the libraries is imported, it activates the package first.
+
+    It is a function because that costs a start less than a class does.
+    """
+    if name in _WAITED_FOR:
+        try:
+            from .first_library import found
+        except ImportError:  # deleted while the process ran
+            return None
+        return found(_first_library, name, path, target)
+    return None
+
+
+def _wait() -> None:
+    """Wait for the first library, without another module where no setting, library or earlier copy can be there.
+
+    ``sys`` and ``environ`` are not named by this module: modules that a finder references through its globals outlive
+    the other modules at the end of the interpreter and are cleared one by one, which costs a percent of a bare start.
+    """
+    import sys
+    from os import environ
+
+    vars(_first_library).update(find_spec=_first_library, wake=wake, woken=False)
+    # A program that has used an earlier copy has used its board, which imports typing.
+    here = "typing" in sys.modules or not _WAITED_FOR.isdisjoint(sys.modules)
+    if here or "DIFFUSERS_QUANTFIX" in environ:
+        from .first_library import wait
+
+        wait(_first_library)
+    else:
+        sys.meta_path.insert(0, _first_library)  # type: ignore[arg-type]  # has `find_spec`
+
+
+_wait()
 
 # Public names that are imported at first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",

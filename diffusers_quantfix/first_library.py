@@ -1,18 +1,14 @@
-"""Waits for the first of the libraries; until then this is all that the import of this package installs.
+"""Waits for the first of the libraries, for a package that is imported before them.
 
-Most processes that import the package at their start, or through a start-up file, never import one of them: those pay
-for two small modules only.  `diffusers_quantfix.activation` is loaded when the first library is imported, before that
-library is found: the package passes the loading function to `wait`.
-
-``os`` and ``sys`` are imported within the functions: modules that a finder references through the globals of its
-methods outlive the other modules at the end of the interpreter and are cleared one by one, which costs a percent of a
-bare start.
+The package's own `__init__` has the finder, and loads this where a setting or a library may be there already, and when
+the first library is imported, before that library is found: most processes that import the package at their start, or
+through a start-up file, never import one, and pay for one small module.  `diffusers_quantfix.activation` is loaded with
+the first library.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeGuard
+    from typing import Any
 
 # Every library with a patched module; a test compares it with the fixes.
 LIBRARIES = frozenset(
@@ -29,27 +25,22 @@ OF_TORCH = frozenset(
 )
 
 
-class FirstLibrary:
-    """A finder that finds nothing itself.  When one of the libraries is imported, it activates the package first.
+def found(finder: "Any", name: str, path: "Any", target: "Any") -> "Any":
+    """Activate the package, as the first library is searched for; what its watcher finds of torch.
 
     Args:
-        wake: activates the package.
+        finder: the one that waits; its ``wake`` activates the package, its ``woken`` is whether it did.
+        name: the library, or the patched module of torch, as a finder is given it.
+        path: the same.
+        target: the same.
     """
-
-    woken = False
-
-    def __init__(self, wake: "Callable[[], None]") -> None:
-        self.wake = wake
-
-    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if (name in LIBRARIES or name in OF_TORCH) and not self.woken:
-            try:
-                self.wake()
-            finally:
-                self.woken = True  # not earlier: an import in another thread has to wait too
-            if name in OF_TORCH:
-                return watched_spec(name, path, target)
+    if finder.woken:
         return None
+    try:
+        finder.wake()
+    finally:
+        finder.woken = True  # not earlier: an import in another thread has to wait too
+    return watched_spec(name, path, target) if name in OF_TORCH else None
 
 
 def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
@@ -63,8 +54,8 @@ def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
     return None
 
 
-def wait(wake: "Callable[[], None]") -> None:
-    """Call ``wake`` when the first library is imported; at once where it cannot wait.
+def wait(finder: "Any") -> None:
+    """Let ``finder`` wait for the first library, and wake the package; at once where that cannot wait.
 
     Settings are read at once, so that a typo in them is reported; libraries may be imported already; and an earlier
     copy of the package, which a program deleted from ``sys.modules``, must be replaced.
@@ -73,19 +64,19 @@ def wait(wake: "Callable[[], None]") -> None:
     import sys
 
     forget()
-    earlier = any(type(finder).__module__.startswith(f"{__package__}.") for finder in sys.meta_path)
+    earlier = any(type(other).__module__.startswith(f"{__package__}.") for other in sys.meta_path)
     imported = not LIBRARIES.isdisjoint(sys.modules) or not OF_TORCH.isdisjoint(sys.modules)
     if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or imported:
-        wake()
+        finder.wake()
     else:
-        sys.meta_path.insert(0, FirstLibrary(wake))
+        sys.meta_path.insert(0, finder)
 
 
 def waiting() -> bool:
     """Whether the package is not activated yet."""
     import sys
 
-    return any(_waits(finder) and not finder.woken for finder in sys.meta_path)
+    return any(_waits(finder) and not getattr(finder, "woken", True) for finder in sys.meta_path)
 
 
 def give_way(finder: object) -> bool:
@@ -110,9 +101,8 @@ def forget() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _waits(finder)]
 
 
-def _waits(finder: "Any") -> "TypeGuard[FirstLibrary]":
-    kind = type(finder)
-    return (kind.__module__, kind.__name__) == (FirstLibrary.__module__, FirstLibrary.__name__)
+def _waits(finder: "Any") -> bool:
+    return getattr(finder, "__name__", "") == "_first_library" and finder.__module__ == __package__
 
 
 def warn(sentence: str) -> None:

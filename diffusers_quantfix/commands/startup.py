@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import sys
+from typing import Any
 
 MODULE = "diffusers_quantfix_startup"
 
@@ -14,20 +16,27 @@ def describe() -> str:
     """Whether and how the package is activated at the start of this environment's interpreter, as a sentence."""
     if importlib.util.find_spec(MODULE) is None:
         return f"no start-up file: the package is not installed in {environment()}"
-    import diffusers_quantfix_startup as startup
-
+    startup = _start_up()
     by = startup.chosen()
     if by == "variable":
         return f"at every start, by {startup.VARIABLE}={os.environ[startup.VARIABLE]}"
     if by == "enable":
         return f"at every start of {environment()}, by `python -m diffusers_quantfix enable`"
-    # An editable install keeps the start-up module from the time of its installation.
-    misunderstood = getattr(startup, "misunderstood", str)()
+    misunderstood = startup.misunderstood()
     if misunderstood:
         return f"off: {misunderstood}"
     if os.environ.get(startup.VARIABLE):
         return f"off, by {startup.VARIABLE}={os.environ[startup.VARIABLE]}"
     return "only where it is imported; `python -m diffusers_quantfix enable` activates it at every start"
+
+
+def _start_up() -> Any:
+    """The module of the start-up files that knows how activation is enabled."""
+    try:
+        return importlib.import_module(f"{MODULE}.enabled")
+    except ModuleNotFoundError:
+        # An editable install keeps the start-up files from the time of its installation: all was in one module.
+        return importlib.import_module(MODULE)
 
 
 def environment() -> str:
@@ -38,15 +47,13 @@ def environment() -> str:
 
 def variable() -> str:
     """The name of the environment variable that enables activation for one process and its children."""
-    import diffusers_quantfix_startup as startup
-
+    startup = _start_up()
     return str(startup.VARIABLE)
 
 
 def read_choice() -> str:
     """The environment's current setting; empty where it cannot be read."""
-    import diffusers_quantfix_startup as startup
-
+    startup = _start_up()
     try:
         with open(startup.CHOICE, encoding="ascii", errors="ignore") as file:
             return file.read(8)
@@ -56,8 +63,7 @@ def read_choice() -> str:
 
 def write_choice(word: str) -> str:
     """Write the setting; return an error message if that is not possible, else empty."""
-    import diffusers_quantfix_startup as startup
-
+    startup = _start_up()
     new = f"{startup.CHOICE}.{os.getpid()}"  # another `enable` may run at the same time
     try:
         # uv links the files of a wheel to its cache: writing into this file would change every environment.

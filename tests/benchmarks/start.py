@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,10 +37,16 @@ def start() -> Iterator[Row]:
         wheel = _wheel(folder)
         bare = _environment(folder / "bare")
         ours = _environment(folder / "ours", str(wheel), "wrapt", "packaging")
+        (next((folder / "ours").glob("lib/python*/site-packages")) / "empty.py").touch()
         clean = environment()
         del clean["PYTHONPATH"]
-        floor = _environment(folder / "floor")
+        floor = _environment(folder / "floor", str(wheel), "wrapt", "packaging")
         site = next((folder / "floor").glob("lib/python*/site-packages"))
+        for file in (
+            *site.glob("diffusers_quantfix_startup.*"),
+            *site.glob("diffusers_quantfix_startup/*.*"),
+        ):
+            file.unlink()
         (site / "empty.py").touch()
         (site / "empty.pth").write_text("import empty\n")
         commands = {
@@ -47,6 +55,7 @@ def start() -> Iterator[Row]:
             "off": ([ours, "-c", "pass"], clean),
             "on": ([ours, "-c", "pass"], clean | {"DIFFUSERS_QUANTFIX_AUTO": "1"}),
             "import": ([ours, "-c", "import diffusers_quantfix"], clean),
+            "import empty": ([ours, "-c", "import empty"], clean),
         }
         found = interleaved(commands, RUNS, name)
         for key, what, goal in (
@@ -57,6 +66,7 @@ def start() -> Iterator[Row]:
         ):
             value, detail = ratio(found, key, "bare")
             yield Row(what, value, goal=goal, detail=detail)
+        yield from _in_instructions(commands, ours)
         for peer, (requirement, variables, before) in PEERS.items():
             what = f"  peer: {peer} / bare"
             try:
@@ -79,6 +89,45 @@ def start() -> Iterator[Row]:
                 yield Row(what, None, detail=str(error))
                 continue
             yield Row(what, value, detail=detail)
+
+
+def _in_instructions(commands: dict[str, tuple[list[str], dict[str, str]]], ours: str) -> Iterator[Row]:
+    """What a start takes more than one with a path file that imports an empty module, as a share of a bare start.
+
+    Processor time cannot tell this from noise; the number of instructions is the same in every run.
+    """
+    least = "more than for an empty module, in instructions, of a bare start"
+    try:
+        counts = {key: _instructions(*command) for key, command in commands.items()}
+        subprocess.run([ours, "-m", "diffusers_quantfix", "enable"], check=True, capture_output=True)
+        counts["enabled"] = _instructions(*commands["off"])
+    except CannotMeasure as error:
+        yield Row(least, None, detail=str(error))
+        return
+    for key, what in (
+        ("on", "start, activation on"),
+        ("enabled", "start, activation enabled once for the environment"),
+        ("off", "start, installed and not chosen"),
+        ("import", "`import diffusers_quantfix`, no target imported"),
+    ):
+        floor = counts["import empty" if key == "import" else "floor"]
+        value = (counts[key] - floor) / counts["bare"]
+        yield Row(f"{what}: {least}", value, goal=0.01, detail=f"{counts['bare'] / 1e6:.1f} million, bare")
+
+
+def _instructions(command: list[str], variables: dict[str, str]) -> int:
+    """How many instructions a command takes after its first run, by ``valgrind --tool=callgrind``."""
+    tool = shutil.which("valgrind")
+    if tool is None:
+        raise CannotMeasure("valgrind is not here")
+    fixed = variables | {"PYTHONHASHSEED": "0"}
+    subprocess.run(command, env=fixed, check=True)  # writes the bytecode
+    counting = [tool, "--tool=callgrind", "--callgrind-out-file=/dev/null", *command]
+    done = subprocess.run(counting, env=fixed, capture_output=True, text=True, check=False)
+    found = re.search(r"Collected : (\d+)", done.stderr)
+    if found is None:
+        raise CannotMeasure(f"valgrind said: {done.stderr.strip().splitlines()[-1:]}")
+    return int(found[1])
 
 
 PROGRAM = "import diffusers, bitsandbytes; from diffusers import FluxPipeline, FluxTransformer2DModel"

@@ -54,6 +54,16 @@ def wait_for_the_fakes():
         exec(compile(file.read(), first.__file__, "exec"), vars(first))
     first.LIBRARIES = frozenset(target.partition(".")[0] for _, target in fixes.INDEX.values())
     sys.modules[first.__name__] = first
+    # The package's own file has the names too, as a constant of its finder.
+    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+    get_code = loader.get_code
+    def faked(constant):
+        if hasattr(constant, "co_consts"):
+            return constant.replace(co_consts=tuple(map(faked, constant.co_consts)))
+        return first.LIBRARIES if isinstance(constant, frozenset) and "diffusers" in constant else constant
+    loader.get_code = lambda self, name: (
+        faked(get_code(self, name)) if name == "diffusers_quantfix" else get_code(self, name)
+    )
 wait_for_the_fakes()
 TOLD = {{}}
 def tell(**facts):

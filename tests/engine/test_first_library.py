@@ -1,15 +1,19 @@
-"""What waits for the first of the libraries: two small modules, until one is asked for."""
+"""What waits for the first of the libraries: one small module, until one is asked for."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import diffusers_quantfix
 from diffusers_quantfix.first_library import LIBRARIES, OF_TORCH
 from diffusers_quantfix.fixes import INDEX
 
-from .harness import FINDERS
+from .harness import FINDERS, ROOT
 
 
 def test_it_waits_for_every_library_that_is_patched() -> None:
@@ -22,6 +26,48 @@ def test_it_waits_for_every_library_that_is_patched() -> None:
     assert {target for target in targets if target.partition(".")[0] == "torch"} == OF_TORCH
     assert {target.partition(".")[0] for target in targets} - {"torch"} <= LIBRARIES
     assert not targets & LIBRARIES
+
+
+def test_the_finders_wait_for_the_same_names() -> None:
+    """Each has them itself, so that it is one module less to load at a start."""
+    assert diffusers_quantfix._WAITED_FOR == LIBRARIES | OF_TORCH
+    source = (ROOT / "diffusers_quantfix" / "startup" / "run.py").read_text(encoding="utf-8")
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "NAMES"
+    )
+    assert set(names.split()) == LIBRARIES | OF_TORCH
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_every_library_imports_typing(library) -> None:
+    """Where it is not there, none of them is: the start-up file looks no further. All others import torch."""
+    spec = importlib.util.find_spec(library)
+    if spec is None:
+        pytest.skip(f"{library} is not installed")
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    assert any(isinstance(node, ast.ImportFrom) and node.module == "typing" for node in tree.body) or any(
+        isinstance(node, ast.Import) and node.names[0].name == "typing" for node in tree.body
+    )
+
+
+@pytest.mark.parametrize("before", ["", "import typing", "import lib.core"])
+def test_it_patches_before_and_after(simple, before) -> None:
+    outcome = simple.run(f"{before}\nimport diffusers_quantfix, lib.core\ntell(f=lib.core.f())")
+    assert outcome["f"] == "patched"
+
+
+def test_the_package_is_deleted_while_it_waits(simple) -> None:
+    """An upgrade in a notebook: the library that comes then is as it was."""
+    outcome = simple.run("""
+        import sys
+        import diffusers_quantfix
+        sys.modules["diffusers_quantfix.first_library"] = None  # its file is gone
+        import lib.core
+        tell(f=lib.core.f())
+    """)
+    assert (outcome["f"], outcome.err) == ("broken", "")
 
 
 def test_other_modules_do_not_wake_it(simple) -> None:

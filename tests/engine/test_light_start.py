@@ -9,8 +9,9 @@ import pytest
 
 from .harness import ROOT
 
-OURS = {"diffusers_quantfix", "diffusers_quantfix.first_library"}
+OURS = {"diffusers_quantfix"}
 WITH_A_LIBRARY = OURS | {
+    "diffusers_quantfix.first_library",
     "diffusers_quantfix.activation",
     "diffusers_quantfix.engine",
     "diffusers_quantfix.engine.settings",

@@ -14,10 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # As `site` does it, with the module that the wheel calls diffusers_quantfix_startup
 BY_START_UP = """
 import importlib.util
-spec = importlib.util.spec_from_file_location("diffusers_quantfix_startup", "diffusers_quantfix/startup/run.py")
-startup = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(startup)
-startup.run()
+import sys
+folder = "diffusers_quantfix/startup"
+spec = importlib.util.spec_from_file_location(
+    "diffusers_quantfix_startup", f"{folder}/run.py", submodule_search_locations=[folder]
+)
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[spec.name])
 """
 PROGRAM = """
 import sys

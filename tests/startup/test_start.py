@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,10 +13,9 @@ import zipapp
 import pytest
 
 from diffusers_quantfix.commands import startup as command
-from diffusers_quantfix.first_library import LIBRARIES, OF_TORCH
 from tests.engine.harness import FINDERS
 from tests.engine.test_light_start import WITH_A_LIBRARY
-from tests.startup.conftest import ACTIVE, ROOT, Environment, checked
+from tests.startup.conftest import ACTIVE, Environment, checked
 
 ASK = f"import sys; print({ACTIVE})"
 
@@ -153,20 +151,12 @@ def test_a_start_adds_nothing_until_a_library_is_asked_for(environment: Environm
         return set(checked(environment.run(*flags, "-c", program, **variables)).stdout.split())
 
     bare = loaded(modules, DIFFUSERS_QUANTFIX_AUTO="0")
-    assert loaded(modules, DIFFUSERS_QUANTFIX_AUTO="1") == bare
+    assert loaded(modules, DIFFUSERS_QUANTFIX_AUTO="1") == bare - {"diffusers_quantfix_startup.enabled"}
     assert loaded(asked, DIFFUSERS_QUANTFIX_AUTO="1") - bare - {"__future__"} == WITH_A_LIBRARY
-    assert loaded(asked) == bare - {"diffusers_quantfix_startup"}, "without a choice nothing at all is loaded"
+    assert loaded(asked) == bare - {"diffusers_quantfix_startup.enabled"}, (
+        "without a choice only the file itself"
+    )
     assert "diffusers_quantfix_startup" in bare
-
-
-def test_it_waits_for_every_library_that_is_patched():
-    """The start-up module has their names of its own, so that it is one module less to load."""
-    path = ROOT / "diffusers_quantfix" / "startup" / "run.py"
-    spec = importlib.util.spec_from_file_location("startup_of_the_wheel", path)
-    startup = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(startup)
-    # which tests/engine/test_first_library.py holds against the fixes
-    assert (startup.LIBRARIES, startup.OF_TORCH) == (LIBRARIES, OF_TORCH)
 
 
 def test_the_search_that_wakes_it_asks_every_other_finder(environment: Environment):
@@ -185,9 +175,23 @@ except ModuleNotFoundError:
     assert done.stdout.split() == ["before", "after"] * 2
 
 
-def test_settings_are_read_at_once(environment: Environment):
+def test_a_typo_in_the_settings_is_reported_with_the_first_library(environment: Environment):
+    """And not by every other program of the environment."""
     done = checked(environment.run("-c", "1", DIFFUSERS_QUANTFIX_AUTO="1", DIFFUSERS_QUANTFIX="of"))
-    assert "of" in done.stderr
+    assert done.stderr == ""
+    done = checked(environment.run("-c", ASK, DIFFUSERS_QUANTFIX_AUTO="1", DIFFUSERS_QUANTFIX="of"))
+    assert done.stderr.count("DIFFUSERS_QUANTFIX") == 1 and "'of'" in done.stderr
+
+
+def test_other_modules_do_not_wake_it(environment: Environment):
+    """Not those either whose names are parts of a library's, or begin with one."""
+    program = (
+        "import importlib.util as u, sys\n"
+        "for name in ('torch', 'fsdp', 'diff', 'a', 'transformers_x', 'peft optimum'): u.find_spec(name)\n"
+        "print('diffusers_quantfix' in sys.modules)\n"
+    )
+    done = environment.run("-c", program, DIFFUSERS_QUANTFIX_AUTO="1")
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
 
 
 def test_an_orphaned_start_up_file_says_nothing(own_environment: Environment):
@@ -207,10 +211,22 @@ def test_a_choice_that_cannot_be_written_is_one_sentence(own_environment: Enviro
     done = own_environment.run("-m", "diffusers_quantfix", "enable")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "cannot write" in done.stderr and "does not run the start-up file" in done.stderr
-    # It was advised here, and does nothing: the path file takes the package for removed.
-    assert "DIFFUSERS_QUANTFIX_AUTO" not in done.stderr
-    assert not active(own_environment, DIFFUSERS_QUANTFIX_AUTO="1")
+    assert "cannot write" in done.stderr
+    assert "set DIFFUSERS_QUANTFIX_AUTO=1 in the environment instead" in done.stderr
+    assert not active(own_environment)
+    assert active(own_environment, DIFFUSERS_QUANTFIX_AUTO="1"), "what was advised"
+
+
+def test_half_removed_start_up_files_say_nothing(own_environment: Environment):
+    folder = own_environment.site / "diffusers_quantfix_startup"
+    for name in ("choice", "enabled.py", "__init__.py"):
+        (folder / name).unlink()
+        for variables in ({}, {"DIFFUSERS_QUANTFIX_AUTO": "1"}, {"DIFFUSERS_QUANTFIX_AUTO": "ja"}):
+            done = own_environment.run("-c", ASK, **variables)
+            works = name == "choice" and variables.get("DIFFUSERS_QUANTFIX_AUTO") == "1"
+            said = done.stderr and name == "choice" and "ja" in variables.values()
+            assert done.stdout.strip() == str(works)
+            assert bool(done.stderr) == bool(said), done.stderr
 
 
 def test_a_damaged_choice_is_none(own_environment: Environment):

@@ -1,0 +1,92 @@
+"""What a start of the interpreter needs where activation may be enabled; the wheel puts it beside `run`.
+
+Errors here never stop the interpreter from starting, and print no traceback at every start.
+"""
+
+from . import NAMES  # type: ignore[attr-defined]  # in the wheel `run` is the package itself
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VARIABLE = "DIFFUSERS_QUANTFIX_AUTO"
+ON = ("1", "true", "yes", "on")
+OFF = ("0", "false", "no", "off")
+# Installed with the wheel, so that uninstalling removes this file too.
+CHOICE = __file__.rpartition("enabled")[0] + "choice"
+
+_reported = False
+_woken = False
+
+
+def chosen() -> str:
+    """How activation was enabled: "variable", "enable", or "" when it was not."""
+    import os
+
+    word = os.environ.get(VARIABLE, "").strip().lower()
+    if word:
+        return "variable" if word in ON else ""
+    try:
+        with open(CHOICE, "rb") as file:
+            return "enable" if file.read(8).strip() == b"on" else ""
+    except OSError:
+        return ""
+
+
+def misunderstood() -> str:
+    """A sentence with the variable's value when it is neither on nor off; else empty."""
+    import os
+
+    word = os.environ.get(VARIABLE, "").strip()
+    if not word or word.lower() in ON or word.lower() in OFF:
+        return ""
+    return f"{VARIABLE}={word} is neither {', '.join(ON)} nor {', '.join(OFF)}: diffusers_quantfix is not activated"
+
+
+def start() -> None:
+    """Import the package now, if activation is enabled: it reads its settings, and waits for the first library."""
+    if not chosen():
+        _report_misunderstood()
+        return
+    try:
+        import diffusers_quantfix  # noqa: F401
+    except ImportError:
+        return  # the package was deleted by hand and this file remained
+
+
+def _report_misunderstood() -> None:
+    """Report once, on standard error, that the variable's value is not valid."""
+    global _reported
+    sentence = misunderstood()
+    if sentence and not _reported:
+        import sys
+
+        _reported = True
+        if sys.stderr is not None:
+            sys.stderr.write(f"diffusers_quantfix: {sentence}\n")
+
+
+def found(name: str, path: "Any", target: "Any") -> "Any":
+    """Import and activate the package, if ``name`` is that of the first library; what its watcher finds of torch.
+
+    The finder that calls this stays at its position: the running search counts the finders, and would skip one.
+
+    Args:
+        name: the library, the patched module of torch, or a part of such a name, as a finder is given it.
+        path: the same.
+        target: the same.
+    """
+    global _woken
+    if _woken or name not in NAMES.split() or not chosen():
+        return None
+    _woken = True
+    try:
+        from diffusers_quantfix import wake
+    except ImportError:
+        return None
+    wake()  # its own finder would come too late for the running search
+    if name.partition(".")[0] != "torch":
+        return None
+    from diffusers_quantfix.first_library import watched_spec  # this search is past the place of the watcher
+
+    return watched_spec(name, path, target)
