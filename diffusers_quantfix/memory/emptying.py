@@ -44,6 +44,7 @@ class Block:
         outside: whether that is because something outside can reach it.
         error: what torch said when it could not be.
         tensor: a tensor on it that is known to be left.
+        holders: what is known to hold it, as `diffusers_quantfix.memory.holders` says it.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Block:
     outside: bool = False
     error: str = ""
     tensor: torch.Tensor | None = None
+    holders: tuple[str, ...] = ()
 
 
 def blocks_of(found: Iterable[Held]) -> dict[int, Block]:

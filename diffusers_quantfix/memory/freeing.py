@@ -75,7 +75,7 @@ def release(
     if not targets:
         return Release(freed={})
     until = time.monotonic() + wait
-    return _Releasing(targets, force, until).carry_out(verify, search)
+    return _Releasing(targets, force, until, search if verify else 0.0).carry_out(verify, search)
 
 
 class releasing:
@@ -133,12 +133,13 @@ def _checked(targets: tuple[Any, ...]) -> list[Any]:
 class _Releasing:
     """One release: what it will do is decided with other threads running, and done with none inside."""
 
-    def __init__(self, targets: list[Any], force: bool, until: float) -> None:
+    def __init__(self, targets: list[Any], force: bool, until: float, search: float) -> None:
         self._targets = targets
         self._force = force
         self._until = until
         self._look()
-        self.collected = bool(self.plan.kept) or any(block.spared for block in self.blocks.values())
+        spared = [block for block in self.blocks.values() if block.spared]
+        self.collected = bool(self.plan.kept or (spared and not self._are_held(spared, search)))
         if self.collected:
             # It may be garbage that uses them, as long as nobody holds it.
             del self.census, self.plan
@@ -170,6 +171,21 @@ class _Releasing:
             trees = self.released | {id(m) for part in self.plan.again for m in part.modules}
             for address, (owner, weight) in self.census.other_owners(self.blocks, trees).items():
                 self.blocks[address].spared, self.blocks[address].tensor = owner, weight
+
+    @no_collection()
+    def _are_held(self, spared: list[Block], search: float) -> bool:
+        """Whether each of these is held by a variable, and not only by what is released: then it is no garbage, and to
+        collect that, which takes longer than the search, would change nothing."""
+        from .holders import held
+
+        if not search or any(block.tensor is None for block in spared):
+            return False
+        but = {*self.released, *map(id, self.plan.pipelines)}
+        but |= {id(module) for part in self.plan.again for module in part.modules}
+        chains = held([block.tensor for block in spared], time.monotonic() + search, but)
+        for block, found in zip(spared, chains or (), strict=False):
+            block.holders, block.tensor = tuple(found), None
+        return chains is not None
 
     def carry_out(self, verify: bool, search: float) -> Release:
         """Do it, and say what came of it."""
@@ -325,7 +341,13 @@ def _survivors(blocks: list[Block], verify: bool, until: float) -> tuple[Survivo
         return ()
     from .holders import holders_of_storages
 
-    chains = holders_of_storages(blocks, until) if verify else [[] for _ in blocks]
+    chains: list[Any] = [block.holders for block in blocks]
+    unknown = [index for index, found in enumerate(chains) if not found] if verify else []
+    if unknown:
+        for index, found in zip(
+            unknown, holders_of_storages([blocks[i] for i in unknown], until), strict=True
+        ):
+            chains[index] = found
     # A list first: a tuple that is being built can be met by the search, and must not be referred to.
     answers = [
         Survivor(

@@ -10,7 +10,7 @@ import sys
 import time
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from .references import Ranges, addresses_of
 if TYPE_CHECKING:
     from .emptying import Block
 
-__all__ = ["holders", "holders_of_storages"]
+__all__ = ["held", "holders", "holders_of_storages"]
 
 _WIDTH = 12  # so many referrers are followed from each level to the next, those that were met first
 _STEPS = 4  # of a long chain: so many at the tensor, and so many at the variable
@@ -52,6 +52,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.chains: list[str] = []
+        self.sure = False  # one of them is alive without doubt: a traceback, and its frames, may be garbage
         self.owner: tuple[str, ...] = ()  # up to an attribute of an object
         self.last: tuple[str, ...] = ()
 
@@ -75,10 +76,31 @@ def holders(values: list[Any], until: float, most: int = 3) -> list[list[str]]:
             no variable by then ends with the nearest object that has it as an attribute, and with "(search cut)".
         most: chains of each.
     """
+    found, cut = _search(values, until, most, frozenset())
+    return [one.answer(most, cut) for one in found]
+
+
+def held(values: list[Any], until: float, but: Set[int], most: int = 3) -> list[list[str]] | None:
+    """As `holders`, if each of ``values`` is held by a variable that is alive without doubt; None otherwise.
+
+    So none of them is garbage, which only a collection of the whole heap could tell otherwise.
+
+    Args:
+        values: as for `holders`.
+        until: as for `holders`.
+        but: ``id`` of objects that do not count, and neither does what holds a value through them.
+        most: chains of each.
+    """
+    found, _ = _search(values, until, most, but)
+    return [one.answer(most, cut=False) for one in found] if all(one.sure for one in found) else None
+
+
+def _search(values: list[Any], until: float, most: int, but: Set[int]) -> tuple[list[_Found], bool]:
+    """The chains, and whether the search was cut."""
     found = [_Found() for _ in values]
     frames = [frame for chain in running().values() for frame in chain]
     level = [_Node(value, (), origin) for origin, value in enumerate(values)]
-    hidden = {id(values), id(frames), id(found)}
+    hidden = {id(values), id(frames), id(found), *but}
     seen = {(node.origin, id(node.value)) for node in level}
     # Their ids must not be given to other objects as long as `seen` has them.
     kept: list[Any] = [seen, level]
@@ -88,9 +110,9 @@ def holders(values: list[Any], until: float, most: int = 3) -> list[list[str]]:
         level = [node for node in level if len(found[node.origin].chains) < most]
         if not level or (depth >= _LEAST and time.monotonic() >= until):
             break
-        level = _next_level(level, seen, hidden, found)
+        level = _next_level(level, seen, hidden, found, frames)
         kept += [level, *[node.value for node in level]]
-    return [one.answer(most, bool(level)) for one in found]
+    return found, bool(level)
 
 
 def holders_of_storages(blocks: list[Block], until: float, most: int = 3) -> list[list[str]]:
@@ -264,10 +286,15 @@ def _meet_variables(level: list[_Node], frames: list[types.FrameType], found: li
         for name, value in locals_of(frame).items():
             for node in by_id.get(id(value), ()):
                 found[node.origin].chains.append(_text((*_closed(node), _local(frame, name))))
+                found[node.origin].sure = True
 
 
 def _next_level(
-    level: list[_Node], seen: set[tuple[int, int]], hidden: set[int], found: list[_Found]
+    level: list[_Node],
+    seen: set[tuple[int, int]],
+    hidden: set[int],
+    found: list[_Found],
+    frames: list[types.FrameType],
 ) -> list[_Node]:
     held: dict[int, list[_Node]] = {}
     for node in level:
@@ -287,9 +314,11 @@ def _next_level(
             if isinstance(referrer, types.FrameType):
                 names = [name for name, item in locals_of(referrer).items() if item is node.value]
                 one.chains.append(_text((*_closed(node), _local(referrer, names[0] if names else "?"))))
+                one.sure = one.sure or any(referrer is frame for frame in frames)
             elif isinstance(referrer, dict) and (module := _module_of(referrer)):
                 step = f"global {_key_of(referrer, node.value)} of {module}"
                 one.chains.append(_text((*_closed(node), step)))
+                one.sure = True
             elif width.get(node.origin, 0) < _WIDTH:
                 width[node.origin] = width.get(node.origin, 0) + 1
                 above.append(_above(node, referrer))
