@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from itertools import chain, compress, starmap
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..placement.tensors import nbytes, plain_tensors, storage_of
 from ..weights.companions import companions
 from .trees import bearing_modules
 
-__all__ = ["Census", "device_tensors", "library_constants", "weights_of"]
+__all__ = ["Census", "all_but_plain", "device_tensors", "library_constants", "weights_of"]
 
 # What `torch.nn.Module.__init__` gives every module.
 _OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
@@ -55,9 +56,10 @@ class Census:
         self.addresses: list[Any] = []
         self.graphs: list[Any] = []
         self._users: dict[int, list[tuple[int, str]]] | None = None
+        # By type: asking a lazy proxy for its class would wake it up.
         kinds = _Kinds()
-        objects = gc.get_objects()
-        # Without a step of Python for each: there are millions, and nearly all of them are of no kind.
+        objects = all_but_plain()
+        # Without a step of Python for each: nearly all of them are of no kind.
         for value in compress(objects, map(kinds.__getitem__, map(type, objects))):
             getattr(self, kinds[type(value)]).append(value)
         del objects
@@ -102,11 +104,31 @@ class Census:
         return self._users
 
 
-class _Kinds(dict[type, str]):
-    """Type -> the attribute of `Census` that has its objects, "" for none. Each type is asked once.
+_PLAIN = frozenset(
+    (tuple, dict, list, set, frozenset, types.FunctionType, types.BuiltinFunctionType, types.CellType)
+)
 
-    By type: asking a lazy proxy for its class would wake it up.
+
+def all_but_plain() -> list[Any]:
+    """All objects that the garbage collector knows, but for the millions that are of the types `_PLAIN`.
+
+    In one call, so that no other thread goes on meanwhile: the objects include tuples that other threads are about to
+    build, and those fail with SystemError while anybody else, like a list, refers to such a tuple.
     """
+    objects: list[Any] = []
+    # The iterators read the list once it is filled.
+    plain = map(_PLAIN.__contains__, map(type, objects))
+    return list(
+        chain(
+            filter(None, map(objects.extend, map(gc.get_objects, (None,)))),
+            compress(objects, map(operator.not_, plain)),
+            filter(None, starmap(objects.clear, ((),))),
+        )
+    )
+
+
+class _Kinds(dict[type, str]):
+    """Type -> the attribute of `Census` that has its objects, "" for none. Each type is asked once."""
 
     def __missing__(self, kind: type) -> str:
         self[kind] = _kind(kind)
@@ -114,6 +136,7 @@ class _Kinds(dict[type, str]):
 
 
 def _kind(kind: type) -> str:
+    """The attribute of `Census` that has the objects of a type, "" for none."""
     if kind is types.TracebackType:
         return "tracebacks"
     if issubclass(kind, torch.nn.Module):

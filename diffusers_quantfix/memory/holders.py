@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..placement.tensors import storage_of
+from .census import all_but_plain
 from .emptying import storage_in
 from .frames import locals_of, running
 from .references import Ranges, addresses_of
@@ -202,7 +203,8 @@ def _on_memory(
                     look_inside(value, value, "")
                 if kind := _kind(type(value)):
                     look(value, kind)
-    objects = gc.get_objects()
+    # Only those that may hold an array or a capsule have to be looked into.
+    objects = gc.get_objects() if exporters else all_but_plain()
     for start in range(0, len(objects), _CHUNK):
         chunk = objects[start : start + _CHUNK]
         for value in chunk:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import diffusers_quantfix
+from tests.marks import rest_is_long
 
 NOISE = """
 import os, subprocess, sys
@@ -141,7 +142,7 @@ def test_the_bare_command_prints_its_help(simple) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a pseudo terminal")
-@pytest.mark.parametrize("columns", [50, 100])
+@pytest.mark.parametrize("columns", rest_is_long([50, 100], 50))
 def test_on_a_terminal_something_moves_and_the_answer_fits(world, columns) -> None:
     world.library(core="import time; time.sleep(1.5)\ndef f(): return 'broken'")
     world.fix(title="a few words " * 20)

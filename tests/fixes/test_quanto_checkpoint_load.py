@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.fixes import quanto_models as q
 from tests.fixes.merged import assert_same, bits
 from tests.gate import unmet
+from tests.marks import rest_is_long
 
 FIX_ID = "quanto-checkpoint-load"
 SHOWS = "not what it was"
@@ -81,8 +84,12 @@ def test_a_part_of_a_checkpoint_leaves_the_rest():
 
 
 @pytest.mark.skipif(bool(unmet("accelerate>=1.7")), reason="before, it does not load such a checkpoint")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@qtypes
+@pytest.mark.parametrize(
+    ("qtype", "dtype"),
+    rest_is_long(
+        itertools.product(q.QTYPES, ["float32", "bfloat16"]), ("qint4", "bfloat16"), ("qfloat8", "float32")
+    ),
+)
 def test_a_weight_in_two_files(tmp_path, qtype, dtype):
     """The tensors inside of it lie in different files; in one file alone they are missing for ``strict``."""
     import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 import time
 
@@ -487,3 +488,33 @@ def test_a_complex_view_whose_base_was_emptied():
     assert [survivor.path for survivor in report.survivors] in ([], ["Sequential.0.weight"])
     assert report.freed
     del view
+
+
+def test_a_tuple_that_another_thread_builds():
+    """``tuple(generator)`` there failed with SystemError: the look at all objects had the half-built one too."""
+    from diffusers_quantfix.memory.census import Census
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    ended, failed = threading.Event(), []
+
+    def build():
+        while not ended.is_set():
+            try:
+                tuple(str(number) for number in range(2000))  # grows, so that it is resized many times
+            except SystemError as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            Census()
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert not failed
