@@ -12,7 +12,7 @@
 # virtual environment, and what the globals of a finder name outlives the other modules at the end of the interpreter
 # and is cleared one by one: so builtins only, imported within functions.
 #
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,arg-type,comparison-overlap"
 
 
 # The libraries with a patched module, and the patched modules of torch; a test compares them with the fixes.  As one
@@ -24,8 +24,7 @@ NAMES = (
 
 
 def find_spec(name, path=None, target=None):
-    # This module is the finder.  It finds nothing itself: when one of the names is imported, it imports the package
-    # first.
+    # A finder that finds nothing itself: when one of the names is imported, it imports the package first.
     if name in NAMES:
         try:
             from .enabled import found
@@ -47,13 +46,15 @@ def run():
         if word or stat(__file__.rpartition("__init__")[0] + "choice").st_size:
             import sys
 
-            this = sys.modules[__name__]
             if word not in ("1", None) or "typing" in sys.modules:
                 from .enabled import start
 
                 start()
-            elif this not in sys.meta_path:
-                sys.meta_path.insert(0, this)
+            elif find_spec not in sys.meta_path:
+                find_spec.find_spec = (
+                    find_spec  # a function as a finder: other code may copy or pickle the list
+                )
+                sys.meta_path.insert(0, find_spec)
     except (ImportError, OSError):
         pass  # no start may print a traceback, whatever was deleted by hand
 

@@ -194,6 +194,28 @@ def test_other_modules_do_not_wake_it(environment: Environment):
     assert (done.stdout.strip(), done.stderr) == ("False", "")
 
 
+@pytest.mark.parametrize("way", ["import diffusers_quantfix", "pass"])
+def test_a_finder_that_waits_is_one_like_others(environment: Environment, way: str):
+    """What programs do with every finder: it is asked for distributions and to forget, listed, copied and pickled."""
+    program = f"""
+{way}
+import copy, importlib, importlib.metadata, pickle, pkgutil, sys
+found = [finder for finder in sys.meta_path if getattr(finder, "__module__", "").startswith("diffusers_quantfix")]
+assert len(found) == 1, sys.meta_path
+importlib.invalidate_caches()
+assert "diffusers-quantfix" in [one.metadata["Name"] for one in importlib.metadata.distributions()]
+assert copy.deepcopy(found) == copy.copy(found) == pickle.loads(pickle.dumps(found)) == found
+print([finder.__name__ for finder in found], repr(found[0])[:9], type(found[0]).__name__)
+for finder in sys.meta_path:
+    assert finder.find_spec("nowhere") is finder.find_spec("nowhere", None, None) is None
+assert "typing" in sys.modules and [*pkgutil.iter_modules()]
+import importlib.util
+print(importlib.util.find_spec("diffusers"), "diffusers_quantfix.activation" in sys.modules)
+"""
+    done = checked(environment.run("-c", program, DIFFUSERS_QUANTFIX_AUTO="0" if "import" in way else "1"))
+    assert done.stdout.splitlines()[-1] == "None True", done.stdout
+
+
 def test_an_orphaned_start_up_file_says_nothing(own_environment: Environment):
     checked(own_environment.run("-m", "diffusers_quantfix", "enable"))
     for folder in ("diffusers_quantfix", "diffusers_quantfix_startup"):
