@@ -8,7 +8,8 @@ Cause: for the parts of a weight diffusers leaves the comparison of shapes to it
 Upstream: not reported; diffusers drops quanto with 1.0.
 Patch: both raise ValueError with the name of the tensor, before anything is loaded or while it is. A scale with one
     number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone. So is a layer
-    of which the checkpoint has nothing: it stays on meta, where the user may put another one in its place.
+    of which the checkpoint has no weight: it stays on meta, where the user may put another one in its place, and is
+    named in the warning about missing keys, as a plain layer is.
 """
 
 from __future__ import annotations
@@ -68,14 +69,19 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
 
     def make_missing(original):
         def update_missing_keys(self, model, missing_keys, *args, **kwargs):
-            missing = _torn(model, missing_keys) if self.pre_quantized else []
-            if missing:
+            found = original(self, model, missing_keys, *args, **kwargs)
+            if not self.pre_quantized:
+                return found
+            missing = {key for key in missing_keys if _is_part(model, key)}
+            torn = _torn(model, missing)
+            if torn:
                 raise ValueError(
-                    f"the checkpoint has no {', '.join(sorted(missing)[:8])}"
-                    f"{f' and {len(missing) - 8} more' if len(missing) > 8 else ''}: a weight of quanto is loaded from "
+                    f"the checkpoint has no {', '.join(sorted(torn)[:8])}"
+                    f"{f' and {len(torn) - 8} more' if len(torn) > 8 else ''}: a weight of quanto is loaded from "
                     "all of its tensors."
                 )
-            return original(self, model, missing_keys, *args, **kwargs)
+            # For the warning that diffusers logs where it is a plain layer.
+            return [*found, *sorted(missing - set(found))]
 
         return update_missing_keys
 
@@ -130,9 +136,8 @@ def _fitted(model: Any, loaded_param: Any, param_name: str) -> Any:
     return loaded_param.reshape(current.shape) if rows else loaded_param
 
 
-def _torn(model: Any, missing_keys: list[str]) -> list[str]:
-    """Those of ``missing_keys`` that name a part of a weight of which the checkpoint has another part."""
-    missing = {key for key in missing_keys if _is_part(model, key)}
+def _torn(model: Any, missing: set[str]) -> list[str]:
+    """Those of these parts of weights that belong to a weight of which the checkpoint has another part."""
     if not missing:
         return []
     found = {_weight_of(key) for key in model.state_dict() if key not in missing and _is_part(model, key)}
