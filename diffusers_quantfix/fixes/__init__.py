@@ -105,9 +105,21 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
+    "diffusers-controlnet-flux-from-quantized": (
+        "diffusers.controlnet_flux_from_quantized",
+        "diffusers.models.controlnet_flux",
+    ),
     "diffusers-controlnet-from-quantized": (
         "diffusers.controlnet_from_quantized",
         "diffusers.models.controlnets",
+    ),
+    "diffusers-controlnet-hunyuan-from-quantized": (
+        "diffusers.controlnet_hunyuan_from_quantized",
+        "diffusers.models.controlnet_hunyuan",
+    ),
+    "diffusers-controlnet-sparse-from-quantized": (
+        "diffusers.controlnet_sparse_from_quantized",
+        "diffusers.models.controlnet_sparsectrl",
     ),
     "diffusers-controlnet-union-attention": (
         "diffusers.controlnet_union_attention",

@@ -161,7 +161,9 @@ def test_one_number_for_each_row(qtype, dtype, shape, width):
     with torch.device("meta"):
         loaded = q.plain_layers(getattr(torch, dtype), width)
     q.quanto().requantize(loaded, state, q.quanto().quantization_map(model))
-    assert torch.equal(q.run(loaded, getattr(torch, dtype), width), q.run(model, getattr(torch, dtype), width))
+    assert torch.equal(
+        q.run(loaded, getattr(torch, dtype), width), q.run(model, getattr(torch, dtype), width)
+    )
     for one, other in zip(loaded, model, strict=True):
         assert torch.equal(one.weight.dequantize(), other.weight.dequantize())
     assert state[key].shape == given  # the user's own tensors stay as they are
