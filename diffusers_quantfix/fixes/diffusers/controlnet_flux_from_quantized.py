@@ -24,10 +24,12 @@ FIX = Fix(
     title="a Flux ControlNet that is made of a quantized transformer has wrong weights",
     module="diffusers.models.controlnet_flux",
     claims={"diffusers": ">=0.31.0,<=0.31.0"},
-    upstream=(),
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_flux.py#L208",
+    ),
     symptom="noise from a Flux ControlNet after FluxControlNetModel.from_transformer() of a quantized transformer",
     harm="wrong result",
-    frames=("FluxControlNetModel", "from_transformer"),
+    frames=("FluxControlNetModel", r"\b0\.31"),
     since="0.1.0",
 )
 

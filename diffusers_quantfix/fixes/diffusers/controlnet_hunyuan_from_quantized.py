@@ -24,11 +24,13 @@ FIX = Fix(
     title="a Hunyuan-DiT ControlNet that is made of a quantized transformer has wrong weights",
     module="diffusers.models.controlnet_hunyuan",
     claims={"diffusers": ">=0.31.0,<=0.31.0"},
-    upstream=(),
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_hunyuan.py#L212",
+    ),
     symptom="noise from a Hunyuan-DiT ControlNet after HunyuanDiT2DControlNetModel.from_transformer() of a "
     "quantized transformer",
     harm="wrong result",
-    frames=("HunyuanDiT2DControlNetModel", "from_transformer"),
+    frames=("HunyuanDiT2DControlNetModel", r"\b0\.31"),
     since="0.1.0",
 )
 

@@ -24,10 +24,12 @@ FIX = Fix(
     title="a sparse ControlNet that is made of a quantized UNet has wrong weights",
     module="diffusers.models.controlnet_sparsectrl",
     claims={"diffusers": ">=0.31.0,<=0.31.0"},
-    upstream=(),
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_sparsectrl.py#L443",
+    ),
     symptom="noise from a sparse ControlNet after SparseControlNetModel.from_unet() of a quantized UNet",
     harm="wrong result",
-    frames=("SparseControlNetModel", "from_unet"),
+    frames=("SparseControlNetModel", r"\b0\.31"),
     since="0.1.0",
 )
 
