@@ -44,10 +44,10 @@ def advice() -> Iterator[str]:
         version = installed_version(name)
         if version and (name == home or _in_diffusers(home)):
             alone = (
-                f" alone; of those about any quantized model, {', '.join(fixes)} cover it" if fixes else ""
+                f" alone; fixes about any quantized model cover it, like {' and '.join(fixes)}"
+                if fixes
+                else ""
             )
-            if len(fixes) == 1:
-                alone = alone.replace("cover it", "covers it")
             yield f"{name} {version}: no fix is about the quantization method {method!r}{alone}; {seen}"
 
 

@@ -116,8 +116,8 @@ def test_advice_for_a_machine_without_a_gpu():
 
 def test_a_quantizer_about_which_no_fix_is(monkeypatch):
     monkeypatch.setattr(quantizers, "installed_version", {"sdnq": "0.2.8"}.get)
-    said = "sdnq 0.2.8: no fix is about the quantization method 'sdnq' alone; of those about any quantized model, "
-    assert f"{said}diffusers-controlnet-from-quantized covers it; `audit`" in advice("")
+    said = "sdnq 0.2.8: no fix is about the quantization method 'sdnq' alone; fixes about any quantized model cover it"
+    assert f"{said}, like diffusers-controlnet-from-quantized; `audit`" in advice("")
     assert "count its tensors" in advice("")
     assert "auto-round" not in advice("")
     monkeypatch.setattr(quantizers, "installed_version", {"nvidia-modelopt": "0.33.0"}.get)
