@@ -129,7 +129,7 @@ def _kind_of(layer: Any) -> str:
     # One that is not quantized yet will be, unless it has float16 weights for good.
     if name == "Int8Params" and not getattr(weight, "has_fp16_weights", False):
         return "8-bit"
-    if name in ("Params4bit", "GGUFParameter") and hasattr(layer, "in_features"):
+    if weight is not None and name in ("Params4bit", "GGUFParameter") and hasattr(layer, "in_features"):
         # Before it is packed upstream computes with it.
         packed = tuple(weight.shape) != (layer.out_features, layer.in_features)
         return {"Params4bit": "4-bit", "GGUFParameter": "GGUF"}[name] if packed else ""

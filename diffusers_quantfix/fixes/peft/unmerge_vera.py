@@ -30,7 +30,7 @@ FIX = Fix(
     symptom="after unmerge_adapter() of a VeRA the output of a bitsandbytes model is not what it was before, with peft "
     "before 0.20",
     harm="wrong result",
-    frames=("unmerge_adapter|unmerge", r"tuners/vera/bnb\.py"),
+    frames=("unmerge_adapter|unmerge", r"\bVeRA\b", r"tuners/vera/bnb\.py"),
     hot=True,
     since="0.1.0",
 )
