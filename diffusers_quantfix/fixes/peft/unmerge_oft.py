@@ -29,7 +29,7 @@ FIX = Fix(
     symptom="after unmerge_adapter() of an OFT the output of a bitsandbytes model is not what it was before, with peft "
     "before 0.21",
     harm="wrong result",
-    frames=("unmerge_adapter|unmerge", r"\bOFT\b", r"tuners/oft/bnb\.py"),
+    frames=("unmerge_adapter|unmerge", r"tuners/oft/bnb\.py"),
     hot=True,
     since="0.1.0",
 )
