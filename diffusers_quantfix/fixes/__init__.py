@@ -105,9 +105,21 @@ INDEX: dict[str, tuple[str, str]] = {
         "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
     ),
     "diffusers-control-lora-reset": ("diffusers.control_lora_reset", "diffusers.loaders.lora_pipeline"),
+    "diffusers-controlnet-flux-from-quantized": (
+        "diffusers.controlnet_flux_from_quantized",
+        "diffusers.models.controlnet_flux",
+    ),
     "diffusers-controlnet-from-quantized": (
         "diffusers.controlnet_from_quantized",
         "diffusers.models.controlnets",
+    ),
+    "diffusers-controlnet-hunyuan-from-quantized": (
+        "diffusers.controlnet_hunyuan_from_quantized",
+        "diffusers.models.controlnet_hunyuan",
+    ),
+    "diffusers-controlnet-sparse-from-quantized": (
+        "diffusers.controlnet_sparse_from_quantized",
+        "diffusers.models.controlnet_sparsectrl",
     ),
     "diffusers-controlnet-union-attention": (
         "diffusers.controlnet_union_attention",
@@ -268,10 +280,12 @@ INDEX: dict[str, tuple[str, str]] = {
     "peft-unilora-packed-weight": ("peft.unilora_packed_weight", "peft.tuners.unilora.layer"),
     "peft-unmerge-bnb": ("peft.unmerge_bnb", "peft.tuners.lora.bnb"),
     "peft-unmerge-hira": ("peft.unmerge_hira", "peft.tuners.hira.bnb"),
+    "peft-unmerge-oft": ("peft.unmerge_oft", "peft.tuners.oft.bnb"),
     "peft-unmerge-other-adapters": ("peft.unmerge_other_adapters", "peft.tuners"),
     "peft-unmerge-pvera": ("peft.unmerge_pvera", "peft.tuners.pvera.bnb"),
     "peft-unmerge-road": ("peft.unmerge_road", "peft.tuners.road.bnb"),
     "peft-unmerge-torchao": ("peft.unmerge_torchao", "peft.tuners.lora.torchao"),
+    "peft-unmerge-vera": ("peft.unmerge_vera", "peft.tuners.vera.bnb"),
     "quanto-awq-strided-input": ("quanto.awq_strided_input", "optimum.quanto.tensor.weights.awq.qbits"),
     "quanto-checkpoint-load": ("quanto.checkpoint_load", "optimum.quanto.nn.qmodule"),
     "quanto-checkpoint-shape": ("quanto.checkpoint_shape", "optimum.quanto.nn.qmodule"),

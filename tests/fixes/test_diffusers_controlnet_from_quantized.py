@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix.fixes.diffusers import controlnet_from_quantized
+from diffusers_quantfix.models import copied_weights
+from diffusers_quantfix.verify.models import controlnets as tiny
 from tests.fixes import four_bit, quanto_models
 from tests.gate import unmet
 from tests.rig import models
@@ -207,7 +208,7 @@ def test_every_class_that_copies_weights_is_guarded():
         for name in ("from_transformer", "from_unet"):
             method = vars(cls).get(name) if isinstance(cls, type) else None
             if method is not None and "load_state_dict" in names_used(method):
-                assert "controlnet_from_quantized" in method.__func__.__code__.co_filename, cls.__name__
+                assert "copied_weights" in method.__func__.__code__.co_filename, cls.__name__
 
 
 def test_what_is_not_copied_may_be_quantized():
@@ -255,7 +256,7 @@ def test_who_passes_over_names_is_guarded():
     from diffusers.models import controlnets
 
     root = Path(diffusers.__file__).parent
-    guarded = {(cls.__module__, name) for cls, name in controlnet_from_quantized._conversions(controlnets)}
+    guarded = {(cls.__module__, name) for cls, name in copied_weights.conversions(controlnets)}
     found = set()
     for file in root.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
@@ -278,3 +279,76 @@ def copies_loosely(node) -> bool:
         and any(word.arg == "strict" and ast.unparse(word.value) == "False" for word in node.keywords)
         and ".state_dict()" in ast.unparse(node.args[0])
     )
+
+
+def with_a_lora(model, targets, **options):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False, **options)
+    return peft.inject_adapter_in_model(config, model)
+
+
+@pytest.mark.defect(FIX_ID, shows="assert False")
+@pytest.mark.parametrize("kind", ["flux", "hunyuan", "sparse"])
+def test_layers_with_a_lora_are_copied(kind):
+    """Their names differ, so that upstream leaves random numbers where they should be."""
+    source = tiny.source(kind)
+    weight = tiny.layer_of(kind, source).weight.detach().clone()
+    with_a_lora(source, ["to_q"])
+    copied = tiny.layer_of(kind, tiny.made(kind, source)).weight
+    same = torch.equal(copied, weight)
+    assert same
+
+
+def every_layer(made):
+    return {name: tensor for name, tensor in made.state_dict().items() if "transformer_blocks" in name}
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_all_that_is_copied_is_what_a_transformer_without_the_lora_gives(dora):
+    expected = every_layer(convert(models.flux_transformer()))
+    source = with_a_lora(
+        models.flux_transformer(),
+        ["to_q", "to_k", "to_out.0", "linear", "net.0.proj", "net.2"],
+        use_dora=dora,
+    )
+    before = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    made = every_layer(convert(source))
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in source.state_dict().items())
+
+
+def test_a_fused_lora_is_copied():
+    source = with_a_lora(models.flux_transformer(), ["to_q"])
+    layer = source.transformer_blocks[0].attn.to_q
+    plain = layer.get_base_layer().weight.detach().clone()
+    layer.merge()
+    copied = convert(source).transformer_blocks[0].attn.to_q.weight
+    assert torch.equal(copied, layer.get_base_layer().weight) and not torch.equal(copied, plain)
+
+
+def test_a_module_that_is_saved_with_the_adapter_is_copied_as_it_was():
+    source = models.flux_transformer()
+    weight = source.transformer_blocks[0].attn.to_k.weight.detach().clone()
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["to_q"], modules_to_save=["to_k"])
+    peft.get_peft_model(source, config)
+    assert torch.equal(convert(source).transformer_blocks[0].attn.to_k.weight, weight)
+
+
+@pytest.mark.parametrize("backend", ["int8", "quanto", "bfl"])
+def test_a_quantized_layer_below_a_lora_is_refused(backend):
+    source = BACKENDS[backend](models.flux_transformer())
+    try:
+        with_a_lora(source, ["to_q"])
+    except (TypeError, ValueError) as error:
+        pytest.skip(f"no LoRA here: {error}")
+    with pytest.raises(ValueError, match="quantized"):
+        convert(source)
+
+
+def test_where_upstream_copies_strictly_it_says_that_a_lora_is_in_the_way():
+    from diffusers import ControlNetModel
+
+    with pytest.raises(RuntimeError, match="in loading state_dict for"):
+        ControlNetModel.from_unet(with_a_lora(models.unet(), ["to_q"]))

@@ -59,7 +59,7 @@ def test_another_shape(saved, tmp_path, weights, part):
     name = f"x_embedder.weight.{part}"
 
     def change(state):
-        state[name] = state[name].flatten()
+        state[name] = state[name][:-1].contiguous()
 
     place = changed(saved[weights], tmp_path / "changed", change)
     with pytest.raises(ValueError, match=rf"{name} has the shape"):
@@ -90,3 +90,63 @@ def test_one_scale_for_the_whole_weight_is_loaded(saved, tmp_path, weights, shap
     weight = q.load_flux(place, "").x_embedder.weight
     assert weight._scale.shape == shape and bool(weight._scale == 0.5)
     assert weight.dequantize().isfinite().all()
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1, 1)])
+def test_one_number_for_each_row_is_loaded(saved, tmp_path, weights, shape):
+    import torch
+
+    names = ("transformer_blocks.0.attn.to_q.weight._scale", "x_embedder.weight._scale")
+
+    def change(state):
+        for name in names:
+            state[name] = state[name].reshape(shape)
+
+    place = changed(saved[weights], tmp_path / "changed", change)
+    assert torch.equal(q.run_flux(q.load_flux(place, "")), q.run_flux(q.load_flux(saved[weights], "")))
+
+
+def test_a_scale_of_the_last_axis_is_loaded(saved, tmp_path):
+    """quanto computes with it; one with another number of columns does not fit."""
+    import torch
+
+    layer = "transformer_blocks.0.ff.net.0.proj"
+    rows, columns = q.load_flux(saved["int8"], "").get_submodule(layer).weight.shape
+    assert rows != columns
+    scale = torch.rand(1, columns, dtype=torch.float16)
+
+    def change(state):
+        state[f"{layer}.weight._scale"] = scale
+
+    place = changed(saved["int8"], tmp_path / "changed", change)
+    weight = q.load_flux(place, "").get_submodule(layer).weight
+    assert torch.equal(weight.dequantize(), weight._data * scale)
+    scale = scale[:, 1:].contiguous()
+    place = changed(saved["int8"], tmp_path / "again", change)
+    with pytest.raises(ValueError, match=rf"{layer}.weight._scale has the shape"):
+        q.load_flux(place, "")
+
+
+@pytest.mark.parametrize("gone", ["proj_out.", "proj_out.weight."])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_layer_of_which_there_is_nothing_may_be_replaced(saved, tmp_path, weights, gone):
+    """It stays on meta, and diffusers names it as it does a plain layer; people put their own in its place."""
+    import torch
+
+    names = []
+
+    def change(state):
+        names.extend(name for name in state if name.startswith(gone))
+        for name in names:
+            del state[name]
+
+    place = changed(saved[weights], tmp_path / "changed", change)
+    whole = q.load_flux(saved[weights], "")
+    model, info = q.load_flux(place, "", output_loading_info=True)
+    assert model.proj_out.weight.device.type == "meta"
+    parts = {name for name in names if ".weight." in name}
+    assert parts and parts <= set(info["missing_keys"])
+    assert not [name for name in info["missing_keys"] if name not in names]
+    model.proj_out = whole.proj_out
+    assert torch.equal(q.run_flux(model), q.run_flux(whole))

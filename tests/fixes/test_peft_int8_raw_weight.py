@@ -146,3 +146,81 @@ def test_the_way_that_the_error_names():
         layer.bias.data = packed.bias.data.float()
     adapted = peft.get_peft_model(plain, config_of("HRA")).eval()
     assert torch.allclose(run(adapted), expected.float(), atol=0.05)
+
+
+def four_bit_layers():
+    """Packed, as a checkpoint has them: no kernel is needed."""
+    import torch
+
+    bnb = pytest.importorskip("bitsandbytes")
+    layers = [bnb.nn.Linear4bit(64, 64, quant_type="nf4") for _ in range(2)]
+    for layer in layers:
+        packed = torch.zeros(64 * 64 // 2, 1, dtype=torch.uint8)
+        layer.weight = bnb.nn.Params4bit(packed, requires_grad=False, quant_type="nf4", bnb_quantized=True)
+    return torch.nn.Sequential(*layers).requires_grad_(False)
+
+
+def gguf_layers():
+    import torch
+
+    gguf = pytest.importorskip("gguf")
+    utils = pytest.importorskip("diffusers.quantizers.gguf.utils", reason="diffusers is too old for GGUF")
+    layers = [utils.GGUFLinear(64, 64, compute_dtype=torch.float32) for _ in range(2)]
+    for layer in layers:
+        packed = torch.zeros(64, 68, dtype=torch.uint8)
+        layer.weight = utils.GGUFParameter(packed, quant_type=gguf.GGMLQuantizationType.Q8_0)
+    return torch.nn.Sequential(*layers).requires_grad_(False)
+
+
+PACKED = {"4-bit": four_bit_layers, "GGUF": gguf_layers}
+
+
+@pytest.mark.defect(FIX_ID, shows="shapes cannot be multiplied|DID NOT RAISE", needs="bitsandbytes")
+@pytest.mark.parametrize("layers", PACKED)
+def test_packed_layers(layers):
+    """Without the fix nothing is said before the first run."""
+    import torch
+
+    model = PACKED[layers]()
+    with pytest.raises(
+        ValueError, match=f"cannot be added to '0', a {layers} layer: .* the first run would fail"
+    ):
+        peft.get_peft_model(model, config_of("HRA")).eval()(torch.randn(2, 64))
+    assert not any(hasattr(layer, "base_layer") for layer in model)
+
+
+@pytest.mark.parametrize("layers", PACKED)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "HRA"])
+def test_packed_layers_and_kinds_of_some_releases(layers, kind):
+    """Where the release computes with the numbers of the weight; elsewhere the adapter is added."""
+    model = PACKED[layers]()
+    try:
+        adapted = peft.get_peft_model(model, config_of(kind))
+    except ValueError as error:
+        assert f"a {layers} layer: " in str(error), str(error)
+        assert not any(hasattr(layer, "base_layer") for layer in model)
+        return
+    except (AttributeError, RuntimeError):
+        return  # the release fails itself when it is added
+    assert kind == "MiSS bat", f"a {kind} was added to {adapted}"
+
+
+def test_a_4bit_layer_that_is_not_packed_yet_works():
+    import torch
+
+    bnb = pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(bnb.nn.Linear4bit(64, 64), bnb.nn.Linear4bit(64, 64)).requires_grad_(False)
+    adapted = peft.get_peft_model(model, config_of("HRA")).eval()
+    assert torch.isfinite(adapted(torch.randn(2, 64))).all()
+
+
+def test_plain_weights_of_a_gguf_file_work():
+    import torch
+
+    model = gguf_layers()
+    gguf = pytest.importorskip("gguf")
+    from diffusers.quantizers.gguf.utils import GGUFParameter
+
+    for layer in model:
+        layer.weight = GGUFParameter(torch.randn(64, 64), quant_type=gguf.GGMLQuantizationType.F32)
+    peft.get_peft_model(model, config_of("HRA"))

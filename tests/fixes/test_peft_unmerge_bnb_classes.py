@@ -1,4 +1,4 @@
-"""peft-unmerge-road, -hira and -pvera: taken out of weights of bitsandbytes, these adapters leave the bits."""
+"""peft-unmerge-road, -hira, -pvera, -vera, -oft: out of weights of bitsandbytes these adapters leave the bits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,24 @@ from tests.gate import unmet
 peft = pytest.importorskip("peft", reason="peft is not installed")
 SHOWS = "not what it was"
 NEEDS = "bitsandbytes>=0.46"
-OPTIONS = {"Road": {"group_size": 16}, "Hira": {"r": 8}, "Pvera": {"r": 8}}
+OPTIONS = {
+    "Road": {"group_size": 16},
+    "Hira": {"r": 8},
+    "Pvera": {"r": 8},
+    "Vera": {"r": 8},
+    "OFT": {"r": 0, "oft_block_size": 8},
+}
 WEIGHTS = ["nf4", "int8"]
-BOTH = [("Road", "nf4"), ("Road", "int8"), ("Hira", "nf4"), ("Hira", "int8"), ("Pvera", "int8")]
+BOTH = [
+    ("Road", "nf4"),
+    ("Road", "int8"),
+    ("Hira", "nf4"),
+    ("Hira", "int8"),
+    ("Pvera", "int8"),
+    ("Vera", "int8"),
+    ("OFT", "nf4"),
+    ("OFT", "int8"),
+]
 each = pytest.mark.parametrize(("kind", "weights"), BOTH)
 
 
@@ -34,6 +49,14 @@ def adapted(kind: str, weights: str, names=("one",), device="cpu"):
         pytest.skip(f"this peft has no {kind}")
     if kind == "Pvera" and unmet("peft>=0.20"):
         pytest.skip("before 0.20 it cannot run on weights of bitsandbytes: it multiplies the wrong way round")
+    if kind == "Vera" and not unmet("peft>=0.20"):
+        pytest.skip("from 0.20 on it is one of test_peft_unmerge_other_adapters.py")
+    if kind == "OFT" and not unmet("peft>=0.20"):
+        pytest.skip("0.20 adds none; then it is one of test_peft_unmerge_other_adapters.py")
+    if kind == "OFT" and unmet("peft>=0.16"):
+        pytest.skip("before 0.16 there is none for weights of bitsandbytes")
+    if kind == "Vera" and unmet("peft>=0.16"):
+        pytest.skip("before 0.16 it needs a CUDA device for 8-bit weights, or is not for them")
     torch.manual_seed(1)
     model = bnb_layers(weights).to(device)
     for layer in model:
@@ -65,13 +88,28 @@ def test_pvera():
     assert_taken_out_exactly(adapted("Pvera", "int8"))
 
 
+@pytest.mark.defect("peft-unmerge-vera", shows=SHOWS, needs=[NEEDS, "peft>=0.16"])
+def test_vera():
+    assert_taken_out_exactly(adapted("Vera", "int8"))
+
+
+@pytest.mark.defect("peft-unmerge-oft", shows=SHOWS, needs=NEEDS)
+def test_oft():
+    """Without ``peft-merge-oft-bnb`` merging into 4-bit weights crashes the process on a CPU."""
+    assert_taken_out_exactly(adapted("OFT", "int8"))
+
+
+def test_oft_in_4_bits():
+    assert_taken_out_exactly(adapted("OFT", "nf4"))
+
+
 @each
 def test_several_adapters(kind, weights):
     """Merged one after the other; ``unmerge`` takes the last one out first."""
     import torch
 
-    if kind == "Pvera":
-        pytest.skip("peft puts a second PVeRA around the first one's layer, as a layer of its own")
+    if kind in ("Pvera", "Vera"):
+        pytest.skip("peft puts a second one around the first one's layer, as a layer of its own")
     model = adapted(kind, weights, ("one", "two"))
     before, expected = bits(model), run(model)
     for name in ("one", "two"):

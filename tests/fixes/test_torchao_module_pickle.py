@@ -84,3 +84,18 @@ def test_the_text_of_a_layer_stays():
     layer = ao.layers("int8")[0]
     assert re.search("Int8Tensor|AffineQuantizedTensor", repr(layer))
     assert repr(copy.deepcopy(layer)) == repr(layer)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=["torchao>=0.9", "torchao<0.17"])
+def test_a_config_whose_module_imports_the_function():
+    """torchao 0.16 has moved it: ``quant_api`` imports both that module and the function."""
+    quantization = pytest.importorskip("torchao.quantization")
+    config = getattr(quantization, "Int8DynamicActivationInt4WeightConfig", None)
+    if config is None:
+        pytest.skip("this torchao has no such config")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64)).bfloat16()
+    quantization.quantize_(model, config(group_size=32))
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(ao.run(twin), ao.run(model))
+    assert type(twin[0].weight) is type(model[0].weight)

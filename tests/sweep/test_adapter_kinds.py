@@ -81,9 +81,9 @@ FAILS: dict[str, dict[str, str]] = {
     },
     "HIRA": {"gguf": "size of tensor", "torchao": _NO_OPERATION},
     "HRA": {
-        "nf4": "shapes cannot be multiplied",
+        "nf4": "a 4-bit layer",
         "int8": "an 8-bit layer",
-        "gguf": "shapes cannot be multiplied",
+        "gguf": "a GGUF layer",
         "torchao": _NO_OPERATION,
     },
     "LN_TUNING": {"nf4": _NO_NUMBERS, "int8": _NO_NUMBERS, "gguf": _NO_NUMBERS},
@@ -94,9 +94,9 @@ FAILS: dict[str, dict[str, str]] = {
         "torchao": _NO_OPERATION,
     },
     "PEANUT": {
-        "nf4": "shapes cannot be multiplied",
+        "nf4": "a 4-bit layer",
         "int8": "an 8-bit layer",
-        "gguf": "shapes cannot be multiplied",
+        "gguf": "a GGUF layer",
         "torchao": _NO_OPERATION,
     },
     "PSOFT": {

@@ -15,6 +15,7 @@ from packaging.version import Version
 from diffusers_quantfix.advisories import combinations, machine, quantizers, supported
 from diffusers_quantfix.commands import doctor
 from diffusers_quantfix.engine.board import Answer, Board
+from diffusers_quantfix.fixes import INDEX
 from tests.upstream.cells import read
 
 
@@ -115,11 +116,16 @@ def test_advice_for_a_machine_without_a_gpu():
 
 def test_a_quantizer_about_which_no_fix_is(monkeypatch):
     monkeypatch.setattr(quantizers, "installed_version", {"sdnq": "0.2.8"}.get)
-    assert "sdnq 0.2.8: no fix is about the quantization method 'sdnq'" in advice("")
+    said = "sdnq 0.2.8: no fix is about the quantization method 'sdnq' alone; fixes about any quantized model cover it"
+    assert f"{said}, like diffusers-controlnet-from-quantized; `audit`" in advice("")
     assert "count its tensors" in advice("")
     assert "auto-round" not in advice("")
     monkeypatch.setattr(quantizers, "installed_version", {"nvidia-modelopt": "0.33.0"}.get)
-    assert "were not tested with it" in advice("")
+    assert "'modelopt'; `audit`, `release` and `track` were not tested with it" in advice("")
+
+
+def test_the_fixes_that_cover_other_quantizers_are_there():
+    assert {fix_id for _, _, fixes in quantizers.OTHERS.values() for fix_id in fixes} <= INDEX.keys()
 
 
 def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):

@@ -6,10 +6,15 @@ Symptom: a saved model with weights of quanto whose ``weight._scale`` or ``weigh
 Cause: for the parts of a weight diffusers leaves the comparison of shapes to its quantizer, and ``QuantoQuantizer``
     does not compare; its ``update_missing_keys`` drops the names of all parts, whose tensors stay on meta.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: both raise ValueError with the name of the tensor, before anything is loaded or while it is.
+Patch: both raise ValueError with the name of the tensor, before anything is loaded or while it is. A scale with one
+    number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone. So is a layer
+    of which the checkpoint has no weight: it stays on meta, where the user may put another one in its place, and is
+    named in the warning about missing keys, as a plain layer is.
 """
 
 from __future__ import annotations
+
+import functools
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
@@ -48,7 +53,7 @@ def broken(quanto_quantizer: ModuleType) -> bool:
     quantizer_class = resolve(quanto_quantizer, "QuantoQuantizer")
     quantizer = quantizer_class.__new__(quantizer_class)
     try:
-        quantizer.check_quantized_param_shape("weight._scale", torch.empty(2, 1), torch.empty(1, 2))
+        quantizer.check_quantized_param_shape("weight._scale", torch.empty(2, 1), torch.empty(3, 2))
     except ValueError:
         return False
     return True
@@ -64,31 +69,83 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
 
     def make_missing(original):
         def update_missing_keys(self, model, missing_keys, *args, **kwargs):
-            missing = [key for key in missing_keys if _is_part(model, key)] if self.pre_quantized else []
-            if missing:
+            found = original(self, model, missing_keys, *args, **kwargs)
+            if not self.pre_quantized:
+                return found
+            missing = {key for key in missing_keys if _is_part(model, key)}
+            torn = _torn(model, missing)
+            if torn:
                 raise ValueError(
-                    f"the checkpoint has no {', '.join(sorted(missing)[:8])}"
-                    f"{f' and {len(missing) - 8} more' if len(missing) > 8 else ''}: a weight of quanto is loaded from "
+                    f"the checkpoint has no {', '.join(sorted(torn)[:8])}"
+                    f"{f' and {len(torn) - 8} more' if len(torn) > 8 else ''}: a weight of quanto is loaded from "
                     "all of its tensors."
                 )
-            return original(self, model, missing_keys, *args, **kwargs)
+            # For the warning that diffusers logs where it is a plain layer.
+            return [*found, *sorted(missing - set(found))]
 
         return update_missing_keys
 
+    def make_created(original):
+        def create_quantized_param(self, model, param_value, param_name, *args, **kwargs):
+            if self.pre_quantized:
+                param_value = _fitted(model, param_value, param_name)
+            return original(self, model, param_value, param_name, *args, **kwargs)
+
+        return create_quantized_param
+
     quantizer_class = resolve(quanto_quantizer, "QuantoQuantizer")
     draft.wrap_plain(quantizer_class, "check_quantized_param_shape", make_shape)
+    draft.wrap_plain(quantizer_class, "create_quantized_param", make_created)
     draft.wrap_plain(quantizer_class, "update_missing_keys", make_missing)
 
 
-def _compare(param_name: str, current_param: Any, loaded_param: Any) -> None:
-    """Raise ValueError where the part of a checkpoint has not the shape of the model's."""
-    # One number is the scale of all rows: quanto multiplies by it.
-    one = loaded_param.numel() == 1 and param_name.endswith(("._scale", "._shift"))
-    if current_param.shape != loaded_param.shape and not one:
-        raise ValueError(
-            f"{param_name} has the shape {tuple(loaded_param.shape)} in the checkpoint, but "
-            f"{tuple(current_param.shape)} in the model."
-        )
+def _compare(param_name: str, current_param: Any, loaded_param: Any, columns: int | None = None) -> None:
+    """Raise ValueError where the part of a checkpoint does not fit the model's.
+
+    Args:
+        columns: how many numbers a scale of the last axis has; None where that is not known.
+    """
+    shape, wanted = tuple(loaded_param.shape), tuple(current_param.shape)
+    if shape == wanted:
+        return
+    if param_name.endswith(("._scale", "._shift")):
+        # One number is the scale of all rows: quanto multiplies by it.
+        if loaded_param.numel() in (1, current_param.numel()):
+            return
+        # As ``quantize_weight(..., axis=-1)`` makes it.
+        if len(shape) == len(wanted) and loaded_param.numel() == shape[-1] and columns in (None, shape[-1]):
+            return
+    raise ValueError(f"{param_name} has the shape {shape} in the checkpoint, but {wanted} in the model.")
+
+
+def _fitted(model: Any, loaded_param: Any, param_name: str) -> Any:
+    """The part of a checkpoint in the shape of the model's, where it has as many numbers.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    *path, name = param_name.split(".")
+    weight = functools.reduce(getattr, path, model)
+    current = getattr(weight, name)
+    if loaded_param.shape == current.shape or name not in ("_scale", "_shift"):
+        return loaded_param
+    # A scale for each group, or for each row: only then is there one for the last axis.
+    columns = weight.shape[-1] if current.shape[0] == weight.shape[0] else 0
+    _compare(param_name, current, loaded_param, columns)
+    rows = loaded_param.numel() == current.numel() and tuple(loaded_param.shape) != (1, columns)
+    return loaded_param.reshape(current.shape) if rows else loaded_param
+
+
+def _torn(model: Any, missing: set[str]) -> list[str]:
+    """Those of these parts of weights that belong to a weight of which the checkpoint has another part."""
+    if not missing:
+        return []
+    found = {_weight_of(key) for key in model.state_dict() if key not in missing and _is_part(model, key)}
+    return [key for key in missing if _weight_of(key) in found]
+
+
+def _weight_of(key: str) -> str:
+    return key.rpartition(".weight.")[0]
 
 
 def _is_part(model: Any, key: str) -> bool:

@@ -2,9 +2,10 @@
 
 Symptom: with an HRA, a PEANuT, before 0.20 with a MiSS or Bone of ``init_weights="bat"``, the output of an 8-bit model
     of bitsandbytes is a thousand to a million times too large, without an error, merged or not.
-    With an HRA in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype".
+    With an HRA in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype". With 4-bit and GGUF weights
+    RuntimeError "mat1 and mat2 shapes cannot be multiplied" at the first run.
 Cause: ``forward`` of their layers computes with ``weight.data`` of the layer below; that of ``Linear8bitLt`` has int8
-    numbers from -127 to 127, without the scales of their rows. Those of 4-bit weights have another shape: an error.
+    numbers from -127 to 127, without the scales of their rows. Those of 4-bit and GGUF weights have another shape.
 Upstream: not reported; 0.20.0 dequantizes for MiSS.
 Patch: a clear error where such an adapter is to be added to such a layer, before anything is added.
 """
@@ -30,7 +31,7 @@ FIX = Fix(
     claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/hra/layer.py",),
     symptom="the output of an 8-bit bitsandbytes model with an HRA, PEANuT, MiSS or Bone is far too large, or "
-    "noise",
+    "noise; of a 4-bit or GGUF model RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     harm="wrong result",
     frames=(r"\b(HRA|PEANuT|Peanut|MiSS|Bone)(Config)?\b", "Linear8bitLt|load_in_8bit|8.?bit|int8"),
 )
@@ -84,35 +85,52 @@ def _affected(tuners: ModuleType) -> Iterator[tuple[str, str | None]]:
 def _refuse(
     tuner: Any, model: Any, config: Any, only: str | None, state_dict: Any, tuners_utils: ModuleType
 ) -> None:
-    """Raise where the adapter is for an 8-bit layer.
+    """Raise where the adapter is for a quantized layer.
 
     Raises:
         ValueError: it is; names the layer.
     """
     import copy
 
-    eight_bit = []
+    quantized = {}
     for name, module in model.named_modules():
         base = module.get_base_layer() if isinstance(module, tuners_utils.BaseTunerLayer) else module
-        weight = getattr(base, "weight", None)
-        # One that is not quantized yet will be, unless it has float16 weights for good.
-        if type(weight).__name__ == "Int8Params" and not getattr(weight, "has_fp16_weights", False):
-            eight_bit.append(name)
-    if not eight_bit:
+        kind = _kind_of(base)
+        if kind:
+            quantized[name] = kind
+    if not quantized:
         return
     if state_dict is not None:
         targets = {key.rsplit(f".{tuner.prefix}", 1)[0] for key in state_dict}
-        found = [name for name in eight_bit if name in targets]
+        found = [name for name in quantized if name in targets]
     else:
         # The copies are what peft would make of the config: default targets of an architecture, "all-linear".
         config = tuner._prepare_adapter_config(copy.copy(config), tuner.get_model_config(model))
         config = tuners_utils._maybe_include_all_linear_layers(copy.copy(config), model)
-        found = [name for name in eight_bit if tuner._check_target_module_exists(config, name)]
+        found = [name for name in quantized if tuner._check_target_module_exists(config, name)]
     if found:
+        kind = quantized[found[0]]
+        numbers = "8-bit numbers" if kind == "8-bit" else "packed bytes"
+        ends = "the output would be wrong" if kind == "8-bit" else "the first run would fail"
         other = "" if only is None else f", another init_weights than {only!r}"
         raise ValueError(
             f"a {type(config).__name__.removesuffix('Config')} adapter with init_weights={config.init_weights!r} "
-            f"cannot be added to {found[0]!r}, an 8-bit layer: it would take the 8-bit numbers of its weight for the "
-            f"weight, and the output would be wrong. Use a LoRA{other}, leave 8-bit layers out of target_modules, load "
-            "the model without quantization, or call dequantize() of the model before the adapter is added"
+            f"cannot be added to {found[0]!r}, {'an' if kind == '8-bit' else 'a'} {kind} layer: it would take the "
+            f"{numbers} of its weight for the weight, and {ends}. Use a LoRA{other}, leave {kind} layers out of "
+            "target_modules, load the model without quantization, or call dequantize() of the model before the "
+            "adapter is added"
         )
+
+
+def _kind_of(layer: Any) -> str:
+    """How the weight of ``layer`` is quantized, in a word; empty where it is not, or not in a form that matters."""
+    weight = getattr(layer, "weight", None)
+    name = type(weight).__name__
+    # One that is not quantized yet will be, unless it has float16 weights for good.
+    if name == "Int8Params" and not getattr(weight, "has_fp16_weights", False):
+        return "8-bit"
+    if weight is not None and name in ("Params4bit", "GGUFParameter") and hasattr(layer, "in_features"):
+        # Before it is packed upstream computes with it.
+        packed = tuple(weight.shape) != (layer.out_features, layer.in_features)
+        return {"Params4bit": "4-bit", "GGUFParameter": "GGUF"}[name] if packed else ""
+    return ""

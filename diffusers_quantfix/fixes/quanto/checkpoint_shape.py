@@ -7,11 +7,15 @@ Cause: ``QModuleMixin._load_from_state_dict`` assigns the inner tensors as they 
     one is missing; ``requantize`` loads with ``strict=False`` and does not look at what is missing.
 Upstream: not reported.
 Patch: a shape that does not fit is an error of ``load_state_dict``, as it is for the parameters of torch, with its
-    words. So is a part of a weight without the others where the layer has only a plain weight to lose.
+    words. So is a part of a weight without the others where the layer has only a plain weight to lose. A scale with
+    one number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone.
 """
 
 from __future__ import annotations
 
+import math
+
+from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
@@ -38,7 +42,11 @@ FIX = Fix(
 
 
 def broken(qmodule: ModuleType) -> bool:
-    """Let a layer of two numbers load a scale of the wrong shape."""
+    """Let a layer of two numbers load a scale of the wrong shape.
+
+    Raises:
+        Undecided: the classes of a weight are being imported, perhaps by another probe.
+    """
     import torch
 
     mixin, qint8 = resolve(qmodule, "QModuleMixin"), resolve(qmodule, "qtypes")["qint8"]
@@ -50,9 +58,12 @@ def broken(qmodule: ModuleType) -> bool:
     torch.nn.Module.__init__(layer)
     layer.weight_qtype, layer.activation_qtype, layer.bias = qint8, None, None
     layer.weight = torch.nn.Parameter(torch.zeros(2, 1), requires_grad=False)
-    state = {"weight._data": torch.zeros(2, 1, dtype=torch.int8), "weight._scale": torch.ones(1, 2)}
+    state = {"weight._data": torch.zeros(2, 1, dtype=torch.int8), "weight._scale": torch.ones(3, 2)}
     errors: list[str] = []
-    layer._load_from_state_dict(state, "", {}, False, [], [], errors)
+    try:
+        layer._load_from_state_dict(state, "", {}, False, [], [], errors)
+    except ImportError as error:
+        raise Undecided("optimum.quanto.tensor.weights.marlin") from error
     return not errors
 
 
@@ -63,8 +74,10 @@ def patch(qmodule: ModuleType, draft: Draft) -> None:
 
     def make(original):
         def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-            errors = _errors(self, state_dict, f"{prefix}weight")
+            errors, reshaped = _compared(self, state_dict, f"{prefix}weight")
             if not errors:
+                if reshaped:
+                    state_dict = {**state_dict, **reshaped}
                 return original(self, state_dict, prefix, *args, **kwargs)
             given = signature.bind(self, state_dict, prefix, *args, **kwargs).arguments
             given["error_msgs"].extend(errors)
@@ -81,33 +94,51 @@ def patch(qmodule: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(qmodule, "QModuleMixin"), "_load_from_state_dict", make)
 
 
-def _errors(layer: Any, state_dict: Any, name: str) -> list[str]:
-    """What is wrong with the inner tensors of one weight, in the words of torch; empty where there are none.
+def _compared(layer: Any, state_dict: Any, name: str) -> tuple[list[str], dict[str, Any]]:
+    """What is wrong with the inner tensors of one weight, and which of them another shape makes right.
 
     One number may have any shape, and is the scale of all rows: quanto saves the scale of a single row as a scalar, an
     optimizer of the user may give one for the whole weight, and so do weights in float8 that were not made by quanto.
-    """
-    import math
 
+    Returns:
+        (errors in the words of torch, name -> the tensor in the shape of the model's), both mostly empty.
+    """
+    errors: list[str] = []
+    reshaped: dict[str, Any] = {}
     if layer.weight_qtype is None or layer.weight is None:
-        return []
+        return errors, reshaped
     expected = _shapes(layer, name)
-    found = {key: state_dict[key].shape for key in expected if key in state_dict}
+    found = {key: state_dict[key] for key in expected if key in state_dict}
     if not found:
-        return []
-    errors = [
-        f"size mismatch for {key}: copying a param with shape {tuple(shape)} from checkpoint, the shape in current "
-        f"model is {expected[key]}."
-        for key, shape in found.items()
-        if tuple(shape) != expected[key]
-        and not (
-            shape.numel() == 1 and (math.prod(expected[key]) == 1 or key.endswith(("._scale", "._shift")))
+        return errors, reshaped
+    for key, tensor in found.items():
+        shape, wanted = tuple(tensor.shape), expected[key]
+        if shape == wanted:
+            continue
+        scale = key.endswith(("._scale", "._shift"))
+        if tensor.numel() == 1 and (scale or math.prod(wanted) == 1):
+            continue
+        if scale and _along_the_last_axis(shape, wanted, tuple(layer.weight.size())):
+            continue
+        if scale and tensor.numel() == wanted[0]:
+            reshaped[key] = tensor.reshape(wanted)
+            continue
+        errors.append(
+            f"size mismatch for {key}: copying a param with shape {shape} from checkpoint, the shape in current "
+            f"model is {wanted}."
         )
-    ]
     missing = [key for key in expected if key not in found]
     if missing and not hasattr(layer.weight, "save_to_state_dict"):  # not frozen: it has no other one to keep
         errors.append(f"{', '.join(missing)}: missing, while the checkpoint has {', '.join(found)}.")
-    return errors
+    return errors, reshaped
+
+
+def _along_the_last_axis(shape: tuple[int, ...], wanted: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Is it the scale that ``quantize_weight(..., axis=-1)`` makes? quanto loads it, and computes with it.
+
+    Of a square weight this is the shape of a transposed scale of the rows as well: nothing distinguishes the two.
+    """
+    return wanted[0] == size[0] and shape == (*(1 for _ in size[1:]), size[-1])
 
 
 def _shapes(layer: Any, name: str) -> dict[str, tuple[int, ...]]:

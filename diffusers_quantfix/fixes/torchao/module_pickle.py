@@ -14,6 +14,7 @@ Patch: these partials and functions have the name ``extra_repr``. A model that w
 from __future__ import annotations
 
 import functools
+import sys
 from types import FunctionType
 
 from ...engine.errors import TargetMissing
@@ -59,7 +60,14 @@ def broken(quant_api: ModuleType) -> bool:
 
 def patch(quant_api: ModuleType, draft: Draft) -> None:
     for name, new in _named(quant_api).items():
-        draft.replace(quant_api, name, new)
+        draft.replace(_home(quant_api, name), name, new)
+
+
+def _home(quant_api: ModuleType, name: str) -> ModuleType:
+    """The module that defines one of torchao's functions: what others have imported of it is exchanged with it."""
+    held = vars(quant_api)[name]
+    module = sys.modules.get(held.__module__) if isinstance(held, FunctionType) else None
+    return module if module is not None and vars(module).get(name) is held else quant_api
 
 
 def _named(quant_api: ModuleType) -> dict[str, Any]:

@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
 
     model = quanto_models.layers("qint8")
     state = model.state_dict()
-    state["0.weight._scale"] = state["0.weight._scale"].T.contiguous()
+    state["0.weight._scale"] = state["0.weight._scale"][:-1]
     try:
         quanto.requantize(quanto_models.plain_layers(), state, quanto.quantization_map(model))
     except RuntimeError as error:

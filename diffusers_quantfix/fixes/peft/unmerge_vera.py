@@ -1,0 +1,45 @@
+"""Taking a VeRA out of weights of bitsandbytes does not give these weights back.
+
+Symptom: after ``unmerge_adapter()`` of a VeRA the output of an 8-bit model is not what it was before
+    ``merge_adapter()``, and differs more each time.
+    Into 4-bit weights a VeRA cannot be merged (``peft-merge-other-adapters``).
+Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the adapter, and
+    quantize the result anew. Each time all values are rounded.
+Upstream: not reported. From 0.20 on: ``peft-unmerge-other-adapters``.
+Patch: that of ``peft-unmerge-bnb``: the packed weight from before the first merge is kept on the CPU until the last
+    adapter is taken out.
+"""
+
+from __future__ import annotations
+
+from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...engine.fix import Fix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="peft-unmerge-vera",
+    title="taking a VeRA out of weights of bitsandbytes does not give these weights back",
+    module="peft.tuners.vera.bnb",
+    claims={"peft": ">=0.14.0,<=0.19.1", "bitsandbytes": ""},
+    upstream=("https://github.com/huggingface/peft/blob/v0.18.1/src/peft/tuners/vera/bnb.py",),
+    symptom="after unmerge_adapter() of a VeRA the output of a bitsandbytes model is not what it was before, with peft "
+    "before 0.20",
+    harm="wrong result",
+    frames=("unmerge_adapter|unmerge", r"\bVeRA\b", r"tuners/vera/bnb\.py"),
+    hot=True,
+    since="0.1.0",
+)
+
+
+def broken(bnb: ModuleType) -> bool:
+    """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
+    return round_again(bnb)
+
+
+def patch(bnb: ModuleType, draft: Draft) -> None:
+    leave_their_bits(bnb, draft)

@@ -1,0 +1,133 @@
+"""Class methods of diffusers that copy the weights of one model into another one and pass over what does not fit.
+
+Upstream: ``from_transformer`` and ``from_unet`` of diffusers/models/controlnets (before 0.32
+diffusers/models/controlnet_*.py), with ``load_state_dict(..., strict=False)``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..engine.errors import TargetMissing
+from ..engine.probe import names_used, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from ..engine.draft import Draft
+
+__all__ = ["conversions", "guard", "unguarded"]
+
+_NAMES = ("from_transformer", "from_unet")
+# Where the quantized layers are defined whose weights are of no class of their own. GGUF's hold plain weights, too.
+_LAYERS = {
+    "diffusers.quantizers.bfl": "bfl",
+    "diffusers.quantizers.nunchaku": "nunchaku",
+    "sdnq": "sdnq",
+    "auto_round_extension": "auto-round",
+}
+
+
+def conversions(module: ModuleType) -> list[tuple[type, str]]:
+    """The class methods that copy weights, each with its class.
+
+    Args:
+        module: the module of the classes, or the package that has their modules.
+
+    Raises:
+        TargetMissing: there is none.
+    """
+    home = f"{module.__name__}."
+    found = [
+        (value, name)
+        for value in vars(module).values()
+        if isinstance(value, type) and f"{value.__module__}.".startswith(home)
+        for name in _NAMES
+        if isinstance(vars(value).get(name), classmethod)
+        and "load_state_dict" in names_used(vars(value)[name])
+    ]
+    if not found:
+        raise TargetMissing(f"{module.__name__} has no class with from_transformer or from_unet")
+    return found
+
+
+def unguarded(module: ModuleType) -> bool:
+    """Is there one with nothing of ours around it?"""
+    return any(not written_in(vars(cls)[name].__func__, __file__) for cls, name in conversions(module))
+
+
+def guard(module: ModuleType, draft: Draft) -> None:
+    """Refuse a quantized model in all of them, and copy the layers under an adapter, whose names do not fit."""
+    for cls, name in conversions(module):
+        draft.wrap_plain(cls, name, _guarded)
+
+
+def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    import inspect
+
+    signature = inspect.signature(original)
+    names = list(signature.parameters)
+    switch = next((name for name in names if name.startswith("load_weights_from")), None)
+
+    def convert(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(cls, *args, **kwargs).arguments
+        if switch in given and not given[switch]:
+            return original(cls, *args, **kwargs)
+        layers = _copied(given.get(names[1]), original)
+        packages = sorted(set().union(*map(_packages, layers.values())))
+        if packages:
+            raise ValueError(
+                f"{cls.__name__}.{original.__name__} copies weights, and those of a model that is quantized "
+                f"({', '.join(packages)}) cannot be copied: give it the model as it was before, or after "
+                f"`dequantize()`{f', or pass `{switch}=False`' if switch else ''}"
+            )
+        made = original(cls, *args, **kwargs)
+        _copy_below_adapters(layers, made)
+        return made
+
+    return convert
+
+
+def _copied(model: Any, method: Any) -> dict[str, Any]:
+    """The layers of ``model`` that ``method`` may copy, by name: those of the parts that it names, else all of them."""
+    if not isinstance(model, sys.modules["torch"].nn.Module):
+        return {}
+    parts = model._modules.keys() & set(names_used(method))
+    return {
+        name: layer for name, layer in model.named_modules() if not parts or name.partition(".")[0] in parts
+    }
+
+
+def _packages(layer: Any) -> set[str]:
+    """What has quantized the weights of ``layer`` itself."""
+    from ..weights.wrappers import backend_of
+
+    home = f"{type(layer).__module__}."
+    found = {name for place, name in _LAYERS.items() if home.startswith(f"{place}.")}
+    for parameter in layer._parameters.values():
+        found.add("gguf" if type(parameter).__name__ == "GGUFParameter" else backend_of(parameter))
+    return found - {""}
+
+
+def _copy_below_adapters(layers: dict[str, Any], made: Any) -> None:
+    """Copy each layer that PEFT has put an adapter on, as it is without the adapter unless that is fused."""
+    wrapped = {name: base for name, layer in layers.items() if (base := _below_adapter(layer)) is not None}
+    if not wrapped:
+        return
+    targets = dict(made.named_modules())
+    for name, base in wrapped.items():
+        if name in targets:
+            targets[name].load_state_dict(base.state_dict())
+
+
+def _below_adapter(layer: Any) -> Any:
+    """The layer that PEFT has wrapped; None of one that it has not.
+
+    Upstream: ``BaseTunerLayer`` and ``ModulesToSaveWrapper`` of peft.
+    """
+    if hasattr(layer, "get_base_layer"):
+        return layer.get_base_layer()
+    return layer._modules.get("original_module")

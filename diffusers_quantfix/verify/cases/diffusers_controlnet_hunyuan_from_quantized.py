@@ -1,0 +1,9 @@
+"""A Hunyuan-DiT ControlNet is made of a transformer with 8-bit weights."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from ..models import controlnets
+
+    return controlnets.refused("hunyuan")

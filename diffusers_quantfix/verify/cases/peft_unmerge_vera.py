@@ -1,0 +1,11 @@
+"""A VeRA is merged into an 8-bit weight of bitsandbytes, and taken out again."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from peft import VeraConfig
+
+    from ..models import eight_bit
+
+    return eight_bit.merged_and_taken_out(VeraConfig(r=8, target_modules=["0"]))
