@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 
 import pytest
@@ -148,5 +149,12 @@ def test_a_layer_of_which_there_is_nothing_may_be_replaced(saved, tmp_path, weig
     parts = {name for name in names if ".weight." in name}
     assert parts and parts <= set(info["missing_keys"])
     assert not [name for name in info["missing_keys"] if name not in names]
+    # Where its bias is there, torch computes with a weight on meta: numbers of nothing.
+    with pytest.raises(RuntimeError, match="the checkpoint had no weight for this QLinear"):
+        q.run_flux(model)
+    if gone == "proj_out.weight.":
+        given = copy.deepcopy(model)
+        given.proj_out.weight = whole.proj_out.weight
+        assert torch.equal(q.run_flux(given), q.run_flux(whole))
     model.proj_out = whole.proj_out
     assert torch.equal(q.run_flux(model), q.run_flux(whole))

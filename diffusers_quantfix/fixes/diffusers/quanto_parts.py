@@ -9,7 +9,7 @@ Upstream: not reported; diffusers drops quanto with 1.0.
 Patch: both raise ValueError with the name of the tensor, before anything is loaded or while it is. A scale with one
     number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone. So is a layer
     of which the checkpoint has no weight: it stays on meta, where the user may put another one in its place, and is
-    named in the warning about missing keys, as a plain layer is.
+    named in the warning about missing keys, as a plain layer is; until then its forward pass raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
                     f"{f' and {len(torn) - 8} more' if len(torn) > 8 else ''}: a weight of quanto is loaded from "
                     "all of its tensors."
                 )
+            for name in {_weight_of(key) for key in missing}:
+                model.get_submodule(name).register_forward_pre_hook(_has_its_weight)
             # For the warning that diffusers logs where it is a plain layer.
             return [*found, *sorted(missing - set(found))]
 
@@ -142,6 +144,16 @@ def _torn(model: Any, missing: set[str]) -> list[str]:
         return []
     found = {_weight_of(key) for key in model.state_dict() if key not in missing and _is_part(model, key)}
     return [key for key in missing if _weight_of(key) in found]
+
+
+def _has_its_weight(layer: Any, args: tuple[Any, ...]) -> None:
+    """A hook before the forward pass of a layer whose weight was missing: torch computes with one on meta, silently."""
+    # Between the passes of an offloaded layer its weight is on meta, too: accelerate brings it after this hook.
+    if layer.weight.is_meta and not hasattr(layer, "_hf_hook"):
+        raise RuntimeError(
+            f"the checkpoint had no weight for this {type(layer).__name__} of {layer.in_features} to "
+            f"{layer.out_features} features, and it was given none since: see the warning about missing keys."
+        )
 
 
 def _weight_of(key: str) -> str:
