@@ -94,12 +94,13 @@ def _wait() -> None:
     from os import environ
 
     vars(_first_library).update(find_spec=_first_library, wake=wake, woken=False)
-    # A program that has used an earlier copy has used its board, which imports typing.
     here = "typing" in sys.modules or not _WAITED_FOR.isdisjoint(sys.modules)
-    if here or "DIFFUSERS_QUANTFIX" in environ:
+    # One that has been used, and does not wait any more, has imported typing.
+    earlier = any(getattr(finder, "__name__", "") == "_first_library" for finder in sys.meta_path)
+    if here or earlier or "DIFFUSERS_QUANTFIX" in environ:
         from .first_library import wait
 
-        wait(_first_library)
+        wait(_first_library)  # in the place of an earlier copy of the package
     else:
         sys.meta_path.insert(0, _first_library)  # type: ignore[arg-type]  # has `find_spec`
 

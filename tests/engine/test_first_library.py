@@ -58,6 +58,24 @@ def test_it_patches_before_and_after(simple, before) -> None:
     assert outcome["f"] == "patched"
 
 
+@pytest.mark.parametrize(
+    "again", ["importlib.reload(diffusers_quantfix)", "del sys.modules['diffusers_quantfix']"]
+)
+def test_a_second_copy_takes_the_place_of_the_first(simple, again) -> None:
+    outcome = simple.run(f"""
+        import importlib, sys
+        import diffusers_quantfix
+        number = len(sys.meta_path)
+        {again}
+        import diffusers_quantfix
+        added = len(sys.meta_path) - number
+        import lib.core
+        diffusers_quantfix.revert()
+        tell(added=added, left=len(sys.meta_path) - number, f=lib.core.f())
+    """)
+    assert outcome.told == {"added": 0, "left": -1, "f": "broken"}
+
+
 def test_the_package_is_deleted_while_it_waits(simple) -> None:
     """An upgrade in a notebook: the library that comes then is as it was."""
     outcome = simple.run("""
