@@ -23,13 +23,14 @@ FIX = Fix(
     id="diffusers-controlnet-flux-from-quantized",
     title="a Flux ControlNet that is made of a quantized transformer has wrong weights",
     module="diffusers.models.controlnet_flux",
-    claims={"diffusers": ">=0.31.0,<=0.31.0"},
+    claims={"diffusers": ">=0.31.0,<0.32.0"},
     upstream=(
         "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_flux.py#L208",
     ),
     symptom="noise from a Flux ControlNet after FluxControlNetModel.from_transformer() of a quantized transformer",
     harm="wrong result",
     frames=("FluxControlNetModel", r"\b0\.31"),
+    fixed_in="diffusers 0.32.0",  # in another module there: diffusers-controlnet-from-quantized
     since="0.1.0",
 )
 

@@ -23,7 +23,7 @@ FIX = Fix(
     id="diffusers-controlnet-hunyuan-from-quantized",
     title="a Hunyuan-DiT ControlNet that is made of a quantized transformer has wrong weights",
     module="diffusers.models.controlnet_hunyuan",
-    claims={"diffusers": ">=0.31.0,<=0.31.0"},
+    claims={"diffusers": ">=0.31.0,<0.32.0"},
     upstream=(
         "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_hunyuan.py#L212",
     ),
@@ -31,6 +31,7 @@ FIX = Fix(
     "quantized transformer",
     harm="wrong result",
     frames=("HunyuanDiT2DControlNetModel", r"\b0\.31"),
+    fixed_in="diffusers 0.32.0",  # in another module there: diffusers-controlnet-from-quantized
     since="0.1.0",
 )
 

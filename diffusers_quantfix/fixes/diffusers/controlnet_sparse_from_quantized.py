@@ -23,13 +23,14 @@ FIX = Fix(
     id="diffusers-controlnet-sparse-from-quantized",
     title="a sparse ControlNet that is made of a quantized UNet has wrong weights",
     module="diffusers.models.controlnet_sparsectrl",
-    claims={"diffusers": ">=0.31.0,<=0.31.0"},
+    claims={"diffusers": ">=0.31.0,<0.32.0"},
     upstream=(
         "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_sparsectrl.py#L443",
     ),
     symptom="noise from a sparse ControlNet after SparseControlNetModel.from_unet() of a quantized UNet",
     harm="wrong result",
     frames=("SparseControlNetModel", r"\b0\.31"),
+    fixed_in="diffusers 0.32.0",  # in another module there: diffusers-controlnet-from-quantized
     since="0.1.0",
 )
 

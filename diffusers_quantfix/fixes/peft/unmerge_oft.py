@@ -24,13 +24,14 @@ FIX = Fix(
     id="peft-unmerge-oft",
     title="taking an OFT out of weights of bitsandbytes does not give these weights back",
     module="peft.tuners.oft.bnb",
-    claims={"peft": ">=0.16.0,<=0.20.0", "bitsandbytes": ""},
+    claims={"peft": ">=0.16.0,<0.21.0", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.18.1/src/peft/tuners/oft/bnb.py",),
     symptom="after unmerge_adapter() of an OFT the output of a bitsandbytes model is not what it was before, with peft "
     "before 0.21",
     harm="wrong result",
     frames=("unmerge_adapter|unmerge", r"tuners/oft/bnb\.py"),
     hot=True,
+    fixed_in="peft 0.21.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
     since="0.1.0",
 )
 

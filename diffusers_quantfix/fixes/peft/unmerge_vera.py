@@ -25,13 +25,14 @@ FIX = Fix(
     id="peft-unmerge-vera",
     title="taking a VeRA out of weights of bitsandbytes does not give these weights back",
     module="peft.tuners.vera.bnb",
-    claims={"peft": ">=0.14.0,<=0.19.1", "bitsandbytes": ""},
+    claims={"peft": ">=0.14.0,<0.20.0", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/peft/blob/v0.18.1/src/peft/tuners/vera/bnb.py",),
     symptom="after unmerge_adapter() of a VeRA the output of a bitsandbytes model is not what it was before, with peft "
     "before 0.20",
     harm="wrong result",
     frames=("unmerge_adapter|unmerge", r"\bVeRA\b", r"tuners/vera/bnb\.py"),
     hot=True,
+    fixed_in="peft 0.20.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
     since="0.1.0",
 )
 
