@@ -130,7 +130,7 @@ def _bring(group: Any, inventory: Inventory, look: Look) -> None:
     moved, hosts = list(look.tensors), list(inventory.hosts)
     record = group.stream is not None and group.record_stream
     computing = _accelerator(group).current_stream(device) if record else None
-    with _on_its_stream(group):
+    with _on_its_stream(group, inventory):
         for slot, present in enumerate(look.tensors):
             where = present.device
             if where == device:
@@ -235,11 +235,17 @@ def _without_subclasses() -> Any:
     return sys.modules["torch"]._C.DisableTorchFunctionSubclass()
 
 
-def _on_its_stream(group: Any) -> contextlib.AbstractContextManager[Any]:
+def _on_its_stream(group: Any, inventory: Inventory) -> contextlib.AbstractContextManager[Any]:
     """Run the block on the stream of ``group``."""
     if group.stream is None:
         return _AS_IT_IS
-    found: contextlib.AbstractContextManager[Any] = _accelerator(group).stream(group.stream)
+    known = inventory.on_stream
+    if known is None or known.stream is not group.stream:
+        known = _accelerator(group).stream(group.stream)
+        # To make one takes as long as five small copies, and it can be entered again; of others nobody knows.
+        if type(known) is sys.modules["torch"].cuda.StreamContext:
+            inventory.on_stream = known
+    found: contextlib.AbstractContextManager[Any] = known
     return found
 
 

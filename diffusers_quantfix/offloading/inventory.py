@@ -64,6 +64,7 @@ class Inventory:
         hosts: what each was before; None for those that did not come from the offload device.
         versions: how often such a parameter had been changed when it came, by its id.
         pinned: whether each tensor is pinned, None where nobody has asked.
+        on_stream: the context manager of the group's stream, None where there is none yet.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class Inventory:
         self.hosts: list[Any] = []
         self.versions: dict[int, int | None] = {}
         self.pinned: list[bool | None] = []
+        self.on_stream: Any = None
         self._refs: list[Callable[[], Any]] = []
         self._is_filled = False
         self._address_of = sys.modules["torch"].Tensor.data_ptr
