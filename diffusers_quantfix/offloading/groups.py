@@ -241,9 +241,10 @@ def _on_its_stream(group: Any, inventory: Inventory) -> contextlib.AbstractConte
         return _AS_IT_IS
     known = inventory.on_stream
     if known is None or known.stream is not group.stream:
-        known = _accelerator(group).stream(group.stream)
-        # To make one takes as long as five small copies, and it can be entered again; of others nobody knows.
-        if type(known) is sys.modules["torch"].cuda.StreamContext:
+        accelerator = _accelerator(group)
+        known = accelerator.stream(group.stream)
+        # To make one takes as long as five small copies, and torch's own can be entered again; of others nobody knows.
+        if type(known) is getattr(accelerator, "StreamContext", None):
             inventory.on_stream = known
     found: contextlib.AbstractContextManager[Any] = known
     return found
