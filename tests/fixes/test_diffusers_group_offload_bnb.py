@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -32,6 +34,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
 pytest.importorskip("bitsandbytes")
 
+_NO_HOOKS = types.SimpleNamespace()
 weights = pytest.mark.parametrize("weights", ["4-bit", "4-bit double", "8-bit"])
 
 
@@ -409,6 +412,54 @@ def test_a_pipeline(gpu, folders, bits):
     pipe.enable_group_offload(onload_device=device, offload_type="leaf_level", use_stream=True)
     for _ in range(2):
         assert torch.equal(models.prompt_flux(pipe).cpu(), expected.cpu())
+
+
+@weights
+def test_the_stream_is_left_again(gpu, monkeypatch, weights):
+    """After each move, one that is interrupted too, in another thread and with another stream."""
+    device = gpu.devices[0]
+    model = build(weights, device)
+    expected = run(model, device)
+    offload(model, device, BLOCK | STREAM)
+    groups = [
+        hook.group
+        for module in model.modules()
+        for hook in vars(module.__dict__.get("_diffusers_hook", _NO_HOOKS)).get("hooks", {}).values()
+        if getattr(getattr(hook, "group", None), "stream", None) is not None
+    ]
+    before = torch.cuda.current_stream(device)
+    moved_on = []
+    to = torch.Tensor.to
+
+    def noting(tensor, *args, **kwargs):
+        moved_on.append(torch.cuda.current_stream(device))
+        return to(tensor, *args, **kwargs)
+
+    def interrupted(tensor, *args, **kwargs):
+        raise KeyboardInterrupt
+
+    def move(group, stream):
+        with torch.no_grad(), monkeypatch.context() as context:
+            context.setattr(torch.Tensor, "to", noting)
+            moved_on.clear()
+            group.onload_()
+            assert moved_on and set(moved_on) == {stream}
+        group.offload_()
+        assert torch.cuda.current_stream(device) == before
+
+    assert groups
+    for group in groups:
+        for _ in range(2):
+            move(group, group.stream)
+        with monkeypatch.context() as context, pytest.raises(KeyboardInterrupt):
+            context.setattr(torch.Tensor, "to", interrupted)
+            group.onload_()
+        assert torch.cuda.current_stream(device) == before
+        group.stream = torch.cuda.Stream(device)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(move, group, group.stream).result()
+        move(group, group.stream)
+    assert torch.equal(run(model, device), expected)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
