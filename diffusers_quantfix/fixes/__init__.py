@@ -292,6 +292,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "quanto-extension-fallback": ("quanto.extension_fallback", "optimum.quanto.library.extensions.extension"),
     "quanto-extension-lock": ("quanto.extension_lock", "optimum.quanto.library.extensions.extension"),
     "quanto-fp8-plain": ("quanto.fp8_plain", "optimum.quanto.tensor.weights.qbytes"),
+    "quanto-freeze-meta": ("quanto.freeze_meta", "optimum.quanto.quantize"),
     "quanto-int4-cpu": ("quanto.int4_cpu", "optimum.quanto.tensor.weights.qbits"),
     "quanto-int8-cpu-kernel": ("quanto.int8_cpu_kernel", "optimum.quanto.library.qbytes_mm"),
     "quanto-load-map": ("quanto.load_map", "optimum.quanto.tensor.weights"),

@@ -1,0 +1,112 @@
+"""Freezing a model of quanto on meta calculates each of its weights, though none has data.
+
+Symptom: ``from_pretrained`` of a saved model with weights of quanto takes one to two milliseconds per layer, more than
+    two thirds of them before it reads anything.
+Cause: diffusers prepares the model on meta and calls ``freeze``, so that its state dict has the names of the
+    checkpoint. Each weight is quantized, and torch works out the shape of each step in Python.
+Upstream: not reported.
+Patch: of the layers on meta that differ in nothing, the first is quantized, and the others get weights of their own
+    like its weight. A layer with data, or with an optimizer or a class of the user's own, is left to quanto.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="quanto-freeze-meta",
+    title="freezing a model of quanto on meta calculates each of its weights",
+    module="optimum.quanto.quantize",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    upstream=("https://github.com/huggingface/optimum-quanto/blob/v0.2.7/optimum/quanto/quantize.py#L143",),
+    symptom="from_pretrained of a saved model with weights of quanto is slow: one to two milliseconds per layer",
+    harm="memory or time",
+)
+
+
+def broken(quantize: ModuleType) -> bool:
+    """Is each layer frozen by itself, wherever its weight is?  To freeze one on meta would load half of torch."""
+    freeze = resolve(quantize, "freeze")
+    mixin = resolve(quantize, "QModuleMixin")
+    if written_in(freeze, __file__):
+        return False
+    used = (
+        names_used(freeze) | names_used(resolve(mixin, "freeze")) | names_used(resolve(mixin, "qweight").fget)
+    )
+    return not used & {"meta", "is_meta"}
+
+
+def patch(quantize: ModuleType, draft: Draft) -> None:
+    import torch
+
+    mixin = resolve(quantize, "QModuleMixin")
+    plain = torch.nn.Parameter
+    # Those that quanto chooses itself: without state, so that equal weights have equal scales.
+    optimizers = tuple(
+        getattr(sys.modules[mixin.__module__], name) for name in ("AbsmaxOptimizer", "MaxOptimizer")
+    )
+
+    def make(original):
+        def freeze(model):
+            if any(kind(layer) for layer in model.modules()):
+                freeze_each_kind(model)
+                return None
+            return original(model)
+
+        return freeze
+
+    def freeze_each_kind(model):
+        first: dict[Any, Any] = {}  # kind of layer -> its weight, quantized
+        for layer in model.modules():
+            same = kind(layer)
+            if same in first:
+                layer.weight = like(first[same])
+            elif isinstance(layer, mixin):
+                layer.freeze()
+                if same is not None and layer.frozen:
+                    first[same] = layer.weight
+
+    def kind(layer):
+        """What the quantized weight of a layer on meta depends on; None where that is not known, or it has data."""
+        if not isinstance(layer, mixin) or layer.weight_qtype is None:
+            return None
+        weight = layer._parameters.get("weight")
+        layer_class = type(layer)
+        if (
+            type(weight) is not plain
+            or not weight.is_meta
+            or layer_class.freeze is not mixin.freeze
+            or layer_class.qweight is not mixin.qweight
+            or type(layer.optimizer) not in optimizers
+        ):
+            return None
+        return (
+            layer_class, type(layer.optimizer), layer.weight_qtype, layer.weight_group_size, layer.activation_qtype,
+            weight.dtype, weight.shape, weight.stride(),
+        )  # fmt: skip
+
+    def like(weight):
+        # A parameter detaches what it is made of, and so are the tensors inside, whose memory is shared until here.
+        new = plain(weight)
+        own(new)
+        return new
+
+    def own(weight):
+        for name in weight.__tensor_flatten__()[0]:
+            inner = getattr(weight, name)
+            if hasattr(inner, "__tensor_flatten__"):
+                own(inner)
+            else:
+                setattr(weight, name, torch.empty_like(inner))
+
+    draft.wrap_plain(quantize, "freeze", make)
