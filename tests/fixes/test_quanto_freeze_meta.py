@@ -7,8 +7,13 @@ import itertools
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.gate import unmet
 
 FIX_ID = "quanto-freeze-meta"
+# An older one cannot freeze on meta: "There was no fake impl registered for quanto::quantize_symmetric".
+pytestmark = pytest.mark.skipif(
+    bool(unmet("optimum-quanto>=0.2.6")), reason=str(unmet("optimum-quanto>=0.2.6"))
+)
 
 
 def counting():
@@ -91,7 +96,7 @@ def test_layers_that_are_alike_are_quantized_once(weights):
 @pytest.mark.defect(
     FIX_ID,
     shows=r"\d+ weights without data were quantized",
-    needs=("optimum-quanto>=0.2.6", "diffusers>=0.33.0"),
+    needs="diffusers>=0.33.0",
 )
 @pytest.mark.parametrize("weights", ["float8", "int8", "int4", "int2"])
 def test_a_saved_model_is_loaded(tmp_path, weights):

@@ -27,7 +27,7 @@ FIX = Fix(
     id="quanto-freeze-meta",
     title="freezing a model of quanto on meta calculates each of its weights",
     module="optimum.quanto.quantize",
-    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    claims={"optimum-quanto": ">=0.2.6,<=0.2.7"},
     upstream=("https://github.com/huggingface/optimum-quanto/blob/v0.2.7/optimum/quanto/quantize.py#L143",),
     symptom="from_pretrained of a saved model with weights of quanto is slow: one to two milliseconds per layer",
     harm="memory or time",
