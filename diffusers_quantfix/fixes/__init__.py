@@ -313,6 +313,7 @@ INDEX: dict[str, tuple[str, str]] = {
     "torch-fully-shard-8bit": ("torch.fully_shard_eight_bit", "torch.distributed.fsdp"),
     "torch-sharded-loaded-4bit": ("torch.sharded_loaded_four_bit", "torch.distributed.fsdp"),
     "torchao-load-map": ("torchao.load_map", "torchao.quantization.quant_api"),
+    "torchao-load-scan": ("torchao.load_scan", "torchao.prototype.safetensors.safetensors_support"),
     "torchao-module-pickle": ("torchao.module_pickle", "torchao.quantization.quant_api"),
     "transformers-4bit-part-of-checkpoint": (
         "transformers.four_bit_part_of_checkpoint",
