@@ -18,7 +18,7 @@ from tests.upstream.cells import MAIN, read
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OUTPUTS = re.findall(r"<!-- output: (.*?) -->\n```text\n(.*?)\n```", README, re.DOTALL)
-ID = r"`((?:accelerate|bnb|diffusers|quanto|transformers)-[a-z0-9-]+)`"
+ID = r"`((?:accelerate|bnb|diffusers|quanto|torchao|transformers)-[a-z0-9-]+)`"
 
 
 def section(title: str) -> str:
