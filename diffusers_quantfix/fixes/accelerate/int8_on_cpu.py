@@ -12,15 +12,12 @@ Patch: where bitsandbytes quantizes on the CPU, the device is passed as ``torch.
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.places import parameters_at
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-int8-on-cpu",

@@ -13,16 +13,12 @@ Patch: such a model is written with ``torch.save``, as with ``safe_serialization
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...weights.wrappers import backend_of, has_no_address
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-torchao-save-model",

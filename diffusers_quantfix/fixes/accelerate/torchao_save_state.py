@@ -11,15 +11,12 @@ Patch: such a model is written with ``torch.save``, as with ``safe_serialization
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...weights.wrappers import has_no_address
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="accelerate-torchao-save-state",

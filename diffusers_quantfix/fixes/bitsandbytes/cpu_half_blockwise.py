@@ -13,15 +13,11 @@ Patch: the kernel gets a float32 copy and the dequantized scales, and its output
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-cpu-half-blockwise",

@@ -17,16 +17,13 @@ Patch: a layer whose weight has lost its quant state does not repack it any more
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.source import exchanged, own_function
 from ...weights import params_4bit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-cpu-packing-sharded",

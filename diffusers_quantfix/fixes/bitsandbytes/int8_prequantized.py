@@ -10,15 +10,12 @@ Patch: int8 data is moved as ``bnb-int8-requantize`` does for older releases: CB
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import moved_whole
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-int8-prequantized",

@@ -12,15 +12,12 @@ Patch: ``Int8Params.to``, which every move of a parameter calls, and ``.cuda``, 
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import moved_whole
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-int8-requantize",

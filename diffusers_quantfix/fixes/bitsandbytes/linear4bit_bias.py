@@ -14,16 +14,12 @@ Patch: that statement of ``Linear4bit.forward`` converts a copy: ``bias = bias.t
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.source import exchanged, own_function
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-linear4bit-bias",

@@ -13,15 +13,12 @@ Patch: ``_apply`` of the two layers with a 4-bit weight passes the plain bytes t
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-linear4bit-conversion",

@@ -11,14 +11,11 @@ Patch: ``Params4bit.__deepcopy__`` copies with the memo. The new weight refers t
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-params4bit-deepcopy",

@@ -16,15 +16,12 @@ Patch: every offload calls ``Params4bit.to``. A parameter moved to ``meta`` gets
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions, params_4bit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="bnb-quant-state-meta",

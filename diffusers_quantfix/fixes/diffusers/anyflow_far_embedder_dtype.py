@@ -11,15 +11,12 @@ Patch: where that weight is packed, ``forward_timestep`` sees one of the dtype o
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.any_flow import destroys_step_size, keeping_step_size
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-anyflow-far-embedder-dtype",

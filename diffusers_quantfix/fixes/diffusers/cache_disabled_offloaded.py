@@ -11,15 +11,11 @@ Patch: accelerate's forward stays, around the one that the module had before.
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-cache-disabled-offloaded",

@@ -10,14 +10,11 @@ Patch: a ValueError before anything is made. Layers with a LoRA are copied witho
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...models.copied_weights import guard, unguarded
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-controlnet-flux-from-quantized",

@@ -10,16 +10,12 @@ Patch: where that weight is packed, they see one of the dtype of their input ins
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_weights
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-custom-diffusion-dtype",

@@ -9,15 +9,12 @@ Patch: after a move by ``ModelMixin.to`` or ``.cuda``, the hooks that only align
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-hooks-follow",

@@ -12,15 +12,12 @@ Patch: both methods allow an 8-bit model to move where the whole model moves (``
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_model
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-model-gate",

@@ -9,15 +9,12 @@ Patch: ``to`` also moves the 8-bit components that can move completely (``bnb-li
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_pipeline
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-modular-gate",

@@ -13,15 +13,12 @@ Patch: both methods also move the 8-bit components that can move completely (``b
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit, eight_bit_pipeline
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-8bit-move-gate",

@@ -13,15 +13,11 @@ Patch: while a state dict is loaded, packed weights are views of it in uint8; th
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-4bit-storage",

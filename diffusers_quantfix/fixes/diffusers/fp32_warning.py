@@ -9,14 +9,11 @@ Patch: the warning is suppressed when the list is empty; for a model that has su
 
 from __future__ import annotations
 
+from types import CodeType, ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, texts_of, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import CodeType, ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-fp32-warning",

@@ -9,16 +9,13 @@ Patch: a clear error, before anything is merged; `adapters.merging_gguf` says wh
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging_gguf import refuse_merge
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...weights.gguf import knows_gguf
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-fuse-lora-gguf",

@@ -8,15 +8,12 @@ Patch: the same, for calls of the model's own methods.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-fuse-model-lora-offloaded",

@@ -12,14 +12,11 @@ Patch: ``GGUFParameter`` is rebuilt by its own constructor from its bytes and it
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-gguf-pickle",

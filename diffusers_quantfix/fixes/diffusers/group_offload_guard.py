@@ -12,18 +12,13 @@ Patch: a bitsandbytes model whose hooks only move inputs, all to one device, doe
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.hooks import accelerate_hooks
 from ...weights.method import method_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-group-offload-guard",

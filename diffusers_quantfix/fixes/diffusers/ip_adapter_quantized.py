@@ -12,16 +12,13 @@ Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the UNet's
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.new_layers import moves_new_layers_only
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
 from ...offloading.suspended import hooks_aside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-ip-adapter-quantized",

@@ -12,19 +12,15 @@ Patch: the same for calls of the model's own methods.
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.target import finished
 from ...offloading.hooks import is_group_offloaded
 from ...offloading.suspended import hooks_aside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-load-model-lora-offloaded",

@@ -18,16 +18,13 @@ checkpoint is quantized (that is in the config which the function fetches), and 
 
 from __future__ import annotations
 
+from types import CodeType, FunctionType, ModuleType
+
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...engine.source import own_function, recompiled, statements
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import CodeType, FunctionType, ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-param-device",

@@ -9,15 +9,12 @@ Patch: a quantized component is moved and not cast, with a warning. Twin: ``diff
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models import casting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-quantized-modular-cast",

@@ -9,14 +9,11 @@ Patch: the method is added; it replaces quanto's linear layers by torch's, with 
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-quanto-dequantize",

@@ -12,16 +12,12 @@ Patch: an error that says what to do instead, before the first copy. There is no
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...models.plain_weights import is_plain
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-shap-e-quantized-renderer",

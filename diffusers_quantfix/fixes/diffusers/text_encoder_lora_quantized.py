@@ -12,16 +12,13 @@ Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the en
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.new_layers import moves_new_layers_only
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-text-encoder-lora-quantized",

@@ -12,15 +12,12 @@ Patch: during loading, the offloading hooks of the text encoders are removed; th
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...offloading.suspended import hidden_hooks, hooks_aside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="diffusers-textual-inversion-offload-flip",

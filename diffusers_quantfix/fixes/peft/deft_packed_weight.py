@@ -12,15 +12,12 @@ Patch: it computes it from the dequantized weight, which peft has a function for
 
 from __future__ import annotations
 
+from types import CodeType, FunctionType, ModuleType
+
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.source import exchanged, own_function
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import CodeType, FunctionType, ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-deft-packed-weight",

@@ -11,15 +11,11 @@ Patch: the copy is made of the layer without its hooks.
 from __future__ import annotations
 
 import copy
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-dora-4bit-hooked",

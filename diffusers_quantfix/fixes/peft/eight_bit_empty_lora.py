@@ -10,15 +10,12 @@ Patch: an adapter on ``meta`` stays there until its data comes, as that of any o
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.new_layers import empty_layers_stay, moves_empty_layers
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-8bit-empty-lora",

@@ -10,15 +10,12 @@ Patch: the function is given the weight in rows.
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.int8_params import rows_for_dequantizing, takes_tiles_for_rows
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-int8-tiles-dequantized",

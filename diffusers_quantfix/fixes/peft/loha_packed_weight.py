@@ -10,15 +10,12 @@ Patch: a linear layer is asked for its numbers of features.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.packed_shapes import asks_for_shapes, reads_shape_of_weight
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-loha-packed-weight",

@@ -9,15 +9,12 @@ Patch: that of ``peft-merge-quanto``.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging_quanto import adds_to_data, on_plain_weight
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-merge-lycoris-quanto",

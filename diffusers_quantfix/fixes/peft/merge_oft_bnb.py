@@ -13,16 +13,13 @@ Patch: that statement converts the product, in the methods' own code.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.source import exchanged, own_function
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType, FunctionType, ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-merge-oft-bnb",

@@ -13,16 +13,12 @@ Patch: a clear error, where all adapters of a model are concerned before anythin
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 from ...adapters.merging_packed import holds, refuse_merge
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-merge-other-adapters",

@@ -12,15 +12,12 @@ Patch: while peft merges, the layer has a plain weight; then it is quantized ane
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging_quanto import adds_to_data, on_plain_weight
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-merge-quanto",

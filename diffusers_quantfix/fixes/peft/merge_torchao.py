@@ -13,15 +13,12 @@ Patch: in these cases the layer has a plain weight while the method of its base 
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging_torchao import as_plain_layers_do, knows_no_variants
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-merge-torchao",

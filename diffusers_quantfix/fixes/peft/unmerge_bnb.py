@@ -13,14 +13,11 @@ Patch: the packed weight from before the first merge is kept on the CPU until th
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-unmerge-bnb",

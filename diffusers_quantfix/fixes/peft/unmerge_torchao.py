@@ -13,16 +13,13 @@ Patch: the packed weight from before the first merge is kept on the CPU until th
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.before_merge import forgets_deleted, keeps_bits, puts_bits_back, rounds_again
 from ...adapters.merging_torchao import bits_of, put
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-unmerge-torchao",

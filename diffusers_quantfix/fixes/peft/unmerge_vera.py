@@ -12,14 +12,11 @@ Patch: that of ``peft-unmerge-bnb``: the packed weight from before the first mer
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="peft-unmerge-vera",

@@ -15,16 +15,12 @@ Patch: ``Extension.lib`` makes one attempt per process. When it fails, one warni
 from __future__ import annotations
 
 import threading
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import quanto_extension
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-extension-fallback",

@@ -16,15 +16,11 @@ from __future__ import annotations
 
 import os
 import time
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-extension-lock",

@@ -13,14 +13,11 @@ Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned me
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-int8-cpu-kernel",

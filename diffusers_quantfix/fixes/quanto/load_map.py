@@ -11,16 +11,12 @@ Patch: a tensor of quanto that is unpickled tells the device of its inner tensor
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.wrappers import following, is_torn_by_a_map
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-load-map",

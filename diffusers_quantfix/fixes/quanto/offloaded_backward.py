@@ -12,16 +12,13 @@ Patch: ``backward`` gets a copy of the weight on the device of the gradient, whe
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...weights.quanto_backward import BackwardContext
 from ...weights.wrappers import inner_places, is_wrapper
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-offloaded-backward",

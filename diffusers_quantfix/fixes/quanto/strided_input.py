@@ -12,15 +12,11 @@ Patch: they get an input that is flattened with ``reshape``, where it is not con
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-strided-input",

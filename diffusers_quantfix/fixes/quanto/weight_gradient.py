@@ -11,15 +11,12 @@ Patch: ``backward`` gets contiguous copies, where the gradient of a weight is as
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.quanto_backward import BackwardContext
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="quanto-weight-gradient",

@@ -11,15 +11,12 @@ Patch: a clear error, before anything is changed. From torch 2.6 on the module p
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import home_of, resolve, written_in
 from ...weights import int8_params
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="torch-composable-fully-shard-8bit",

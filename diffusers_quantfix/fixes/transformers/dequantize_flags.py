@@ -11,15 +11,12 @@ Patch: everything that the quantizer set on the model is removed together with t
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.dequantize import IN_CONFIG, forget_quantization
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="transformers-dequantize-flags",

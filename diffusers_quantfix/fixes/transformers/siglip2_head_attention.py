@@ -12,15 +12,12 @@ Patch: where that weight is quantized, the same attention is computed by calling
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.packed_attention import PATTERN, calling_output_layer, head_calls_output_layer
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     id="transformers-siglip2-head-attention",
