@@ -1,7 +1,18 @@
 """How a fix declares itself.
 
-One file under ``fixes/`` holds one defect: a ``FIX`` declaration, ``broken(module)`` (the probe) and ``patch(module,
-draft)``, which states what to write.  These files are read without any library loaded, so this module imports none.
+One file under ``fixes/`` holds one bug: a ``FIX`` declaration and two functions. The engine calls them like this:
+
+``broken(module)``: is the bug in this module object?
+    It is asked before patching, and again afterwards, when it must say False; otherwise the patch is removed. It is
+    also asked outside the claimed range, for releases that its author never saw. It changes nothing, and tests the
+    behaviour of a tiny stand-in first, names and signatures next, source text last. It may raise `TargetMissing`
+    (nothing to patch in this release) or `Undecided` (another module must be imported first).
+
+``patch(module, draft)``: states what to write, through its draft only.
+    The ledger writes the whole draft or nothing after it has returned. It is also run on healthy modules, to find out
+    whose code is in its slots, and that draft is dropped: it must be pure.
+
+These files are read without any library loaded, so this module imports none.
 """
 
 from __future__ import annotations
