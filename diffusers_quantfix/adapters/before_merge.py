@@ -60,7 +60,7 @@ def rounds_again(cls: Any, *quantizes: str) -> bool:
     """
     unmerge = vars(cls)["unmerge"]
     names = set(quantizes) & set(function_of(unmerge).__code__.co_names)
-    return bool(names) and not written_in(unmerge, __file__)
+    return bool(names) and not written_in(unmerge, __name__)
 
 
 def keeps_bits(bits_of: Callable[[Any, Any], _Bits | None]) -> Callable[[Callable[..., Any]], Any]:

@@ -68,7 +68,7 @@ def _effect(layer: Any) -> str | None:
     known = of_bitsandbytes or getattr(layer, "quantization_backend", None) is not None
     for cls in type(weight).__mro__:
         if cls.__name__ == "QTensor" and cls.__module__.startswith("optimum.quanto"):
-            return None if written_in(merge, merging_quanto.__file__) else "it would have no effect any more"
+            return None if written_in(merge, merging_quanto.__name__) else "it would have no effect any more"
         if cls.__name__ == "Int8Params":
             if not known:
                 return "the layer would go on with the weight from before"

@@ -27,7 +27,7 @@ __all__ = ["adds_to_data", "on_plain_weight"]
 def adds_to_data(cls: Any) -> bool:
     """Whether ``merge`` of a layer class of peft adds to the data of the weight, with nothing of ours around it."""
     merge = vars(cls)["merge"]
-    ours = written_in(function_of(merge), __file__) or written_in(merge, __file__)
+    ours = written_in(function_of(merge), __name__) or written_in(merge, __name__)
     return not ours and {"weight", "data"} <= set(function_of(merge).__code__.co_names)
 
 

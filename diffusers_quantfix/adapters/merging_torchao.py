@@ -53,7 +53,7 @@ def knows_no_variants(cls: Any) -> bool:
     """Whether ``merge`` of a layer class of peft treats a DoRA as a LoRA, with nothing of ours around it."""
     merge = vars(cls)["merge"]
     names = {"use_dora", "lora_variant"} & set(function_of(merge).__code__.co_names)
-    return not names and not written_in(merge, __file__)
+    return not names and not written_in(merge, __name__)
 
 
 def as_plain_layers_do(cls: Any, verb: str) -> Callable[[Callable[..., Any]], Any]:

@@ -13,7 +13,7 @@ from ..uncaught import watch
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 USAGE = "usage: diffusers-quantfix run [-m module | script.py | console script] [argument ...]"
 EXIT_CODES = "those of the program; 2 when there is no program to run"
@@ -124,6 +124,13 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame is of this command or of runpy, through which it runs the program."""
+    namespace = frame.f_globals
+    home = str(namespace.get("__package__") or namespace.get("__name__"))
+    return home.partition(".")[0] in (__name__.partition(".")[0], runpy.__name__)
+
+
 class _End:
     """The hook that prints the error which ended the program, without our frames."""
 
@@ -133,8 +140,7 @@ class _End:
     def __call__(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, runpy.__file__, "<frozen runpy>")
-        while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(ours):
+        while traceback is not None and _is_ours(traceback.tb_frame):
             traceback = traceback.tb_next
         error.__traceback__ = traceback
         self._before(kind, error, traceback)

@@ -114,11 +114,15 @@ def texts_of(function: Any) -> str:
     return "\n".join(texts)
 
 
-def written_in(function: Any, file: str) -> bool:
-    """Whether the code of ``function``, or of something that it wraps, is in ``file``."""
+def written_in(function: Any, module: str) -> bool:
+    """Whether ``function``, or something that it wraps, was written in the module of that name.
+
+    The file of its code would not say so: in an installation without sources, or a frozen program, that is the path at
+    which the code was compiled.
+    """
     while function is not None:
-        code = getattr(function, "__code__", None)
-        if code is not None and code.co_filename == file:
+        namespace = getattr(function, "__globals__", None)
+        if isinstance(namespace, dict) and namespace.get("__name__") == module:
             return True
         function = getattr(function, "__wrapped__", None)
     return False

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
-__all__ = ["locals_of", "running"]
+__all__ = ["is_ours", "locals_of", "running"]
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = __name__.partition(".")[0]
 
 
 def running(ours: bool = False) -> dict[int, list[types.FrameType]]:
@@ -24,13 +23,16 @@ def running(ours: bool = False) -> dict[int, list[types.FrameType]]:
         found[ident] = []
         following: types.FrameType | None = frame
         while following is not None:
-            if following.f_code is not running.__code__ and (
-                ours or not following.f_code.co_filename.startswith(_PACKAGE)
-            ):
+            if following.f_code is not running.__code__ and (ours or not is_ours(following)):
                 found[ident].append(following)
             following = following.f_back
         del frame
     return found
+
+
+def is_ours(frame: types.FrameType) -> bool:
+    """Whether a frame runs code of this package."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:

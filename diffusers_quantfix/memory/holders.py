@@ -20,7 +20,7 @@ import torch
 from ..placement.tensors import storage_of
 from .census import all_but_plain
 from .emptying import storage_in
-from .frames import locals_of, running
+from .frames import is_ours, locals_of, running
 from .references import Ranges, addresses_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _STEPS = 4  # of a long chain: so many at the tensor, and so many at the variabl
 _LEAST = 3  # levels at any rate: a weight, its dict, the module's __dict__, the module
 _CHUNK = 1000
 _TENSOR, _ARRAY, _CAPSULE, _CTYPES, _CONTAINER = range(1, 6)
-_PACKAGE = str(Path(__file__).resolve().parents[1])
 _UNSEEN = "something that Python cannot see"
 _CUT = " (search cut)"
 
@@ -388,7 +387,7 @@ def _key(key: Any) -> str:
 
 def _is_ours(referrer: Any) -> bool:
     if isinstance(referrer, types.FrameType):
-        return referrer.f_code.co_filename.startswith(_PACKAGE)
+        return is_ours(referrer)
     return type(referrer).__module__.partition(".")[0] == __name__.partition(".")[0] or isinstance(
         referrer, types.GeneratorType
     )

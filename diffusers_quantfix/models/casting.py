@@ -138,7 +138,7 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
         def _get_signature_keys(self, _: Any) -> tuple[list[str], list[str]]:
             return ["transformer"], []
 
-    if written_in(pipeline_class.to, __file__):
+    if written_in(pipeline_class.to, __name__):
         return False
     pipeline_class.to(Pipeline(), dtype=torch.float16)
     return torch.float16 in told

@@ -56,7 +56,7 @@ def conversions(module: ModuleType) -> list[tuple[type, str]]:
 
 def unguarded(module: ModuleType) -> bool:
     """Is there one with nothing of ours around it?"""
-    return any(not written_in(vars(cls)[name].__func__, __file__) for cls, name in conversions(module))
+    return any(not written_in(vars(cls)[name].__func__, __name__) for cls, name in conversions(module))
 
 
 def guard(module: ModuleType, draft: Draft) -> None:

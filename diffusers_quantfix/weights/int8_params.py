@@ -96,7 +96,7 @@ def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
         raise Undecided("bitsandbytes.autograd._functions")
     if "igemmlt" not in names_used(product.forward):  # the product of matrices in tiles
         return False
-    return not written_in(dequantize_bnb_weight, __file__) and "igemmlt" not in names_used(
+    return not written_in(dequantize_bnb_weight, __name__) and "igemmlt" not in names_used(
         dequantize_bnb_weight
     )
 

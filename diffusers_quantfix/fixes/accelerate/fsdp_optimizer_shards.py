@@ -43,7 +43,7 @@ def broken(fsdp_utils: ModuleType) -> bool:
     """Does it load shards for FSDP 1, and neither reads what there is to load nor makes the entries?"""
     load = resolve(fsdp_utils, "load_fsdp_optimizer")
     names = names_used(load)
-    if written_in(load, __file__) or not {"optim_state_dict_to_load", "FileSystemReader"} <= names:
+    if written_in(load, __name__) or not {"optim_state_dict_to_load", "FileSystemReader"} <= names:
         return False
     return not names & _WITH_ENTRIES
 

@@ -58,7 +58,7 @@ def broken(hooks: ModuleType) -> bool:
     """Does the hook put weights on meta after each pass, and let the backward pass begin?"""
     post_forward = resolve(hooks, "AlignDevicesHook.post_forward")
     return "set_module_tensor_to_device" in names_used(post_forward) and not written_in(
-        post_forward, __file__
+        post_forward, __name__
     )
 
 

@@ -37,7 +37,7 @@ def broken(accelerator: ModuleType) -> bool:
     from accelerate.utils.modeling import id_tensor_storage
 
     save_model = resolve(accelerator, "Accelerator.save_model")
-    return not written_in(save_model, __file__) and has_no_address(id_tensor_storage)
+    return not written_in(save_model, __name__) and has_no_address(id_tensor_storage)
 
 
 def patch(accelerator: ModuleType, draft: Draft) -> None:

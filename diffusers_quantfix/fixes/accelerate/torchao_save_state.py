@@ -33,7 +33,7 @@ FIX = Fix(
 def broken(checkpointing: ModuleType) -> bool:
     """Are tensors that share memory looked for by an address, with nothing of ours around it?"""
     resolve(checkpointing, "load_accelerator_state")
-    if written_in(resolve(checkpointing, "save_accelerator_state"), __file__):
+    if written_in(resolve(checkpointing, "save_accelerator_state"), __name__):
         return False
     from accelerate.utils.modeling import id_tensor_storage
 

@@ -45,7 +45,7 @@ _NAME = "quantize_blockwise"
 def broken(functional: ModuleType) -> bool:
     """Does the function itself call the kernel for the CPU? Later ones leave that to an operator, which asks."""
     function = resolve(functional, _NAME)
-    return "cquantize_blockwise_cpu_fp32" in names_used(function) and not written_in(function, __file__)
+    return "cquantize_blockwise_cpu_fp32" in names_used(function) and not written_in(function, __name__)
 
 
 def patch(functional: ModuleType, draft: Draft) -> None:

@@ -55,7 +55,7 @@ def broken(cextension: ModuleType) -> bool:
         "_lib", lib
     )  # the ``ctypes.CDLL``; what is around it has attributes of every name
     return (
-        not written_in(attributes.get(_FUNCTION), __file__)
+        not written_in(attributes.get(_FUNCTION), __name__)
         and hasattr(library, _FUNCTION)
         and not hasattr(library, "cdequantize_blockwise_cpu_bf16")
     )

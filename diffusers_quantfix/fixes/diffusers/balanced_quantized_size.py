@@ -51,7 +51,7 @@ def broken(pipeline_utils: ModuleType) -> bool:
     """Whether the function that makes the plan does not mention quantization."""
     home = _home()
     for function in (resolve(home, "_get_final_device_map"), resolve(home, "_load_empty_model")):
-        if written_in(function, __file__) or _KNOWS & names_used(function):
+        if written_in(function, __name__) or _KNOWS & names_used(function):
             return False
     return True
 

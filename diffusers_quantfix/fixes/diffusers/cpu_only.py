@@ -46,7 +46,7 @@ def broken(bnb_quantizer: ModuleType) -> bool:
     validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
     if not quantizes_on_cpu():
         return False  # the message is true there
-    if written_in(validate, __file__):
+    if written_in(validate, __name__):
         return False
     return any(_NO_GPU in name for name in names_used(validate))
 

@@ -35,7 +35,7 @@ def broken(utils: ModuleType) -> bool:
     """Does it cast weights in 4 bits to what it is told?"""
     function = resolve(utils, "dequantize_bnb_weight")
     texts = [text for text in function_of(function).__code__.co_consts if isinstance(text, str)]
-    return not written_in(function, __file__) and any("type-casted" in text for text in texts)
+    return not written_in(function, __name__) and any("type-casted" in text for text in texts)
 
 
 def patch(utils: ModuleType, draft: Draft) -> None:

@@ -34,7 +34,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     from accelerate import big_modeling
 
     to = resolve(modeling_utils, "ModelMixin.to")
-    if written_in(to, __file__) or "`.to` is not supported for `8-bit`" in texts_of(to):
+    if written_in(to, __name__) or "`.to` is not supported for `8-bit`" in texts_of(to):
         return False
     if modeling_utils.is_bitsandbytes_version("<", "0.48.0"):
         return False  # refused as well

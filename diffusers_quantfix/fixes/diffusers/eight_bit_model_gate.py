@@ -35,7 +35,7 @@ FIX = Fix(
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the message, and for the version on which it depends: building a model here would import too much."""
     to = resolve(modeling_utils, "ModelMixin.to")
-    if written_in(to, eight_bit_model.__file__):
+    if written_in(to, eight_bit_model.__name__):
         return False
     said = texts_of(to)
     if "`.to` is not supported for `8-bit`" in said:

@@ -32,7 +32,7 @@ FIX = Fix(
 def broken(modular_pipeline: ModuleType) -> bool:
     """Look for the error message."""
     to = resolve(modular_pipeline, "ModularPipeline.to")
-    return eight_bit_pipeline.REFUSAL in texts_of(to) and not written_in(to, eight_bit_pipeline.__file__)
+    return eight_bit_pipeline.REFUSAL in texts_of(to) and not written_in(to, eight_bit_pipeline.__name__)
 
 
 def patch(modular_pipeline: ModuleType, draft: Draft) -> None:

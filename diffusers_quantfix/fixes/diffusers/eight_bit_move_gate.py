@@ -41,7 +41,7 @@ def broken(pipeline_utils: ModuleType) -> bool:
     """Look for the error message, and for the versions on which it depends since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
     said = texts_of(to)
-    if written_in(to, eight_bit_pipeline.__file__) or eight_bit_pipeline.REFUSAL not in said:
+    if written_in(to, eight_bit_pipeline.__name__) or eight_bit_pipeline.REFUSAL not in said:
         return False
     if "4.58.0" not in said:
         return True

@@ -38,7 +38,7 @@ _NAME, _STATE_DICT, _UNEXPECTED = 2, 4, 5
 def broken(bnb_quantizer: ModuleType) -> bool:
     """Whether the state dict is searched at all; a stand-in would need a working bitsandbytes."""
     create = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.create_quantized_param")
-    if written_in(create, __file__):
+    if written_in(create, __name__):
         return False
     return {"items", "startswith"} <= set(create.__code__.co_names)
 

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import resolve, written_in
 
 FIX = Fix(
     id="diffusers-4bit-storage",
@@ -45,11 +45,7 @@ def broken(modeling_utils: ModuleType) -> bool:
 
     bnb_quantizer = sys.modules["diffusers.quantizers.bitsandbytes.bnb_quantizer"]
     create = resolve(bnb_quantizer, f"{_QUANTIZER}.create_quantized_param")
-    while hasattr(create, "__wrapped__"):
-        if create.__code__.co_filename == __file__:
-            return False
-        create = create.__wrapped__
-    if create.__code__.co_filename == __file__:
+    if written_in(create, __name__):
         return False
     quantizer = resolve(bnb_quantizer, _QUANTIZER)
     check = quantizer.__new__(quantizer).check_quantized_param_shape

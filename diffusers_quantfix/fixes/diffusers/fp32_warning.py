@@ -32,7 +32,7 @@ _SAYS = "that should be kept in float32: "
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the warning, and for the condition that is always true; a call would really warn."""
     to = resolve(modeling_utils, "ModelMixin.to")
-    if _SAYS not in texts_of(to) or written_in(to, __file__):
+    if _SAYS not in texts_of(to) or written_in(to, __name__):
         return False
     while to is not None:
         code = getattr(to, "__code__", None)

@@ -48,7 +48,7 @@ _held: ContextVar[list[Any] | None] = ContextVar("diffusers_quantfix_from_pipe",
 def broken(pipeline_utils: ModuleType) -> bool:
     """Whether ``from_pipe`` is unpatched: it casts in every known release."""
     from_pipe = resolve(pipeline_utils, "DiffusionPipeline.from_pipe").__func__
-    if written_in(from_pipe, __file__):
+    if written_in(from_pipe, __name__):
         return False
     while hasattr(from_pipe, "__wrapped__"):
         from_pipe = from_pipe.__wrapped__

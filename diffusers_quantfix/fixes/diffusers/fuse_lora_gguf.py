@@ -38,7 +38,7 @@ def broken(peft: ModuleType) -> bool:
     if not knows_gguf():
         return False
     fuse = resolve(peft, "PeftAdapterMixin.fuse_lora")
-    return not written_in(fuse, __file__) and not any(
+    return not written_in(fuse, __name__) and not any(
         "gguf" in name.lower()
         for function in (fuse, resolve(peft, "PeftAdapterMixin._fuse_lora_apply"))
         for name in names_used(function)

@@ -54,7 +54,7 @@ def broken(group_offloading: ModuleType) -> bool:
             model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
         )
     except AttributeError:  # some releases ask for the accelerator, where there is none
-        return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __file__)
+        return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __name__)
     return not hasattr(model.blocks[0][0], "_diffusers_hook")
 
 

@@ -63,7 +63,7 @@ def broken(group_offloading: ModuleType) -> bool:
             model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
         )
     except AttributeError:  # 0.36.0 asks for the accelerator, where there is none
-        return not written_in(resolve(group_offloading, "_apply_group_offloading"), __file__)
+        return not written_in(resolve(group_offloading, "_apply_group_offloading"), __name__)
     return not hasattr(model.encoder, "_diffusers_hook")
 
 

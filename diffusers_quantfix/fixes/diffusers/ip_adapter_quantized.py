@@ -40,7 +40,7 @@ _METHODS = ("_load_ip_adapter_weights", "load_attn_procs")
 def broken(unet: ModuleType) -> bool:
     """Does it pass a dtype and a device to ``.to``, and is it not patched yet?"""
     method = resolve(unet, "UNet2DConditionLoadersMixin._load_ip_adapter_weights")
-    if written_in(method, __file__):
+    if written_in(method, __name__):
         return False
     return ("dtype", "device") in function_of(method).__code__.co_consts
 

@@ -41,7 +41,7 @@ def broken(layerwise_casting: ModuleType) -> bool:
     disable = resolve(layerwise_casting, _DISABLE)
     names = names_used(disable)
     return (
-        not written_in(disable, __file__) and "BaseTunerLayer" in names and "adapter_layer_names" not in names
+        not written_in(disable, __name__) and "BaseTunerLayer" in names and "adapter_layer_names" not in names
     )
 
 

@@ -41,7 +41,7 @@ _REPLACE, _LOAD = "_replace_with_quanto_layers", "_load_pretrained_model"
 def broken(modeling_utils: ModuleType) -> bool:
     """Does it put no path together?  To call it would import quanto."""
     replace = resolve(_utils(), _REPLACE)
-    return not written_in(replace, __file__) and "join" not in names_used(replace)
+    return not written_in(replace, __name__) and "join" not in names_used(replace)
 
 
 def _utils() -> Any:

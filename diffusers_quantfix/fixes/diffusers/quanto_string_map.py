@@ -37,7 +37,7 @@ def broken(quanto_quantizer: ModuleType) -> bool:
 
     method = resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}")
     # With an older quanto the quantizer refuses to work at all.
-    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(method, __file__):
+    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(method, __name__):
         return False
     # Replacing layers would import quanto.
     seen = {**method.__globals__, "_replace_with_quanto_layers": lambda model, **kwargs: model}

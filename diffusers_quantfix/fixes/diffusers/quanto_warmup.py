@@ -40,7 +40,7 @@ def broken(model_loading_utils: ModuleType) -> bool:
 
     warm_up = resolve(model_loading_utils, _WARM_UP)
     # With an older quanto the quantizer refuses to work at all.
-    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(warm_up, __file__):
+    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(warm_up, __name__):
         return False
     quantizer = SimpleNamespace(get_cuda_warm_up_factor=lambda: 4, pre_quantized=True)
     try:

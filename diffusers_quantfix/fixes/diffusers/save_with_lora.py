@@ -50,7 +50,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     save = resolve(modeling_utils, "ModelMixin.save_pretrained")
     names = names_used(save)
     return (
-        not written_in(save, __file__)
+        not written_in(save, __name__)
         and "state_dict" in names
         and not names & {"base_layer", "get_base_layer", "get_base_model_state_dict"}
     )

@@ -45,7 +45,7 @@ _METHODS = ("decode_to_image", "decode_to_mesh")
 def broken(renderer: ModuleType) -> bool:
     """Do they copy into the state dict, whatever is in it?"""
     decode = [resolve(renderer, f"ShapERenderer.{name}") for name in _METHODS]
-    return any("copy_" in names_used(one) and not written_in(one, __file__) for one in decode)
+    return any("copy_" in names_used(one) and not written_in(one, __name__) for one in decode)
 
 
 def patch(renderer: ModuleType, draft: Draft) -> None:

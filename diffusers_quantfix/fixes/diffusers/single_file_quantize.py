@@ -59,7 +59,7 @@ def broken(single_file_model: ModuleType) -> bool:
     """Is the quantizer made without a word about ``pre_quantized``?"""
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
     names = names_used(method)
-    if "quantization_config" not in names or written_in(_quantizer().preprocess_model, __file__):
+    if "quantization_config" not in names or written_in(_quantizer().preprocess_model, __name__):
         return False
     return not _mentions(method, "pre_quantized")
 

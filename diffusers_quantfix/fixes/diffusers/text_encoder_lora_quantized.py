@@ -37,7 +37,7 @@ _METHOD = "load_lora_into_text_encoder"
 def broken(lora_pipeline: ModuleType) -> bool:
     """Does it pass a device and a dtype to ``.to``, and is it not patched yet?"""
     mixins = _mixins(lora_pipeline)
-    if any(written_in(vars(mixin)[_METHOD].__func__, __file__) for mixin in mixins):
+    if any(written_in(vars(mixin)[_METHOD].__func__, __name__) for mixin in mixins):
         return False
     from diffusers.loaders import lora_base
 

@@ -40,7 +40,7 @@ _METHODS = ("load_textual_inversion", "unload_textual_inversion")
 def broken(textual_inversion: ModuleType) -> bool:
     """Does it check the class of the hooks, and is it not patched yet?"""
     load = resolve(textual_inversion, "TextualInversionLoaderMixin.load_textual_inversion")
-    return "AlignDevicesHook" in names_used(load) and not written_in(load, __file__)
+    return "AlignDevicesHook" in names_used(load) and not written_in(load, __name__)
 
 
 def patch(textual_inversion: ModuleType, draft: Draft) -> None:

@@ -35,7 +35,7 @@ def broken(integrations: ModuleType) -> bool:
     import dis
 
     function = resolve(integrations, "dequantize_module_weight")
-    return not written_in(function, __file__) and any(
+    return not written_in(function, __name__) and any(
         step.opname == "STORE_ATTR" and step.argval == "weight"
         for step in dis.get_instructions(function_of(function))
     )

@@ -36,7 +36,7 @@ _HOOKS = ("_diffusers_hook", "_hf_hook", "_old_forward", "forward")
 def broken(dora: ModuleType) -> bool:
     """Does it make a deep copy, of whatever it is given?"""
     function = resolve(dora, "DoraLinearLayer.update_layer")
-    return not written_in(function, __file__) and "deepcopy" in names_used(function)
+    return not written_in(function, __name__) and "deepcopy" in names_used(function)
 
 
 def patch(dora: ModuleType, draft: Draft) -> None:

@@ -38,7 +38,7 @@ def broken(integrations: ModuleType) -> bool:
     function = resolve(integrations, "dequantize_bnb_weight")
     code = function_of(function).__code__
     return (
-        not written_in(function, __file__)
+        not written_in(function, __name__)
         and "cuda" in (*code.co_names, *code.co_consts)
         and "igemmlt" not in code.co_names  # before 0.14, where another kernel computes it
     )

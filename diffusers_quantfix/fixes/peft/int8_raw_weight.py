@@ -48,7 +48,7 @@ _KINDS = (
 def broken(tuners: ModuleType) -> bool:
     """Does a kind of adapter compute with the numbers of a weight, and does nothing of ours look at that?"""
     inject = resolve(tuners, "tuners_utils.BaseTuner.inject_adapter")
-    return not written_in(inject, __file__) and any(True for _ in _affected(tuners))
+    return not written_in(inject, __name__) and any(True for _ in _affected(tuners))
 
 
 def patch(tuners: ModuleType, draft: Draft) -> None:

@@ -40,7 +40,7 @@ def broken(tuners_utils: ModuleType) -> bool:
     if not knows_gguf():
         return False
     check = resolve(tuners_utils, _CHECK)
-    return not written_in(check, __file__) and not any("gguf" in name.lower() for name in names_used(check))
+    return not written_in(check, __name__) and not any("gguf" in name.lower() for name in names_used(check))
 
 
 def patch(tuners_utils: ModuleType, draft: Draft) -> None:

@@ -49,7 +49,7 @@ def broken(lycoris_utils: ModuleType) -> bool:
     if not knows_gguf() or _NAME not in vars(tuner):
         return False
     own = vars(tuner)[_NAME]
-    return not written_in(own, __file__) and "_check_merge_allowed" not in names_used(own)
+    return not written_in(own, __name__) and "_check_merge_allowed" not in names_used(own)
 
 
 def patch(lycoris_utils: ModuleType, draft: Draft) -> None:

@@ -41,7 +41,7 @@ def broken(tuners_utils: ModuleType) -> bool:
     """Does peft know nothing of quanto, and is nothing of ours around what each layer asks before it merges?"""
     known = vars(sys.modules["peft.import_utils"]) if "peft.import_utils" in sys.modules else ()
     check = resolve(tuners_utils, "check_adapters_to_merge")
-    return not written_in(check, __file__) and not any("quanto" in name.lower() for name in known)
+    return not written_in(check, __name__) and not any("quanto" in name.lower() for name in known)
 
 
 def patch(tuners_utils: ModuleType, draft: Draft) -> None:

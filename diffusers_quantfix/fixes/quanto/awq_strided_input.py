@@ -35,7 +35,7 @@ def broken(qbits: ModuleType) -> bool:
     """Does the function never ask how the input lies in memory? The kernel itself needs a GPU and a compiler."""
     forward = resolve(qbits, "AWQWeightQBitsLinearFunction.forward")
     asked = {"contiguous", "is_contiguous", "stride", "reshape"}
-    return not written_in(getattr(forward, "__func__", forward), __file__) and not asked & names_used(forward)
+    return not written_in(getattr(forward, "__func__", forward), __name__) and not asked & names_used(forward)
 
 
 def patch(qbits: ModuleType, draft: Draft) -> None:

@@ -46,7 +46,7 @@ def broken(extension: ModuleType) -> bool:
     FileBaton = getattr(cpp_extension, "FileBaton", None)
     if FileBaton is None:  # torch 2.14
         return False
-    if written_in(resolve(extension, "load"), __file__) and written_in(FileBaton.wait, __file__):
+    if written_in(resolve(extension, "load"), __name__) and written_in(FileBaton.wait, __name__):
         return False
     return not any(name.endswith(("Error", "Timeout", "timeout")) for name in names_used(FileBaton.wait))
 

@@ -44,7 +44,7 @@ def broken(quantize: ModuleType) -> bool:
         return False
     freeze = resolve(quantize, "freeze")
     mixin = resolve(quantize, "QModuleMixin")
-    if written_in(freeze, __file__):
+    if written_in(freeze, __name__):
         return False
     used = (
         names_used(freeze) | names_used(resolve(mixin, "freeze")) | names_used(resolve(mixin, "qweight").fget)

@@ -43,7 +43,7 @@ def broken(function: ModuleType) -> bool:
     """Does the backward pass never ask where the weight is?"""
     backward = resolve(function, "QuantizedLinearFunction.backward")
     while backward is not None:
-        if written_in(backward, __file__) or "device" in names_used(backward):
+        if written_in(backward, __name__) or "device" in names_used(backward):
             return False
         backward = getattr(backward, "__wrapped__", None)
     return True

@@ -53,7 +53,7 @@ _FUNCTIONS = {
 def broken(weights: ModuleType) -> bool:
     """Does the function flatten its input with ``view``? The product that it calls is not defined yet."""
     forward = resolve(weights, "qbytes.WeightQBytesLinearFunction").forward
-    return "view" in names_used(forward) and not written_in(forward, __file__)
+    return "view" in names_used(forward) and not written_in(forward, __name__)
 
 
 def patch(weights: ModuleType, draft: Draft) -> None:

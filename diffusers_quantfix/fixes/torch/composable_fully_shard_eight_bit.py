@@ -37,7 +37,7 @@ def broken(fsdp: ModuleType) -> bool:
     """Is the function written here, and nothing of ours around it?"""
     function = resolve(fsdp, "fully_shard")
     while hasattr(function, "__wrapped__"):
-        if written_in(function, int8_params.__file__):
+        if written_in(function, int8_params.__name__):
             return False
         function = function.__wrapped__
     return bool(home_of(function).startswith(fsdp.__name__))

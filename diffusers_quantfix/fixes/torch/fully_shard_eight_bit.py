@@ -34,7 +34,7 @@ FIX = Fix(
 
 def broken(fsdp: ModuleType) -> bool:
     """Is there nothing of ours around it?"""
-    return not written_in(resolve(fsdp, "fully_shard"), int8_params.__file__)
+    return not written_in(resolve(fsdp, "fully_shard"), int8_params.__name__)
 
 
 def patch(fsdp: ModuleType, draft: Draft) -> None:

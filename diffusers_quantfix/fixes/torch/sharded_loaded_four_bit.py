@@ -53,7 +53,7 @@ def broken(fsdp: ModuleType) -> bool:
 
     The loader is not waited for: who imports ``fully_shard`` by name before it would keep the function as it was.
     """
-    if written_in(resolve(fsdp, "FullyShardedDataParallel.__init__"), __file__):
+    if written_in(resolve(fsdp, "FullyShardedDataParallel.__init__"), __name__):
         return False
     loader = finished(_LOADER)
     if loader is None:

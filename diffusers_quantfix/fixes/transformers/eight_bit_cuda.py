@@ -36,7 +36,7 @@ _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the message: building a model here would import too much."""
     cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
-    if written_in(cuda, eight_bit_model.__file__):
+    if written_in(cuda, eight_bit_model.__name__):
         return False
     return any(refusal in texts_of(cuda) for refusal in _REFUSALS)
 

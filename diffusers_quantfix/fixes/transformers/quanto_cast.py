@@ -56,7 +56,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     """
     torch = sys.modules["torch"]
     cls = resolve(modeling_utils, "PreTrainedModel")
-    if written_in(resolve(cls, "to"), __file__):
+    if written_in(resolve(cls, "to"), __name__):
         return False
     begun = []
 

@@ -44,7 +44,7 @@ def broken(quantizer_torchao: ModuleType) -> bool:
     cls = resolve(quantizer_torchao, "TorchAoHfQuantizer")
     before = resolve(cls, "_process_model_before_weight_loading")
     resolve(cls, "_process_model_after_weight_loading")
-    if written_in(before, __file__):
+    if written_in(before, __name__):
         return False
     if hasattr(cls, "create_quantized_param"):  # transformers 4
         asking = resolve(cls, "create_quantized_param")
