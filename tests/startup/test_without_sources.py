@@ -13,7 +13,9 @@ from tests.startup.conftest import Environment, _made, checked
 
 
 @pytest.fixture
-def without_sources(wheel: pathlib.Path, stack_environment: Environment, tmp_path: pathlib.Path) -> Environment:
+def without_sources(
+    wheel: pathlib.Path, stack_environment: Environment, tmp_path: pathlib.Path
+) -> Environment:
     """The stack's environment once more, with the package compiled elsewhere and its sources deleted."""
     made = _made(wheel, tmp_path)
     (made.site / "a_stack.pth").write_text((stack_environment.site / "a_stack.pth").read_text())
