@@ -14,7 +14,8 @@ before the import of torch.
         rig.allocated("cuda:1")   # 4000
         rig.traffic().h2d         # 4000
 
-Tests should ask for the ``gpu`` fixture (``tests/rig/fixtures.py``), which prefers real devices. The devices can go
+Tests should ask for the ``gpu`` fixture (``tests/rig/fixtures.py``), which prefers real devices. Copies are done at
+once, as if every program waited for them; with ``devices(late=True)`` they are not, see `late`. The devices can go
 under XPU's name, too: see `accelerator`.
 
 Importing this package imports neither torch nor anything else of weight.
@@ -29,6 +30,7 @@ from .api import (
     bring_the_libraries_back,
     device_count,
     devices,
+    hazards,
     load,
     overlapping,
     peak,
@@ -44,6 +46,7 @@ __all__ = [
     "bring_the_libraries_back",
     "device_count",
     "devices",
+    "hazards",
     "load",
     "overlapping",
     "peak",

@@ -51,11 +51,16 @@ def load() -> bool:
 
 
 @contextlib.contextmanager
-def devices() -> Iterator[None]:
-    """Have two CUDA devices inside the block and none after it."""
+def devices(late: bool = False) -> Iterator[None]:
+    """Have two CUDA devices inside the block and none after it.
+
+    Args:
+        late: whether they take time, see `tests.rig.late`; `hazards` tells who did not wait for them.
+    """
     if reason := unavailable_reason():
         raise RuntimeError(f"the rig is not available: {reason}")
     from . import attention, bindings, bitsandbytes_native, bitsandbytes_ops, caches, collectives, operators
+    from . import late as time
     from .undo import Undo
 
     _import_what_looks_for_gpus()
@@ -72,6 +77,8 @@ def devices() -> Iterator[None]:
         collectives.install(undo)
         attention.install(undo)
         reset()
+        if late:
+            time.watch(undo)
         yield
 
 
@@ -155,6 +162,13 @@ def _collect_what_is_left() -> None:
 def are_on() -> bool:
     """Whether the CUDA devices that torch sees now are the rig's."""
     return _on
+
+
+def hazards() -> list:
+    """The `late.Hazard` objects since the devices were last switched on late, empty where nobody had to wait."""
+    from . import late
+
+    return late.hazards()
 
 
 def device_count() -> int:

@@ -61,6 +61,11 @@ def _library() -> ctypes.CDLL:
     library.rig_current_stream.restype = ctypes.c_int64
     library.rig_set_stream.argtypes = [ctypes.c_int64, ctypes.c_int64]
     library.rig_set_stream.restype = None
+    for name in ("rig_synchronize", "rig_empty_cache"):
+        getattr(library, name).argtypes = []
+        getattr(library, name).restype = None
+    library.rig_host_touches.argtypes = [ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64]
+    library.rig_host_touches.restype = None
     return library
 
 
@@ -100,9 +105,9 @@ def _bindings(ops) -> dict:
         "maybeExchangeDevice": maybe_exchange_device,
         "canDeviceAccessPeer": lambda device, peer: True,
         "getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
-        "synchronize": nothing,
+        "synchronize": lambda: _library().rig_synchronize(),
         "ipc_collect": nothing,
-        "emptyCache": nothing,
+        "emptyCache": lambda: _library().rig_empty_cache(),
         "memoryStats": memory_stats,
         "resetPeakMemoryStats": ops.reset_peak,
         "resetAccumulatedMemoryStats": nothing,
@@ -143,7 +148,12 @@ def _torch_module(ops) -> dict:
 
 
 def _do_nothing(*args) -> None:
-    """All work is done at once, and freed memory is not kept: there is nothing to wait for or to empty."""
+    """Nothing is kept for other processes, and no statistics add up."""
+
+
+def host_reads(address: int, size: int) -> None:
+    """Tell `late` that the host reads memory in a way of its own."""
+    _library().rig_host_touches(address, size, 0)
 
 
 class Stream(torch.Stream):

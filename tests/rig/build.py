@@ -17,8 +17,18 @@ from .accelerator import KEY
 from .toolchain import Torch, built_once, cache_folder, find_compiler, find_torch, run
 
 SOURCES = Path(__file__).parent / "backend"
-# -O0: compile time counts, not speed. A CUDA build of torch names libraries that are not loaded with the rig.
-FLAGS = ["-O0", "-std=c++20", "-fPIC", "-shared", "-w", "-Wl,--allow-shlib-undefined", f"-DRIG_AS={KEY}"]
+# -O0: compile time counts, not speed. NDEBUG: as torch is built, some of its classes differ without. A CUDA build of
+# torch names libraries that are not loaded with the rig.
+FLAGS = [
+    "-O0",
+    "-DNDEBUG",
+    "-std=c++20",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-Wl,--allow-shlib-undefined",
+    f"-DRIG_AS={KEY}",
+]
 
 
 def library() -> Path:

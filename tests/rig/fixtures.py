@@ -1,7 +1,9 @@
 """The ``gpu`` fixture: CUDA devices to test on, real ones where there are any and the rig's otherwise.
 
-Listed in ``pytest_plugins`` of the top conftest. With ``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails
-the tests that need it; otherwise they are skipped with the reason.
+Listed in ``pytest_plugins`` of the top conftest. With ``--late`` the rig's devices take time, and a test fails where
+its program does not wait for them (`tests.rig.late`); a test that is marked ``late`` always runs so. With
+``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails the tests that need it; otherwise they are skipped with the
+reason.
 """
 
 from __future__ import annotations
@@ -26,6 +28,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Load the rig before the first test: autograd counts the devices at the first backward pass, and only then."""
     if any({"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ())) for item in items):
         rig.load()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--late",
+        action="store_true",
+        help="the rig's devices take time, and a test whose program does not wait for them fails",
+    )
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function):
+    """Inside of `tests.sides`, so that a hazard is what a test shows."""
+    result = yield
+    if rig.are_on() and _is_late(pyfuncitem):
+        _no_hazards(rig.hazards())
+    return result
+
+
+def _is_late(item: pytest.Item) -> bool:
+    """Whether the devices of a test take time."""
+    mark = item.get_closest_marker("late")
+    return bool(mark or item.config.getoption("--late"))
+
+
+def _no_hazards(hazards: list) -> None:
+    if hazards:
+        text = "\n".join(map(str, hazards))
+        raise AssertionError(f"who did not wait for the devices, {len(hazards)} times:\n{text}")
 
 
 class RigDevices:
@@ -106,7 +137,7 @@ class RealDevices:
 
 
 @pytest.fixture
-def gpu() -> Iterator[RigDevices | RealDevices]:
+def gpu(request: pytest.FixtureRequest) -> Iterator[RigDevices | RealDevices]:
     """CUDA devices, fresh for each test: ``devices``, ``kind``, ``allocated``, ``peak``, ``traffic``, ``reset``."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available() and accelerator.KIND == "cuda":
@@ -115,15 +146,15 @@ def gpu() -> Iterator[RigDevices | RealDevices]:
         yield devices
     else:
         require_rig()
-        with rig.devices():
+        with rig.devices(late=_is_late(request.node)):
             yield RigDevices()
 
 
 @pytest.fixture
-def rig_devices() -> Iterator[RigDevices]:
+def rig_devices(request: pytest.FixtureRequest) -> Iterator[RigDevices]:
     """The rig's devices, for tests of things that real ones cannot do or tell, such as counting traffic."""
     require_rig()
-    with rig.devices():
+    with rig.devices(late=_is_late(request.node)):
         yield RigDevices()
 
 

@@ -56,6 +56,26 @@ inline bool is_list_of_tensor_lists(const c10::IValue& value) {
   return value.isList() && !value.toListRef().empty() && value.toListRef().front().isTensorList();
 }
 
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) for_each_tensor(item, visit);
+  }
+}
+
+// Whether an operator reads or writes what is in its tensors: not those that make views or look at sizes.
+inline bool touches_memory(const c10::FunctionSchema& schema) {
+  static const std::unordered_set<std::string> names{
+      "aten::set_", "aten::resize_", "aten::resize_as_", "aten::is_pinned", "aten::_pin_memory", "aten::record_stream",
+      "aten::is_set_to", "aten::_resize_output_"};
+  for (const auto& result : schema.returns()) {
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return false;
+  }
+  return names.count(schema.name()) == 0;
+}
+
 class HostCall {
  public:
   HostCall(const c10::OperatorHandle& op, torch::jit::Stack& stack) : op_(op), stack_(stack) {}
@@ -65,6 +85,13 @@ class HostCall {
     CurrentDevice guard(device_);
     const auto& arguments = op_.schema().arguments();
     const size_t first = stack_.size() - arguments.size();
+    const bool watched = Late::watches() && touches_memory(op_.schema());
+    Late::Operation operation;
+    if (watched) {
+      operation = Late::get().begin(current_device, current_stream[current_device], op_.schema().name());
+      for (size_t i = 0; i < arguments.size(); ++i) touch(operation, stack_[first + i], arguments[i]);
+    }
+    const bool waits = watched && lets_the_host_wait(first);
     for (size_t i = 0; i < arguments.size(); ++i) {
       stack_[first + i] = to_host(std::move(stack_[first + i]), arguments[i]);
     }
@@ -72,10 +99,41 @@ class HostCall {
     take_back();
     for (size_t i = stack_.size() - op_.schema().returns().size(); i < stack_.size(); ++i) {
       stack_[i] = to_device(std::move(stack_[i]));
+      if (watched) touch(operation, stack_[i], op_.schema().returns()[i + op_.schema().returns().size() - stack_.size()], true);
     }
+    if (waits) Late::get().host_waits_for_stream(current_device, current_stream[current_device]);
   }
 
  private:
+  // Tells the model of time which memory an argument or a new result is.
+  static void touch(
+      const Late::Operation& operation, const c10::IValue& value, const c10::Argument& argument, bool is_new = false) {
+    if (is_new && argument.alias_info() != nullptr) return;
+    const bool write = is_new || (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && is_ours(tensor)) {
+        Late::get().touch(operation, memory_of(tensor.storage().data_ptr()), range_of(tensor), write);
+      }
+    });
+  }
+  // Those whose results have a size, or are a number for the host, that depends on values.
+  bool lets_the_host_wait(size_t first) const {
+    static const std::unordered_set<std::string> names{
+        "aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2", "aten::unique_dim",
+        "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::_unique", "aten::bincount",
+        "aten::repeat_interleave"};
+    const auto& name = op_.schema().name();
+    if (names.count(name)) return true;
+    if (!takes_host_indices(name)) return false;
+    bool found = false;
+    for (size_t i = first; i < stack_.size() && !found; ++i) {
+      if (!stack_[i].isList()) continue;
+      for_each_tensor(stack_[i], [&](const at::Tensor& tensor) {
+        found |= tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+      });
+    }
+    return found;
+  }
   // The common device of the tensors, or CUDA's complaint. A zero-dimensional CPU tensor may join any device.
   void choose_device() {
     const auto& arguments = op_.schema().arguments();

@@ -1,9 +1,9 @@
 // Memory of the fake devices: host memory that says it is on cuda:N, counted byte by byte.
 #pragma once
 
-#include <ATen/ATen.h>
+#include "late.h"
+
 #include <c10/core/Allocator.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <torch/version.h>
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
@@ -29,6 +29,7 @@ constexpr int kDevices = 2;
 constexpr size_t kTotalMemory = size_t(16) << 30;
 
 inline thread_local c10::DeviceIndex current_device = 0;  // per thread, as in the CUDA runtime
+inline thread_local std::array<c10::StreamId, kDevices> current_stream{};
 inline std::atomic<bool> enabled{false};
 
 inline std::array<std::atomic<int64_t>, kDevices> allocated{};
@@ -75,25 +76,32 @@ class CurrentDevice {
 
 // One counted block. Either it owns `data`, or `host` does: the result of a CPU kernel is taken over as it is.
 struct Block {
-  void* data;
-  size_t bytes;
-  int device;
-  c10::Storage host;
+  SharedMemory memory;
 };
 
 inline void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
-  allocated[block->device] -= static_cast<int64_t>(block->bytes);
-  if (!block->host) {
-    c10::free_cpu(block->data);
-  }
+  auto& memory = *block->memory;
+  allocated[memory.device] -= static_cast<int64_t>(memory.bytes);
+  if (Late::watches()) Late::get().freed(memory);
   delete block;
 }
 
 inline c10::DataPtr make_block(void* data, size_t bytes, int device, c10::Storage host) {
-  auto* block = new Block{data, bytes, device, std::move(host)};
+  const auto stream = current_stream[device];
+  if (Late::watches()) Late::get().allocated(device, stream, bytes);
+  auto* block = new Block{std::make_shared<Memory>(data, bytes, std::move(host), device, stream)};
   count_allocation(device, static_cast<int64_t>(bytes));
   return {data, block, &free_block, c10::Device(kDevice, static_cast<c10::DeviceIndex>(device))};
+}
+
+inline SharedMemory memory_of(const c10::DataPtr& data) {
+  return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context())->memory : nullptr;
+}
+
+inline void record_stream(const c10::DataPtr& data, c10::Stream stream) {
+  const auto memory = memory_of(data);
+  if (memory && Late::watches()) Late::get().record_stream(*memory, stream.device_index(), stream.id());
 }
 
 #ifdef RIG_HAS_DEVICE_ALLOCATOR
@@ -120,7 +128,7 @@ class DeviceMemory final : public AllocatorBase {
   // What torch.accelerator's memory functions ask.
   bool initialized() override { return enabled; }
   void emptyCache(c10::MempoolId_t = {0, 0}) override {}
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override { record_stream(data, stream); }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     check_ordinal(device);
     c10::CachingDeviceAllocator::DeviceStats stats;
@@ -145,26 +153,30 @@ class PinnedMemory final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* data = c10::alloc_cpu(std::max<size_t>(bytes, 1));
     std::lock_guard lock(mutex());
-    ranges()[data] = bytes;
+    ranges()[data] = std::make_shared<Memory>(data, bytes, c10::Storage(), -1, 0);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { memcpy(to, from, bytes); }
 
-  static bool contains(const void* address) {
+  static bool contains(const void* address) { return find(address) != nullptr; }
+
+  // The pinned memory that an address lies in, or none.
+  static SharedMemory find(const void* address) {
     std::lock_guard lock(mutex());
     auto after = ranges().upper_bound(const_cast<void*>(address));
     if (after == ranges().begin()) {
-      return false;
+      return nullptr;
     }
-    const auto& [begin, bytes] = *--after;
-    return static_cast<const char*>(address) < static_cast<const char*>(begin) + std::max<size_t>(bytes, 1);
+    const auto& [begin, memory] = *--after;
+    const auto* end = static_cast<const char*>(begin) + std::max<size_t>(memory->bytes, 1);
+    return static_cast<const char*>(address) < end ? memory : nullptr;
   }
 
  private:
   // Leaked on purpose: pinned tensors may be freed while the process ends.
-  static std::map<void*, size_t>& ranges() {
-    static auto* map = new std::map<void*, size_t>;
+  static std::map<void*, SharedMemory>& ranges() {
+    static auto* map = new std::map<void*, SharedMemory>;
     return *map;
   }
   static std::mutex& mutex() {
@@ -172,11 +184,8 @@ class PinnedMemory final : public c10::Allocator {
     return *lock;
   }
   static void release(void* data) {
-    {
-      std::lock_guard lock(mutex());
-      ranges().erase(data);
-    }
-    c10::free_cpu(data);
+    std::lock_guard lock(mutex());
+    ranges().erase(data);  // a copy that has not run keeps the memory
   }
 };
 

@@ -1,5 +1,6 @@
 // What torch asks a device runtime for: the current device, streams, events, random generators, "is there a GPU?".
-// Everything runs at once on the calling thread, so streams are names and events are points in time.
+// Everything runs at once on the calling thread, so streams are names and events are points in time, unless late.h
+// watches.
 #pragma once
 
 #include "memory.h"
@@ -14,16 +15,24 @@
 
 namespace rig {
 
-inline thread_local std::array<c10::StreamId, kDevices> current_stream{};
 inline std::atomic<c10::StreamId> last_stream{0};
 
 inline c10::Stream make_stream(c10::DeviceIndex index, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDevice, index), id);
 }
 
+// The host waits for all streams of a device.
+inline void synchronize(c10::DeviceIndex device) {
+  if (Late::watches()) Late::get().host_waits_for_device(device < 0 ? current_device : device);
+}
+
 class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   using Clock = std::chrono::steady_clock;
+  struct Event {
+    Clock::time_point time;
+    Late::Mark mark;
+  };
 
   c10::DeviceType type() const override { return kDevice; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
@@ -61,25 +70,37 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     return previous;
   }
   void* getStreamNativeHandle(const c10::Stream stream) const { return reinterpret_cast<void*>(stream.id()); }
-  bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const {}
+  // Whoever asks is told that it is done, and may rely on that.
+  bool queryStream(const c10::Stream& stream) const override { return synchronizeStream(stream), true; }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    if (Late::watches()) Late::get().host_waits_for_stream(stream.device_index(), stream.id());
+  }
+  void synchronizeDevice(const c10::DeviceIndex device) const { synchronize(device); }
 
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (!*event) {
-      *event = new Clock::time_point;
+      *event = new Event;
     }
-    *static_cast<Clock::time_point*>(*event) = Clock::now();
+    auto& recorded = *static_cast<Event*>(*event);
+    recorded.time = Clock::now();
+    if (Late::watches()) recorded.mark = Late::get().mark(stream.device_index(), stream.id());
   }
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    delete static_cast<Clock::time_point*>(event);
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event && Late::watches()) {
+      Late::get().stream_waits_for(stream.device_index(), stream.id(), static_cast<Event*>(event)->mark);
+    }
   }
+  bool queryEvent(void* event) const override { return synchronizeEvent(event), true; }
+  void synchronizeEvent(void* event) const override {
+    if (event && Late::watches()) Late::get().host_waits_for(static_cast<Event*>(event)->mark);
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
-    const auto passed = *static_cast<Clock::time_point*>(to) - *static_cast<Clock::time_point*>(from);
+    const auto passed = static_cast<Event*>(to)->time - static_cast<Event*>(from)->time;
     return std::chrono::duration<double, std::milli>(passed).count();
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    record_stream(data, stream);
   }
 };
 
@@ -145,7 +166,7 @@ struct Hooks final : NoHooks {  // no `override`: which of these there are depen
     }
     return previous;
   }
-  void deviceSynchronize(c10::DeviceIndex) const {}
+  void deviceSynchronize(c10::DeviceIndex device) const { synchronize(device); }
   c10::Allocator* getCUDADeviceAllocator() const { return &device_memory(); }
   c10::Allocator* getPinnedMemoryAllocator() const { return &pinned_memory(); }
   bool isPinnedPtr(const void* address) const { return PinnedMemory::contains(address); }
