@@ -1,9 +1,9 @@
 """The ``gpu`` fixture: CUDA devices to test on, real ones where there are any and the rig's otherwise.
 
 Listed in ``pytest_plugins`` of the top conftest. With ``--late`` the rig's devices take time, and a test fails where
-its program does not wait for them (`tests.rig.late`); a test that is marked ``late`` always runs so. With
-``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails the tests that need it; otherwise they are skipped with the
-reason.
+its program does not wait for them (`tests.rig.late`); a test that is marked ``late`` always runs so.
+With ``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails the tests that need it; otherwise they are skipped
+with the reason.
 """
 
 from __future__ import annotations
