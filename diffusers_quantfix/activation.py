@@ -10,7 +10,7 @@ import sys
 from .engine.settings import did_you_mean
 from .engine.watcher import Watcher
 from .first_library import forget, give_way, waiting, warn
-from .fixes import INDEX
+from .fixes import FIXES, MODULES, NAMES
 from .user_settings import settings
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .engine.runner import Runner
     from .engine.settings import Settings
 
-_TARGETS = frozenset(target for _, target in INDEX.values())
 _reported: set[str] = set()
 _the_runner: "Runner | None" = None
 
@@ -35,8 +34,8 @@ def activate() -> None:
     if current.off:
         return
     _watch()
-    if any(target in sys.modules for target in _TARGETS):
-        _guarded(lambda: _runner().sweep())
+    if any(module in sys.modules for module in MODULES):
+        _guarded(lambda: _runner().check_imported())
 
 
 def apply(*ids: str) -> "Board":
@@ -45,7 +44,7 @@ def apply(*ids: str) -> "Board":
     Undoes `revert`, and reads the environment variable again.
 
     Args:
-        ids: ids of fixes, as `status` lists them.
+        ids: ids of fixes or names of their targets, as `status` lists them.
 
     Returns:
         The board.
@@ -55,7 +54,7 @@ def apply(*ids: str) -> "Board":
         ValueError: there is no fix with that id.
         diffusers_quantfix.engine.runner.StrictError: under ``strict``, when an enabled fix failed.
     """
-    wanted = known_ids(ids)
+    wanted = target_names(ids)
     _heed(settings())
     if not settings().off:
         _watch()
@@ -69,7 +68,7 @@ def revert(*ids: str) -> "Board":
     A patch that other code has wrapped stays installed: its state is "overwritten", and the reason names that code.
 
     Args:
-        ids: ids of fixes, as `status` lists them.
+        ids: ids of fixes or names of their targets, as `status` lists them.
 
     Returns:
         The board.
@@ -78,7 +77,7 @@ def revert(*ids: str) -> "Board":
         TypeError: an id is not a string.
         ValueError: there is no fix with that id.
     """
-    unwanted = known_ids(ids)
+    unwanted = target_names(ids)
     if not ids:
         _watcher.stop()
         forget()
@@ -144,11 +143,11 @@ def _runner() -> "Runner":
 def _replaced() -> None:
     """A later copy of the package replaces this one: remove our patches."""
     if _the_runner is not None:
-        _guarded(lambda: _runner().revert(INDEX))
+        _guarded(lambda: _runner().revert(target_names(())))
 
 
-def known_ids(ids: tuple[str, ...]) -> list[str]:
-    """The requested ids: those named, or all.
+def target_names(ids: tuple[str, ...]) -> list[str]:
+    """The names of the targets that are meant: those of the fixes and targets named, or all.
 
     Raises:
         TypeError: an id is not a string.
@@ -157,11 +156,11 @@ def known_ids(ids: tuple[str, ...]) -> list[str]:
     for fix_id in ids:
         if not isinstance(fix_id, str):
             raise TypeError(
-                f"ids of fixes are strings, one argument each, as in revert('{next(iter(INDEX))}'); got {fix_id!r}"
+                f"ids of fixes are strings, one argument each, as in revert('{next(iter(FIXES))}'); got {fix_id!r}"
             )
-        if fix_id not in INDEX:
-            raise ValueError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, INDEX)}")
-    return list(ids or INDEX)
+        if fix_id not in NAMES:
+            raise ValueError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, NAMES)}")
+    return list(dict.fromkeys(name for fix_id in ids or FIXES for name in NAMES[fix_id]))
 
 
 def hint(error: BaseException) -> str:
@@ -188,4 +187,4 @@ def _warn(sentence: str) -> None:
         warn(sentence)
 
 
-_watcher = Watcher(_TARGETS, _arrived, _replaced)
+_watcher = Watcher(MODULES, _arrived, _replaced)

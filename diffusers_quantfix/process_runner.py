@@ -6,13 +6,14 @@ import logging
 import sys
 
 from .engine.runner import Runner
-from .fixes import DISTRIBUTIONS, INDEX
+from .fixes import DISTRIBUTIONS, TESTED
+from .fixes.targets import TARGETS
 from .surroundings import usual
 from .user_settings import settings
 
 # Not imported here: it depends on this module, and is always loaded first.
 _VERSION = sys.modules[__name__.partition(".")[0]].__version__
-_FIXES = __name__.partition(".")[0] + ".fixes."
+_FIXES = __name__.partition(".")[0] + ".fixes"
 
 
 def _show_debug() -> None:
@@ -29,10 +30,12 @@ if settings().debug:
     _show_debug()
 
 RUNNER = Runner(
-    {fix_id: (_FIXES + file, target) for fix_id, (file, target) in INDEX.items()},
+    TARGETS,
+    _FIXES,
     DISTRIBUTIONS,
     settings,
     _VERSION,
     usual,
-    "torch",
+    foundation="torch",
+    tested=TESTED,
 )

@@ -3,9 +3,9 @@
 import os
 
 from .engine.settings import VARIABLE, Settings
-from .fixes import INDEX, OPTIONS
+from .fixes import NAMES, OPTIONS
 
-_settings = Settings(os.environ.get(VARIABLE, ""), INDEX, OPTIONS)
+_settings = Settings(os.environ.get(VARIABLE, ""), NAMES, OPTIONS)
 
 
 def settings() -> Settings:
@@ -13,5 +13,5 @@ def settings() -> Settings:
     global _settings
     text = os.environ.get(VARIABLE, "")
     if text != _settings.text:
-        _settings = Settings(text, INDEX, OPTIONS)
+        _settings = Settings(text, NAMES, OPTIONS)
     return _settings

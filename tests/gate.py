@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from diffusers_quantfix.engine.errors import TargetMissing, Undecided
 from diffusers_quantfix.engine.versions import contains, installed_version, judge
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS, fix_module
 
 # From which torch on Dynamo puts a layer into one graph; before, it fails on the same layer without this package, too.
 ONE_GRAPH = {"4-bit": "torch>=2.8", "8-bit": "torch>=2.10", "gguf": "torch>=2.8"}
@@ -19,17 +19,16 @@ ONE_GRAPH = {"4-bit": "torch>=2.8", "8-bit": "torch>=2.10", "gguf": "torch>=2.8"
 
 @functools.cache
 def gate(fix_id: str) -> tuple[bool, str]:
-    """(whether claim and probe say broken, the sentence why) for the libraries installed here.
+    """(whether claim and probe say broken, the sentence why) for a target and the libraries installed here.
 
     Call it on the bare side only: the probe of a patched target says healthy.
     """
-    file, target = INDEX[fix_id]
-    fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}")
-    verdict = judge(fix.FIX.claims)
+    target, fix = TARGETS[fix_id], fix_module(fix_id)
+    verdict = judge(target.claims)
     if not verdict.fits:
         return False, f"{verdict.kind}: {verdict.reason}"
     try:
-        broken = probe(fix, importlib.import_module(target))
+        broken = probe(fix, importlib.import_module(target.module))
     except TargetMissing as gone:
         return False, f"missing: {gone}"
     return broken, f"{'broken' if broken else 'healthy'}: {verdict.reason}"

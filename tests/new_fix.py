@@ -1,6 +1,6 @@
 """Starts a new fix: ``python -m tests.new_fix ID --target MODULE``.
 
-Writes the fix, its test, its case of `verify` and its line of the changelog as stubs, and adds the line of the index.
+Writes the fix, its test, its case of `verify` and its line of the changelog as stubs, and the generated index.
 What is given on the command line is written wherever it belongs, so nothing has to be typed twice.  Every place that is
 left is marked FILL IN; until the last one is gone the tests fail and name it.
 """
@@ -23,12 +23,14 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from diffusers_quantfix import __version__
-from diffusers_quantfix.engine.fix import Fix
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.engine.fix import Fix, Target
+from diffusers_quantfix.fixes import NAMES, OPTIONS, TESTED
+from diffusers_quantfix.fixes.targets import TARGETS
+from tests import index
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FILL IN"
-INDEX_FILE, CHANGELOG = "diffusers_quantfix/fixes/__init__.py", "CHANGELOG.md"
+INDEX_FILE, CHANGELOG = "diffusers_quantfix/fixes/index.py", "CHANGELOG.md"
 # first word of an id -> (folder of its fixes, module that its targets lie in, distribution)
 LIBRARIES = {
     "accelerate": ("accelerate", "accelerate", "accelerate"),
@@ -41,7 +43,6 @@ LIBRARIES = {
     "transformers": ("transformers", "transformers", "transformers"),
 }
 WIDTH = 120
-CODE_WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Draft:
 def files_of(fix_id: str) -> list[str]:
     """The files of a fix that a person writes, but for the changelog."""
     name = fix_id.replace("-", "_")
-    file = f"diffusers_quantfix/fixes/{INDEX[fix_id][0].replace('.', '/')}.py"
+    file = f"diffusers_quantfix/fixes/{TARGETS[fix_id].file.replace('.', '/')}.py"
     return [file, f"tests/fixes/test_{name}.py", f"diffusers_quantfix/verify/cases/{name}.py"]
 
 
@@ -192,21 +193,10 @@ def case(work: str) -> str | None:
 '''
 
 
-def with_index_line(text: str, new: Draft) -> str:
-    """fixes/__init__.py with the line of the new fix in its place."""
-    index = next(
-        node.value for node in ast.parse(text).body
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "INDEX"
-    )  # fmt: skip
-    assert isinstance(index, ast.Dict) and index.end_lineno is not None
-    later = [key.lineno for key in index.keys if isinstance(key, ast.Constant) and key.value > new.id]
-    at = min(later, default=index.end_lineno) - 1
-    entry = (f"{new.library[0]}.{new.name}", new.target)
-    line = f'    "{new.id}": ("{entry[0]}", "{entry[1]}"),\n'
-    if len(line) > CODE_WIDTH + 1:
-        line = f'    "{new.id}": (\n        "{entry[0]}",\n        "{entry[1]}",\n    ),\n'
-    lines = text.splitlines(keepends=True)
-    return "".join([*lines[:at], line, *lines[at:]])
+def with_index_line(new: Draft) -> str:
+    """fixes/index.py with the line of the new fix in its place."""
+    line = Target(new.id, new.target, new.claims, "", new.id, f"{new.library[0]}.{new.name}")
+    return index.rendered(sorted([*TARGETS.values(), line], key=lambda target: target.name), OPTIONS, TESTED)
 
 
 def with_changelog_line(text: str, new: Draft) -> str:
@@ -220,7 +210,7 @@ def with_changelog_line(text: str, new: Draft) -> str:
     for number, (head, end) in enumerate(pairwise([*heads, len(lines) + 1])):
         for name in re.findall(r"(?m)^- (`.*?`):", "\n".join(lines[head:end])):
             for one in re.findall(r"`([a-z0-9-]+)`", name):
-                near[number] += 100 * (INDEX.get(one, ("", ""))[1] == new.target)
+                near[number] += 100 * (one in TARGETS and TARGETS[one].module == new.target)
                 near[number] += one.partition("-")[0] == new.id.partition("-")[0]
     at = [*heads[1:], len(lines)][near.most_common(1)[0][0]]
     while not lines[at - 1]:
@@ -236,7 +226,7 @@ def start(new: Draft, root: Path = ROOT) -> list[str]:
     """
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", new.id) or new.id.partition("-")[0] not in LIBRARIES:
         raise ValueError(f"{new.id!r} is no id: it is {', '.join(LIBRARIES)}, then words with - between them")
-    if new.id in INDEX:
+    if new.id in NAMES:
         raise ValueError(f"there is a fix {new.id}")
     if not f"{new.target}.".startswith(f"{new.library[1]}."):
         raise ValueError(f"{new.target} is no module of {new.library[1]}, which the id names")
@@ -255,7 +245,7 @@ def start(new: Draft, root: Path = ROOT) -> list[str]:
                 "one line each, without three quotation marks"
             ) from None
     stubs[CHANGELOG] = with_changelog_line((root / CHANGELOG).read_text("utf-8"), new)
-    stubs[INDEX_FILE] = with_index_line((root / INDEX_FILE).read_text("utf-8"), new)
+    stubs[INDEX_FILE] = with_index_line(new)
     for name, text in stubs.items():
         (root / name).write_text(text, encoding="utf-8")
     return list(stubs)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS
 from tests import new_fix
 from tests.trees import Tree
 
@@ -22,7 +22,7 @@ CASE = "diffusers_quantfix/verify/cases/accelerate_made_up.py"
 BY_HAND = [FIX, TEST, CASE, "CHANGELOG.md"]
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_no_stub_is_left(fix_id):
     places = new_fix.to_fill_in(new_fix.files_of(fix_id))
     assert not places, "\n".join(places)
@@ -74,7 +74,7 @@ def up_to(text, start, end=None):
 def test_a_new_fix_from_the_command_to_the_pages(tree):
     done = tree.ask(*ASKED)
     assert done.returncode == 0, done.stderr
-    index = "diffusers_quantfix/fixes/__init__.py"
+    index = "diffusers_quantfix/fixes/index.py"
     assert sorted(tree.changed()) == sorted([*BY_HAND, index])
 
     # The stubs fail, and say where.
@@ -178,7 +178,7 @@ def test_nothing_is_written_that_python_cannot_read(tmp_path, target, title, sym
 
 
 def test_a_fix_of_every_library_can_be_started():
-    assert {fix_id.partition("-")[0] for fix_id in INDEX} <= set(new_fix.LIBRARIES)
+    assert {fix_id.partition("-")[0] for fix_id in TARGETS} <= set(new_fix.LIBRARIES)
 
 
 def test_what_is_installed_ends_the_claim_and_a_link_is_named_in_words(tree):
@@ -189,20 +189,20 @@ def test_what_is_installed_ends_the_claim_and_a_link_is_named_in_words(tree):
     assert tree.read("CHANGELOG.md").count(f"`{ID}`: FILL IN: what works now. Not reported upstream.") == 1
 
 
-@pytest.mark.parametrize(
-    "fix_id", ["accelerate-aaa", "quanto-zzz", "transformers-zzz", "bnb-int8-reload-again"]
-)
-def test_the_line_of_the_index_stands_in_its_place(fix_id):
-    text = (new_fix.ROOT / "diffusers_quantfix/fixes/__init__.py").read_text()
-    folder, module, _ = new_fix.LIBRARIES[fix_id.partition("-")[0]]
-    for target in (f"{module}.short", f"{module}.{'very_' * 14}long.name.of_a_module"):
-        new = new_fix.Draft(fix_id, target, "t", "s", {}, ())
+def test_the_line_of_the_index_stands_in_its_place():
+    for fix_id in ("accelerate-aaa", "quanto-zzz", "transformers-zzz", "bnb-int8-reload-again"):
+        folder, module, _ = new_fix.LIBRARIES[fix_id.partition("-")[0]]
+        new = new_fix.Draft(fix_id, f"{module}.some", "t", "s", {"lib": "<=1"}, ())
+        text = new_fix.with_index_line(new)
         scope: dict = {}
-        changed = new_fix.with_index_line(text, new)
-        exec(changed, scope)
-        assert list(scope["INDEX"]) == sorted({*INDEX, fix_id})
-        assert scope["INDEX"][fix_id] == (f"{folder}.{new.name}", target)
-        assert max(map(len, changed.splitlines())) <= 120
+        exec(text, scope)
+        assert [row[0] for row in scope["ROWS"]] == sorted({*TARGETS, fix_id})
+        (row,) = (row for row in scope["ROWS"] if row[0] == fix_id)
+        assert row == (fix_id, f"{module}.some", (("lib", "<=1"),), "", fix_id, f"{folder}.{new.name}")
+        before = (new_fix.ROOT / new_fix.INDEX_FILE).read_text()
+        assert [line for line in text.splitlines() if line not in before.splitlines()] == [
+            line for line in text.splitlines() if f'"{fix_id}"' in line
+        ]
 
 
 def test_the_line_of_the_changelog_stands_among_its_neighbours():

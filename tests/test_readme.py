@@ -12,7 +12,7 @@ import pytest
 from diffusers_quantfix.__main__ import COMMANDS
 from diffusers_quantfix.engine.board import STATES
 from diffusers_quantfix.engine.settings import WORDS
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes import FIXES, NAMES
 from tests.upstream.cells import MAIN, read
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -76,9 +76,9 @@ def test_every_symptom_names_its_fix():
 
 def test_every_fix_that_is_named_is_there_and_each_has_its_page():
     for fix_id in re.findall(ID, README):
-        assert fix_id in INDEX or fix_id == "diffusers-quantfix", fix_id
+        assert fix_id in NAMES or fix_id == "diffusers-quantfix", fix_id
     page = (ROOT / "diffusers_quantfix" / "FIXES.md").read_text(encoding="utf-8")
-    assert not [fix_id for fix_id in INDEX if f"| `{fix_id}` |" not in page]
+    assert not [fix_id for fix_id in FIXES if f"| `{fix_id}` |" not in page]
 
 
 def test_an_error_text_is_one_that_a_fix_knows():

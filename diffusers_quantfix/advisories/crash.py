@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-
 from ..engine import board as states
-from ..fixes import INDEX
+from ..fixes.targets import declarations
 from .symptoms import search
 
 TYPE_CHECKING = False
@@ -41,8 +39,7 @@ def _hint(error: BaseException) -> str:
     from ..activation import status
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    declarations = [importlib.import_module(f"{_PACKAGE}.fixes.{file}").FIX for file, _ in INDEX.values()]
-    found = [match for match in search(text, declarations) if match.by_message]
+    found = [match for match in search(text, declarations()) if match.by_message]
     if not found:
         return ""
     board = status(load=False)

@@ -4,12 +4,11 @@ the stack is imported, no registry is asked.
 
 from __future__ import annotations
 
-import importlib
-
 from packaging.utils import canonicalize_name
 
 from ..engine.versions import installed_version
-from ..fixes import DISTRIBUTIONS, INDEX
+from ..fixes import DISTRIBUTIONS
+from ..fixes.targets import declarations
 from .libraries import SELF
 from .ranges import alternatives, comparable, exact_version, inside, overlap
 from .supported import RELEASES, TORCH, outside
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from ..engine.fix import Fix
+    from ..engine.fix import Fix, Target
 
 AFFECTED = "affected"
 MAYBE = "may be affected"
@@ -30,58 +29,65 @@ BROUGHT_ALONG = ("torch", "transformers", "accelerate")
 
 
 class Finding:
-    """One defect that the pins have, or may have.
+    """One bug that the pins have, or may have, in one of the modules that a fix patches.
 
     Attributes:
         fix: the declaration of the fix.
+        target: the target that it is about.
         verdict: "affected" when every version is known, else "may be affected".
         why: the versions or ranges that fit, as a sentence.
         patched: whether the diffusers-quantfix that the same pins demand patches it.
     """
 
-    __slots__ = ("fix", "patched", "verdict", "why")
+    __slots__ = ("fix", "patched", "target", "verdict", "why")
 
-    def __init__(self, fix: Fix, verdict: str, why: str, patched: bool) -> None:
+    def __init__(self, fix: Fix, target: Target, verdict: str, why: str, patched: bool) -> None:
         self.fix = fix
+        self.target = target
         self.verdict = verdict
         self.why = why
         self.patched = patched
 
+    @property
+    def id(self) -> str:
+        """The name of the target, which is the id of a fix that has only one."""
+        return self.target.name
+
     def to_dict(self) -> dict[str, object]:
         """The finding for machines."""
-        return {**advisory(self.fix), "verdict": self.verdict, "why": self.why, "patched": self.patched}
+        return {
+            **advisory(self.fix, self.target),
+            "verdict": self.verdict,
+            "why": self.why,
+            "patched": self.patched,
+        }
 
 
-def declarations() -> list[Fix]:
-    """Every fix's declaration, in the order of the ids."""
-    package = __name__.partition(".")[0]
-    return [importlib.import_module(f"{package}.fixes.{INDEX[fix_id][0]}").FIX for fix_id in sorted(INDEX)]
-
-
-def advisory(fix: Fix) -> dict[str, Any]:
-    """The row of the table for one fix.
+def advisory(fix: Fix, target: Target) -> dict[str, Any]:
+    """The row of the table for one target of a fix.
 
     Returns:
-        ``id``, ``title``, ``symptom``, ``harm`` (see `advisories.harm`), ``claims`` (distribution -> specifier; all
-        must fit), ``fixed_in`` ("bitsandbytes 0.45.3", releases that only fix together with " with " between them,
-        empty while there are none), ``patched_since`` (the first diffusers-quantfix that patches it) and ``upstream``
-        (links).
+        ``id`` (the name of the target), ``fix`` (the id of the fix), ``title``, ``symptom``, ``harm`` (see
+        `advisories.harm`), ``claims`` (distribution -> specifier; all must fit), ``fixed_in`` ("bitsandbytes 0.45.3",
+        releases that only fix together with " with " between them, empty while there are none), ``patched_since`` (the
+        first diffusers-quantfix that patches it) and ``upstream`` (links).
     """
     return {
-        "id": fix.id,
+        "id": target.name,
+        "fix": fix.id,
         "title": fix.title,
         "symptom": fix.symptom,
         "harm": fix.harm,
-        "claims": dict(fix.claims),
-        "fixed_in": fix.fixed_in,
+        "claims": dict(target.claims),
+        "fixed_in": target.fixed_in,
         "patched_since": fix.since,
         "upstream": list(fix.upstream),
     }
 
 
 def table() -> list[dict[str, Any]]:
-    """Every advisory, in the order of the ids."""
-    return [advisory(fix) for fix in declarations()]
+    """Every advisory, in the order of the ids of the fixes."""
+    return [advisory(fix, target) for fix in declarations() for target in fix.targets]
 
 
 def findings(
@@ -95,22 +101,23 @@ def findings(
         complete: whether what is not named is not there, as in a lock file.
 
     Returns:
-        What is affected, or may be.  A fix one of whose libraries is not named is left out, unless others may bring
-        that library along.
+        What is affected, or may be, target by target.  One whose libraries are not all named is left out, unless
+        others may bring the missing ones along.
     """
     pins = {canonicalize_name(name): pin for name, pin in pins.items()}
     ours = pins.get(SELF) if required is None or SELF in required else None
     found = []
     for fix in declarations():
-        verdict, why = _judge(fix, pins, () if complete else BROUGHT_ALONG)
-        if verdict:
-            found.append(Finding(fix, verdict, why, _patches(fix, ours)))
+        for target in fix.targets:
+            verdict, why = _judge(target, pins, () if complete else BROUGHT_ALONG)
+            if verdict:
+                found.append(Finding(fix, target, verdict, why, _patches(fix, ours)))
     return found
 
 
-def fixing_releases(fix: Fix) -> dict[str, str]:
+def fixing_releases(target: Target) -> dict[str, str]:
     """Distribution -> version of the releases that fix a defect, more than one where only several do together."""
-    releases = (release.partition(" ") for release in fix.fixed_in.split(" with ") if release)
+    releases = (release.partition(" ") for release in target.fixed_in.split(" with ") if release)
     return {name: version for name, _, version in releases}
 
 
@@ -146,13 +153,13 @@ def _patches(fix: Fix, ours: str | None) -> bool:
     return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
 
 
-def _judge(fix: Fix, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple[str, str]:
-    library = next(iter(fix.claims))  # the one that owns the target stands first
+def _judge(target: Target, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple[str, str]:
+    library = next(iter(target.claims))  # the one that owns the target stands first
     if canonicalize_name(library) not in pins:
         return "", ""
     certain = True
     why = []
-    for distribution, claim in fix.claims.items():
+    for distribution, claim in target.claims.items():
         pin = pins.get(canonicalize_name(distribution))
         if pin is None:
             if distribution not in unnamed:
@@ -167,7 +174,7 @@ def _judge(fix: Fix, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple
         why.append(f"{distribution} {pin.removeprefix('==').replace('|| ==', 'or ') or '(any version)'}")
     reached = [
         inside(f">={version}", pins.get(canonicalize_name(name), ""))
-        for name, version in fixing_releases(fix).items()
+        for name, version in fixing_releases(target).items()
     ]
     if reached and all(reached):
         if all(answer == "yes" for answer in reached):

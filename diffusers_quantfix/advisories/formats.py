@@ -50,7 +50,13 @@ class Report:
         kinds = list(MEANING)
         self.found = sorted(
             found,
-            key=lambda one: (kinds.index(one.fix.harm), one.patched, one.verdict != AFFECTED, one.fix.id),
+            key=lambda one: (
+                kinds.index(one.fix.harm),
+                one.patched,
+                one.verdict != AFFECTED,
+                one.fix.id,
+                one.id,
+            ),
         )
         self.failing = [finding for finding in self.found if finding in failing]
         self.upgrades = upgrades
@@ -62,7 +68,7 @@ class Report:
 
     def place(self, finding: Finding) -> Place | None:
         """Where the first library that a finding is about was named; None where that is no file."""
-        for name in finding.fix.claims:
+        for name in finding.target.claims:
             place = self.places.get(canonicalize_name(name))
             if place is not None:
                 return None if place.file == "standard input" else place
@@ -77,7 +83,7 @@ class Report:
 
 def remedy(finding: Finding) -> str:
     """What patches or fixes a finding, as the part of a sentence."""
-    fixed_in = finding.fix.fixed_in
+    fixed_in = finding.target.fixed_in
     patched = f"patched by {SELF}, which is pinned here" if finding.patched else f"not patched: add {SELF}"
     return f"{patched}; " + (f"fixed in {fixed_in}" if fixed_in else "fixed by no release yet")
 
@@ -107,7 +113,7 @@ def as_github(report: Report) -> list[str]:
             key: str(value)
             for key, value in (
                 *_location(report.place(finding)).items(),
-                ("title", f"{finding.verdict}: {finding.fix.id}"),
+                ("title", f"{finding.verdict}: {finding.id}"),
             )
             if value is not None
         }
@@ -121,7 +127,7 @@ def as_sarif(report: Report, version: str) -> dict[str, Any]:
     """A log of SARIF 2.1.0 (OASIS), as code scanning takes it."""
     rules = [
         {
-            "id": finding.fix.id,
+            "id": finding.id,
             "shortDescription": {"text": finding.fix.title},
             "fullDescription": {"text": finding.fix.symptom},
             "help": {"text": "\n".join([remedy(finding), *finding.fix.upstream])},
@@ -132,11 +138,11 @@ def as_sarif(report: Report, version: str) -> dict[str, Any]:
     results = []
     for index, finding in enumerate(report.found):
         result: dict[str, Any] = {
-            "ruleId": finding.fix.id,
+            "ruleId": finding.id,
             "ruleIndex": index,
             "level": report.level(finding),
             "message": {"text": f"{finding.verdict}: {finding.fix.title} ({finding.why}); {remedy(finding)}"},
-            "partialFingerprints": {"advisory/v1": finding.fix.id},
+            "partialFingerprints": {"advisory/v1": finding.id},
         }
         place = report.place(finding)
         # Code scanning refuses a whole log for one result that has no file or no line.

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ..engine.fix import Fix
+    from ..engine.fix import Fix, Target
 
 # A traceback of a deep pipeline has 30 kB.  What is longer is a log: its end is searched, where the error stands.
 LIMIT = 200_000
@@ -211,8 +211,13 @@ def _frame(frame: str) -> str:
 
 
 def _inside(fix: Fix, known: Callable[[str], str | None]) -> bool | None:
+    verdicts = [_target_inside(target, known) for target in fix.targets]
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _target_inside(target: Target, known: Callable[[str], str | None]) -> bool | None:
     verdicts = []
-    for distribution, claim in fix.claims.items():
+    for distribution, claim in target.claims.items():
         version = known(distribution)
         try:
             verdicts.append(contains(claim, version) if version else None)
@@ -228,7 +233,8 @@ def _words(text: str) -> set[str]:
 
 
 def _own_words(fix: Fix) -> set[str]:
-    return _words(plain(f"{fix.symptom} {fix.title} {fix.id.replace('-', ' ')}"))
+    names = " ".join((fix.id, *(target.name for target in fix.targets))).replace("-", " ")
+    return _words(plain(f"{fix.symptom} {fix.title} {names}"))
 
 
 def _rarity(fixes: list[Fix]) -> Mapping[str, float]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from ..fixes.targets import TARGETS
 from .combinations import misfitting
-from .findings import declarations, findings, fixing_releases
+from .findings import findings, fixing_releases
 from .ranges import alternatives, exact_version, inside, raised
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ class Upgrade:
 
     Attributes:
         releases: distribution -> version, more than one where only several fix together.
-        fixes: ids of the defects that are gone with them, those of smaller upgrades included.
+        fixes: ids of the bugs (names of targets) that are gone with them, those of smaller upgrades included.
         brings: ids of known defects that these pins do not have and would then have.
         or_newer: whether these pins allow newer releases as well, so that the versions are the least to ask for.
         conflicts: sentences on releases that would then not fit together.
@@ -75,19 +76,19 @@ def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool =
     """
     pins = {canonicalize_name(name): pin for name, pin in pins.items()}
     found = list(found)
-    have = {finding.fix.id for finding in found}
+    have = {finding.id for finding in found}
     misfits = {sentence for _, sentence in misfitting(pins)}
-    fixed_in = {fix.id: fixing_releases(fix) for fix in declarations()}
+    fixed_in = {name: fixing_releases(target) for name, target in TARGETS.items()}
     made: list[Upgrade] = []
     for step in _steps(pins, found, complete):
         # a library that only others bring along is not brought by its upgrade
         named: dict[str, str] = {canonicalize_name(name): "" for name in step}
         named.update(pins)
-        now = {finding.fix.id for finding in findings(named, complete=complete)}
+        now = {finding.id for finding in findings(named, complete=complete)}
         releases = step
         while True:
             changed = _changed(pins, releases)
-            then = {finding.fix.id for finding in findings(changed, complete=complete)}
+            then = {finding.id for finding in findings(changed, complete=complete)}
             later = [fixed_in[brought] for brought in then - now if set(fixed_in[brought]) <= set(releases)]
             higher = {
                 name: str(max(Version(one.get(name, version)) for one in (releases, *filter(None, later))))
@@ -117,7 +118,7 @@ def _steps(pins: Mapping[str, str], found: Iterable[Finding], complete: bool) ->
     """Distribution -> release of each upgrade that a finding asks for, in the order of the report."""
     steps: list[dict[str, str]] = []
     for finding in found:
-        releases = fixing_releases(finding.fix)
+        releases = fixing_releases(finding.target)
         if complete and any(canonicalize_name(name) not in pins for name in releases):
             continue  # what is not installed cannot be upgraded
         needed = {

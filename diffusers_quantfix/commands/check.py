@@ -12,15 +12,16 @@ import sys
 from packaging.utils import canonicalize_name
 
 from .. import __version__
-from ..activation import known_ids
+from ..activation import target_names
 from ..advisories.combinations import of_pins
-from ..advisories.findings import declarations, environment_pins, findings, unknown_releases
+from ..advisories.findings import AFFECTED, environment_pins, findings, unknown_releases
 from ..advisories.formats import Report, as_github, as_json, as_sarif, remedy
 from ..advisories.harm import MEANING
 from ..advisories.libraries import SELF
 from ..advisories.pins import Reading, UnreadableInput, read
 from ..advisories.pins.files import FOLLOW, shown
 from ..advisories.upgrades import upgrades
+from ..fixes.targets import TARGETS
 from ..text import wrapped
 from .summary import patched_libraries
 from .terminal import show
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.files and not options.env:
         return _refused(options, "name a file to check, - for standard input, or --env")
     try:
-        ignored = known_ids(tuple(options.ignore)) if options.ignore else []
+        ignored = target_names(tuple(options.ignore)) if options.ignore else []
     except ValueError as error:
         return _refused(options, f"--ignore: {error}")
     called = ", ".join("standard input" if name == "-" else shown(name) for name in options.files)
@@ -103,7 +104,9 @@ def run(options: argparse.Namespace) -> int:
         return _refused(options, f"{called} cannot be read: {type(error).__name__}")
     if not report.requirements:
         return _refused(options, f"{called} names no requirement: there is nothing to check")
-    claimed = patched_libraries(canonicalize_name(name) for fix in declarations() for name in fix.claims)
+    claimed = patched_libraries(
+        canonicalize_name(name) for target in TARGETS.values() for name in target.claims
+    )
     absent = not claimed & set(report.pins)
     if absent and options.require_libraries:
         return _refused(options, f"{called} demands none of the libraries: {_listed(claimed)}")
@@ -139,7 +142,7 @@ def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
     read(options.files, reading)
     pins = reading.pins
     every = findings(pins, reading.required, reading.complete)
-    found = [finding for finding in every if finding.fix.id not in ignored]
+    found = [finding for finding in every if finding.id not in ignored]
     return Report(
         found=found,
         failing=[finding for finding in found if options.fail_on == "any" or not finding.patched],
@@ -148,21 +151,21 @@ def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
         pins=pins,
         places=reading.places,
         requirements=reading.count,
-        ignored=[finding.fix.id for finding in every if finding.fix.id in ignored],
+        ignored=[finding.id for finding in every if finding.id in ignored],
     )
 
 
 def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[str]:
     if options.quiet:
-        return [_line(finding) for finding in report.failing]
+        return [_line(group) for group in _by_fix(report.failing)]
     lines: list[str] = []
     for kind, meaning in MEANING.items():
         group = [finding for finding in report.found if finding.fix.harm == kind]
         if group:
             lines += ["", meaning] if lines else [meaning]
-        for finding in group:
-            lines.append(_line(finding))
-            lines += _details(finding) if options.explain else []
+        for of_one_fix in _by_fix(group):
+            lines.append(_line(of_one_fix))
+            lines += _details(of_one_fix) if options.explain else []
     for title, sentences in (
         ("upgrades", [str(upgrade) for upgrade in report.upgrades]),
         ("notes", report.notes),
@@ -174,8 +177,8 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
                 lines += wrapped(sentence, "  ", "    ")
     if not report.found:
         return lines if absent else ["no known defect in these versions", *lines]
-    count = len(report.found)
-    open_ = sum(not finding.patched for finding in report.found)
+    count = len(_by_fix(report.found))
+    open_ = len(_by_fix(finding for finding in report.found if not finding.patched))
     advice = f": add {SELF}" if open_ else ""
     explain = "" if options.explain else " (details: --explain)"
     return [
@@ -185,16 +188,30 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
     ]
 
 
-def _line(finding: Finding) -> str:
-    mark = "patched" if finding.patched else finding.verdict
-    return f"{mark:<{_MARK}}{finding.fix.id}: {finding.fix.title}"
+def _by_fix(found: Iterable[Finding]) -> list[list[Finding]]:
+    """The findings about the targets of one fix together."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in found:
+        groups.setdefault(finding.fix.id, []).append(finding)
+    return list(groups.values())
 
 
-def _details(finding: Finding) -> list[str]:
+def _line(group: list[Finding]) -> str:
+    verdicts = {finding.verdict for finding in group}
+    mark = "patched" if group[0].patched else AFFECTED if AFFECTED in verdicts else group[0].verdict
+    return f"{mark:<{_MARK}}{group[0].fix.id}: {group[0].fix.title}"
+
+
+def _details(group: list[Finding]) -> list[str]:
+    fix = group[0].fix
     lines: list[str] = []
-    for text in (finding.why, remedy(finding), *finding.fix.upstream):
-        lines += wrapped(text, " " * _MARK)
-    return [*lines, *wrapped(finding.fix.symptom, " " * _MARK + "symptom: ", " " * (_MARK + 2))]
+    for finding in group:
+        about = f"{finding.id}: " if len(fix.targets) > 1 else ""
+        lines += wrapped(f"{about}{finding.why}", " " * _MARK)
+        lines += wrapped(remedy(finding), " " * _MARK)
+    for link in fix.upstream:
+        lines += wrapped(link, " " * _MARK)
+    return [*lines, *wrapped(fix.symptom, " " * _MARK + "symptom: ", " " * (_MARK + 2))]
 
 
 def _listed(libraries: Iterable[str]) -> str:

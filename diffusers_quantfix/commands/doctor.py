@@ -8,11 +8,12 @@ import sys
 
 from ..activation import status
 from ..advisories import combinations, machine, supported
-from ..advisories.findings import declarations, environment_pins, findings
+from ..advisories.findings import environment_pins, findings
 from ..advisories.upgrades import Upgrade, upgrades
 from ..engine import board as states
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS
+from ..fixes.targets import TARGETS
 from ..text import wrapped
 from .importing import importing
 from .startup import describe
@@ -82,15 +83,19 @@ def examine(board: Board) -> dict[str, Any]:
         ``not_fixed`` (ids of applied fixes whose defect no upstream release fixes).  All but ``accelerator`` and
         ``patched`` are lists of sentences, ids or upgrades.
     """
-    fixed = {fix.id: fix.fixed_in for fix in declarations()}
+    fixed_in = {name: target.fixed_in for name, target in TARGETS.items()}
     applied = [answer for answer in board if answer.state in (states.APPLIED, states.UNCLAIMED)]
-    bad = [answer for answer in board if answer.state in (states.FAILED, states.OVERWRITTEN, states.WAITING)]
-    above = sum(answer.above for answer in board)
+    bad = [
+        answer
+        for answer in board.targets
+        if answer.state in (states.FAILED, states.OVERWRITTEN, states.WAITING)
+    ]
+    above = sum(answer.above for answer in board.targets)
     newer = f"known bugs in releases newer than this version of the package supports: {above}, see candidates"
     kind, seen = machine.accelerator()
     pins = environment_pins()
-    retired = {answer.id for answer in applied}
-    have = [finding for finding in findings(pins, complete=True) if finding.fix.id in retired]
+    patched = {answer.id for answer in board.targets if answer.state in (states.APPLIED, states.UNCLAIMED)}
+    have = [finding for finding in findings(pins, complete=True) if finding.id in patched]
     releases = upgrades(pins, have, complete=True)
     return {
         "accelerator": seen,
@@ -98,11 +103,15 @@ def examine(board: Board) -> dict[str, Any]:
         "problems": list(dict.fromkeys([*map(_problem, bad), *([newer] if above else [])])),
         "advice": machine.advice(board, kind),
         "candidates": [
-            f"{answer.id}: {answer.reason}" for answer in board if answer.state == states.CANDIDATE
+            f"{answer.id}: {answer.reason}" for answer in board.targets if answer.state == states.CANDIDATE
         ],
         "patched": {answer.id: answer.title for answer in applied},
         "upgrades": [upgrade.to_dict() for upgrade in releases],
-        "not_fixed": [answer.id for answer in applied if not fixed.get(answer.id)],
+        "not_fixed": [
+            fix.id
+            for fix in applied
+            if not all(fixed_in.get(one.id) for one in fix.targets if one.id in patched)
+        ],
     }
 
 

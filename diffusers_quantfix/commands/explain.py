@@ -6,9 +6,10 @@ import os
 import re
 import sys
 
-from ..fixes import INDEX
+from ..fixes import NAMES
+from ..fixes.targets import declaration, declarations
 from ..text import wrapped
-from .pages import declaration, page, page_data
+from .pages import page, page_data
 from .terminal import show
 
 TYPE_CHECKING = False
@@ -73,16 +74,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_id(word: str) -> bool:
-    return word in INDEX or (
+    return word in NAMES or (
         re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", word) is not None and not os.path.exists(word)
     )
 
 
 def _explain_id(fix_id: str, options: argparse.Namespace) -> int:
-    from ..activation import known_ids
+    from ..activation import target_names
 
     try:
-        known_ids((fix_id,))
+        target_names((fix_id,))
     except ValueError as error:
         return _refuse(str(error))
     if options.script or options.report:
@@ -114,7 +115,7 @@ def _reproduce(fix_id: str, options: argparse.Namespace) -> int:
 def _explain_text(text: str, options: argparse.Namespace) -> int:
     from ..advisories.symptoms import look_alike, search
 
-    found = search(text, [declaration(fix_id) for fix_id in INDEX])
+    found = search(text, declarations())
     note = look_alike(text)
     if note and found and not found[0].by_message:
         found = []  # a match of single words means less than a known message

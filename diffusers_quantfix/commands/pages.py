@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 
-from ..fixes import INDEX
+from ..fixes import NAMES
+from ..fixes.targets import declaration, fix_module
 from ..text import wrapped
 
 TYPE_CHECKING = False
@@ -14,22 +13,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..engine.board import Answer
-    from ..engine.fix import Fix
+    from ..engine.fix import Target
 
-_FIXES = __name__.partition(".")[0] + ".fixes."
-
-
-def declaration(fix_id: str) -> Fix:
-    """The declaration of a fix; only its own file is read."""
-    fix: Fix = importlib.import_module(_FIXES + INDEX[fix_id][0]).FIX
-    return fix
+_PACKAGE = __name__.partition(".")[0]
 
 
 def explanation(fix_id: str) -> str:
     """The docstring of a fix's file, from its source where the interpreter drops docstrings (``-OO``)."""
     import inspect
 
-    module = importlib.import_module(_FIXES + INDEX[fix_id][0])
+    module = fix_module(fix_id)
     text = module.__doc__
     if text is None:
         import ast
@@ -45,52 +38,86 @@ def page_data(fix_id: str, answer: Answer | None = None) -> dict[str, Any]:
     from ..engine.versions import judge
 
     fix = declaration(fix_id)
-    verdict = judge(fix.claims)
+    target = target_of(fix_id)
+    verdict = judge(target.claims)
     data: dict[str, Any] = {
         "id": fix.id,
         "title": fix.title,
-        "module": fix.module,
-        "claims": dict(fix.claims),
+        "module": target.module,
+        "claims": dict(target.claims),
         "upstream": list(fix.upstream),
         "symptom": fix.symptom,
-        "fixed_in": fix.fixed_in,
+        "fixed_in": target.fixed_in,
         "hot": fix.hot,
         "options": fix.options,
         "text": explanation(fix_id),
         "versions": {"kind": verdict.kind, "reason": verdict.reason},
+        "targets": [
+            {"id": one.name, "module": one.module, "claims": dict(one.claims), "fixed_in": one.fixed_in}
+            for one in fix.targets
+        ],
     }
     if answer is not None:
         data.update(state=answer.state, reason=answer.reason, changes=list(answer.changes))
     return data
 
 
+def target_of(name: str) -> Target:
+    """The target of that name; of a fix with several, the first that the installed releases have."""
+    from ..engine.versions import judge
+
+    meant = [target for target in declaration(name).targets if target.name in NAMES[name]]
+    return next((target for target in meant if judge(target.claims).fits), meant[0])
+
+
 def page(fix_id: str, answer: Answer | None = None) -> list[str]:
     """The lines of the page of one fix.
 
     Args:
-        fix_id: its id.
+        fix_id: its id, or the name of one of its targets.
         answer: the board's answer for it; without it the page states what follows from the installed versions.
     """
     data = page_data(fix_id, answer)
-    claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in data["claims"].items())
     changes = ", ".join(data.get("changes", ()))
+    modules = ", ".join(one["module"] for one in data["targets"])
+    several = len(data["targets"]) > 1
     rows = [
         ("symptom", data["symptom"]),
-        ("affected", claims),
-        ("fixed upstream", data["fixed_in"] or "in no release yet"),
+        *(
+            (
+                ("affected", f"{one['id']}: {affected(one['claims'])}; {_fixed(one)}")
+                for one in data["targets"]
+            )
+            if several
+            else (
+                ("affected", affected(data["claims"])),
+                ("fixed upstream", data["fixed_in"] or "in no release yet"),
+            )
+        ),
         (
             "patches",
-            changes or (f"nothing here; its target is {data['module']}" if answer else data["module"]),
+            changes
+            or (f"nothing here; its target{'s are' if several else ' is'} {modules}" if answer else modules),
         ),
         ("here", _here(data, fix_id)),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix_id}, or qf.revert({fix_id!r})"),
         *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in data["options"].items()),
         *(("upstream", link) for link in data["upstream"] or ("not reported yet",)),
     ]
-    lines = [fix_id, "", *_flowed(data["text"]), ""]
+    head = fix_id if fix_id == data["id"] else f"{fix_id}: a target of {data['id']}"
+    lines = [head, "", *_flowed(data["text"]), ""]
     for name, value in rows:
         lines += wrapped(value, f"{name:<17}", " " * 17)
     return lines
+
+
+def affected(claims: dict[str, str]) -> str:
+    """A claim for people."""
+    return " and ".join(f"{name} {claim or '(any version)'}" for name, claim in claims.items())
+
+
+def _fixed(target: dict[str, Any]) -> str:
+    return f"fixed in {target['fixed_in']}" if target["fixed_in"] else "fixed in no release yet"
 
 
 def _here(data: dict[str, Any], fix_id: str) -> str:
@@ -99,7 +126,7 @@ def _here(data: dict[str, Any], fix_id: str) -> str:
     kind, reason = data["versions"]["kind"], data["versions"]["reason"]
     if kind == "fits":
         return (
-            f"{reason}: in the affected range; `python -m {_FIXES.partition('.')[0]} explain {fix_id} --here` imports "
+            f"{reason}: in the affected range; `python -m {_PACKAGE} explain {fix_id} --here` imports "
             "the library and checks whether it is patched"
         )
     return f"not affected: {reason}" if kind == "out-of-range" else str(reason)

@@ -13,8 +13,9 @@ import re
 
 from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS
+from ..fixes.targets import declaration
 from ..text import wrapped
-from .pages import declaration, explanation
+from .pages import affected, explanation, target_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,12 +113,15 @@ class _Rename(ast.NodeTransformer):
 
 
 def script(fix_id: str) -> str:
-    """A program that reproduces the defect of a fix on the installed releases, without this package.
+    """A program that reproduces the bug of a fix on the installed releases, without this package.
+
+    Args:
+        fix_id: its id, or the name of one of its targets.
 
     Raises:
         NoScript: the case needs this package.
     """
-    case = f"{_PACKAGE}.verify.cases.{fix_id.replace('-', '_')}"
+    case = f"{_PACKAGE}.verify.cases.{target_of(fix_id).name.replace('-', '_')}"
     modules: dict[str, _Module] = {}
     reached = _reached(case, modules)
     names: dict[tuple[str, str], str] = {}
@@ -157,7 +161,7 @@ def report(fix_id: str) -> str:
             keep = title in ("Symptom", "Cause")
         lines.append((title + colon + _, keep))
     described = "\n".join(line for line, wanted in lines if wanted).strip()
-    claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
+    claims = affected(target_of(fix_id).claims)
     return (
         f"{fix.title}\n\n### Describe the bug\n\n{described}\n\nSeen with {claims}.\n\n### Reproduction\n\n"
         f"```python\n{script(fix_id)}```\n\n### System info\n\n{_versions()}; Python {platform.python_version()}, "
@@ -232,7 +236,7 @@ def _reached(case: str, modules: dict[str, _Module]) -> list[tuple[str, str]]:
 
 def _head(fix_id: str) -> str:
     fix = declaration(fix_id)
-    claims = " and ".join(f"{name} {claim or '(any version)'}" for name, claim in fix.claims.items())
+    claims = affected(target_of(fix_id).claims)
     lines = [f'"""{fix.title}.', ""]
     lines += wrapped(
         "Where the defect exists, this raises the error of the library, or an AssertionError with the figures."

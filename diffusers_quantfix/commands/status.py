@@ -86,7 +86,5 @@ def _lines(board: Board, activation: str, wanted: list[str], brief: bool) -> lis
     lines.append("")
     for answer in board:
         if answer.state in wanted:
-            lines.append(f"{answer.state:<12} {answer.id}")
-            lines += wrapped(answer.title, " " * 13)
-            lines += wrapped(answer.reason, " " * 13 + "-> ", " " * 16)
+            lines += answer.lines()
     return lines

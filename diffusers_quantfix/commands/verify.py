@@ -10,9 +10,9 @@ import sys
 import threading
 
 from ..engine.versions import installed_version
-from ..fixes import DISTRIBUTIONS, INDEX
+from ..fixes import DISTRIBUTIONS
+from ..fixes.targets import TARGETS
 from ..text import wrapped
-from .pages import declaration
 from .summary import nothing_installed
 from .terminal import show
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from ..verify import verify
 
     installed = {name: installed_version(name) for name in DISTRIBUTIONS}
-    claimed = (name for fix_id in INDEX for name in declaration(fix_id).claims)
+    claimed = (name for target in TARGETS.values() for name in target.claims)
     nothing = nothing_installed(installed, claimed)
     if nothing and not options.json:
         show("\n".join(wrapped(nothing)))

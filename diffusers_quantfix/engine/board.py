@@ -1,4 +1,7 @@
-"""The board with the answer of every fix; `status`, the log, the doctor and the tests read it."""
+"""The board with the answer of every fix; `status`, the log, the doctor and the tests read it.
+
+Each target of a fix has an answer; the answers of one fix are put together into one.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,33 @@ STATES = {
 }
 
 
+# Of a fix whose targets have several states, the first of these is its state.
+_FIRST = (
+    FAILED,
+    OVERWRITTEN,
+    CANDIDATE,
+    APPLIED,
+    UNCLAIMED,
+    WAITING,
+    HEALTHY,
+    DISABLED,
+    OUT_OF_RANGE,
+    MISSING,
+)
+
+
 class Answer:
-    """The state of one fix, and the reason.
+    """The state of one fix or of one of its targets, and the reason.
 
     Attributes:
-        id, title, module, claims, upstream: from its declaration.
+        id, title, module, claims, upstream: from the declaration; of a target, its own name, module and claims.
         state: one of `STATES`.
         reason: one sentence a person can act on.
         changes: the dotted names of the slots that were written.
         above: for a candidate: whether the release is newer than the claimed range, so that ``newer`` patches it.
-        needs: for a fix that waits although its target is imported: the module whose import decides it.
+        needs: for a target that waits although its module is imported: the module whose import decides it.
+        unprobed: whether the probe was not asked, since the claim does not fit a release that was tested.
+        targets: of a fix: the answers of its targets; of a target: itself.
     """
 
     __slots__ = (
@@ -55,9 +75,11 @@ class Answer:
         "id",
         "module",
         "needs",
+        "parts",
         "reason",
         "state",
         "title",
+        "unprobed",
         "upstream",
     )
 
@@ -83,17 +105,37 @@ class Answer:
         self.changes = changes
         self.above = above
         self.needs = ""
+        self.unprobed = False
+        self.parts: tuple[Answer, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Answer, ...]:
+        return self.parts or (self,)
+
+    def lines(self) -> list[str]:
+        """The answer for people: state and id, below them the title and the reason, and a line for each target whose
+        answer is another one; 80 columns."""
+        lines = [f"{self.state:<12} {self.id}", *wrapped(self.title, " " * 13)]
+        lines += wrapped(self.reason, " " * 13 + "-> ", " " * 16)
+        for one in self.parts:
+            if (one.state, one.reason) != (self.state, self.reason):
+                lines += wrapped(f"{one.id}: {one.state}: {one.reason}", " " * 16, " " * 18)
+        return lines
 
     def to_dict(self) -> dict[str, object]:
-        """The answer for machines."""
+        """The answer for machines; ``targets`` has a dictionary for each target, with the same keys but for what is
+        the fix's (``title``, ``upstream``)."""
+        own = self._facts()
+        parts = [one._facts() for one in self.targets]
+        return {**own, "title": self.title, "upstream": list(self.upstream), "targets": parts}
+
+    def _facts(self) -> dict[str, object]:
         return {
             "id": self.id,
-            "title": self.title,
             "state": self.state,
             "reason": self.reason,
             "module": self.module,
             "claims": dict(self.claims),
-            "upstream": list(self.upstream),
             "changes": list(self.changes),
             "above": self.above,
         }
@@ -102,27 +144,38 @@ class Answer:
 class Board:
     """A snapshot of every answer, with what is installed and what the user set.
 
-    It prints as a table, and iterates over its `Answer` objects in the order of their ids.
+    It prints as a table, and iterates over the `Answer` of each fix in the order of their ids. The id of a fix or the
+    name of a target gives its answer.
 
     Args:
         version: of this package.
-        answers: one for each fix.
+        targets: the answers, one for each target.
         installed: distribution -> its version, None where it is not installed, "" where that cannot be read.
         settings: the user's, as `Settings.to_dict` gives them.
         loaded: the modules that were imported to answer.
+        fixes: name of a target -> id of its fix; one that is not named is a fix of its own.
+
+    Attributes:
+        answers: the answers of the fixes.
+        targets: those of the targets.
     """
 
     def __init__(
         self,
         version: str,
-        answers: list[Answer],
+        targets: list[Answer],
         installed: Mapping[str, str | None],
         settings: Mapping[str, object],
         loaded: tuple[str, ...] = (),
+        fixes: Mapping[str, str] | None = None,
     ) -> None:
         self.quantfix = version
         self.python = platform.python_version()
-        self.answers = sorted(answers, key=lambda answer: answer.id)
+        self.targets = sorted(targets, key=lambda answer: answer.id)
+        of: dict[str, list[Answer]] = {}
+        for answer in self.targets:
+            of.setdefault((fixes or {}).get(answer.id, answer.id), []).append(answer)
+        self.answers = [_together(fix_id, parts) for fix_id, parts in sorted(of.items())]
         self.installed = dict(installed)
         self.settings = dict(settings)
         self.loaded = loaded
@@ -134,12 +187,13 @@ class Board:
         return len(self.answers)
 
     def __getitem__(self, fix_id: str) -> Answer:
-        for answer in self.answers:
+        known = [*self.answers, *self.targets]
+        for answer in known:
             if answer.id == fix_id:
                 return answer
         from .settings import did_you_mean
 
-        raise KeyError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, [answer.id for answer in self])}")
+        raise KeyError(f"no fix is called {fix_id!r}{did_you_mean(fix_id, [answer.id for answer in known])}")
 
     @property
     def ok(self) -> bool:
@@ -148,7 +202,9 @@ class Board:
         False when one failed, was overwritten, waits for a library that is installed and cannot be imported, or is a
         candidate above its claimed range: a known bug seems to be in a new release, and is not patched.
         """
-        return not any(answer.above or answer.state in (FAILED, OVERWRITTEN, WAITING) for answer in self)
+        return not any(
+            answer.above or answer.state in (FAILED, OVERWRITTEN, WAITING) for answer in self.targets
+        )
 
     @property
     def candidates(self) -> list[Answer]:
@@ -189,10 +245,31 @@ def _table(board: Board) -> str:
         lines += wrapped(f"imported to answer: {', '.join(board.loaded)}")
     lines += ["", *summary(board), ""]
     for answer in board:
-        lines.append(f"{answer.state:<12} {answer.id}")
-        lines += wrapped(answer.title, " " * 13)
-        lines += wrapped(answer.reason, " " * 13 + "-> ", " " * 16)
+        lines += answer.lines()
     return "\n".join(lines)
+
+
+def _together(fix_id: str, targets: list[Answer]) -> Answer:
+    """The answer of a fix: that of the target whose state says most, with what was written for all of them."""
+    first = min(targets, key=lambda answer: (_FIRST.index(answer.state), not answer.above))
+    if len(targets) == 1 and first.id == fix_id:
+        return first
+    changes = tuple(dict.fromkeys(where for answer in targets for where in answer.changes))
+    above = any(answer.above for answer in targets)
+    whole = Answer(
+        fix_id,
+        first.title,
+        first.module,
+        first.claims,
+        first.upstream,
+        first.state,
+        first.reason,
+        changes,
+        above,
+    )
+    whole.needs = first.needs
+    whole.parts = tuple(targets)
+    return whole
 
 
 def summary(board: Board) -> list[str]:

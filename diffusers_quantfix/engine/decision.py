@@ -1,12 +1,13 @@
-"""Decides about one fix whose target is imported: does the claim fit, is the defect really there; then installs it.
+"""Decides about one target that is imported: does the claim fit, is the bug really there; then installs the fix.
 
-`runner` decides when this is done.
+`runner` decides when this is done. The file of a fix is imported only where its probe must be asked.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+from itertools import starmap
 
 from . import board as states
 from .board import Answer
@@ -15,7 +16,7 @@ from .foreign import foreign_home
 from .probe import name_of
 from .settings import VARIABLE
 from .target import say
-from .versions import judge
+from .versions import Verdict, contains, judge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from .draft import Draft
-    from .fix import Fix
+    from .fix import Fix, Target
     from .ledger import Ledger
-    from .versions import Verdict
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -48,156 +48,198 @@ class LoadedFix:
 
 
 class Decider:
-    """Finds the answer of a fix, and installs it where the answer is "applied".
+    """Finds the answer of a target, and installs the fix where the answer is "applied".
 
     Args:
-        index: fix id -> (module of the fix file, full name of its target module).
+        targets: name -> target.
+        package: the package of the fix files.
         ledger: what writes.
-        newer: called with a fix id: whether the user wants it above its claimed range.
+        newer: called with the name of a target: whether the user wants its fix above the claimed range.
         surroundings: makes the context in which a probe and a patch run.
+        tested: distribution -> the newest release that all fixes were tested with.
     """
 
     def __init__(
         self,
-        index: Mapping[str, tuple[str, str]],
+        targets: Mapping[str, Target],
+        package: str,
         ledger: Ledger,
         newer: Callable[[str], bool],
         surroundings: Callable[[], AbstractContextManager[None]],
+        tested: Mapping[str, str],
     ) -> None:
-        self._index = index
+        self._targets = targets
+        self._package = package
         self._ledger = ledger
         self._newer = newer
         self._surroundings = surroundings
+        self._tested = tested
         self._fixes: dict[str, LoadedFix] = {}
         self._logged: set[str] = set()
 
-    def decide(self, fix_id: str, module: ModuleType) -> Answer:
-        """The answer of a fix, for a target that is completely imported.
+    def decide(self, name: str, module: ModuleType, thorough: bool = False) -> Answer:
+        """The answer of a target that is completely imported.
 
-        A fix that is installed already is checked again: its target may have been executed again.
+        A target that is patched already is checked again: its module may have been executed again.
+
+        Args:
+            name: of the target.
+            module: the imported module.
+            thorough: ask the probe also where the claim does not fit and the installed release was tested; without it
+                such an answer is ``unprobed``.
         """
-        answer = self.from_metadata(fix_id)
+        verdict, answer = self._from_metadata(name)
         if answer is not None:
             return answer
+        if not (thorough or verdict.fits or self._ledger.entries(name) or self._may_patch(name, verdict)):
+            answer = self._out_of_range(name, verdict)
+            answer.unprobed = True
+            return answer
+        try:
+            fix = self._load(name)
+        except Exception as error:
+            return self.failed(name, f"its own file could not be read: {say(error)}")
         with self._surroundings():
-            return self._decide(fix_id, module)
+            return self._decide(name, fix, module, verdict)
 
-    def _decide(self, fix_id: str, module: ModuleType) -> Answer:
-        fix = self._load(fix_id)
-        verdict = judge(fix.declaration.claims)
+    def _decide(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
         try:
             broken = bool(fix.broken(module))
         except Undecided as later:
-            if self._ledger.entries(fix_id) and not self._ledger.lost(fix_id):
-                return self._applied(fix_id, verdict)
+            if self._ledger.entries(name) and not self._ledger.lost(name):
+                return self._applied(name, verdict)
             if not verdict.fits:
-                return self.answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
-            answer = self.answer(
-                fix_id, states.WAITING, f"cannot be decided before {later.needs} is imported"
-            )
+                return self._out_of_range(name, verdict)
+            answer = self.answer(name, states.WAITING, f"cannot be decided before {later.needs} is imported")
             answer.needs = later.needs
             return answer
         except TargetMissing as gone:
             if verdict.fits:
-                return self.answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")
-            return self.answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
+                return self.answer(name, states.MISSING, f"nothing to patch here: {gone}")
+            return self._out_of_range(name, verdict)
         except (Exception, SystemExit) as error:
             if verdict.fits:
-                return self.failed(fix_id, f"its probe failed: {say(error)}")
-            return self.answer(fix_id, states.OUT_OF_RANGE, verdict.reason)
-        if self._ledger.entries(fix_id):
-            if broken or self._ledger.lost(fix_id):  # executed again, or replaced by other code
-                self._ledger.forget_lost(fix_id)
-            if not broken and self._ledger.entries(fix_id):
-                return self._applied(fix_id, verdict)
+                return self.failed(name, f"its probe failed: {say(error)}")
+            return self._out_of_range(name, verdict)
+        if self._ledger.entries(name):
+            if broken or self._ledger.lost(name):  # executed again, or replaced by other code
+                self._ledger.forget_lost(name)
+            if not broken and self._ledger.entries(name):
+                return self._applied(name, verdict)
         if not broken:
-            return self._sound(fix_id, fix, module, verdict)
-        if not verdict.fits and not (verdict.above and self._newer(fix_id)):
-            return self._candidate(fix_id, verdict)
-        return self._install(fix_id, fix, module, verdict)
+            return self._sound(name, fix, module, verdict)
+        if not verdict.fits and not (verdict.above and self._newer(name)):
+            return self._candidate(name, verdict)
+        return self._install(name, fix, module, verdict)
 
-    def from_metadata(self, fix_id: str) -> Answer | None:
-        """The answer, where it is clear without the target."""
-        try:
-            verdict = judge(self._load(fix_id).declaration.claims)
-        except Exception as error:
-            return self.failed(fix_id, f"its own file could not be read: {say(error)}")
-        if verdict.kind == "missing":
-            return self.answer(fix_id, states.MISSING, verdict.reason)
-        if verdict.kind == "unreadable":
-            return self.failed(fix_id, verdict.reason, once=verdict.reason)
-        return None
+    def from_metadata(self, name: str) -> Answer | None:
+        """The answer, where it is clear without the target's module."""
+        return self._from_metadata(name)[1]
 
-    def answer(self, fix_id: str, state: str, reason: str, changes: tuple[str, ...] = ()) -> Answer:
-        """An answer with what the fix declares."""
+    def answer(self, name: str, state: str, reason: str, changes: tuple[str, ...] = ()) -> Answer:
+        """An answer for a target; what only the fix's file says is left to `describe`."""
+        target = self._targets[name]
+        return Answer(name, "", target.module, target.claims, (), state, reason, changes)
+
+    def describe(self, answer: Answer) -> Answer:
+        """The answer with title and links of the fix, for a report."""
         try:
-            said = self._load(fix_id).declaration
+            said = self._load(answer.id).declaration
         except Exception:  # a fix whose file cannot be read still has its line on the board
-            return Answer(fix_id, fix_id, self._index[fix_id][1], {}, (), state, reason, changes)
-        return Answer(fix_id, said.title, said.module, said.claims, said.upstream, state, reason, changes)
+            answer.title = answer.id
+        else:
+            answer.title, answer.upstream = said.title, said.upstream
+        return answer
 
-    def failed(self, fix_id: str, reason: str, once: str = "") -> Answer:
+    def failed(self, name: str, reason: str, once: str = "") -> Answer:
         """A failure is logged once; one of the environment (``once``) only for the first fix that has it."""
-        key = once or f"{fix_id} {reason}"
+        key = once or f"{name} {reason}"
         if key not in self._logged:
             self._logged.add(key)
-            logger.warning("%s was not installed: %s", fix_id, reason)
-        return self.answer(fix_id, states.FAILED, reason)
+            logger.warning("%s was not installed: %s", name, reason)
+        return self.answer(name, states.FAILED, reason)
 
     # ------------------------------------------------------------------ helpers
 
-    def _load(self, fix_id: str) -> LoadedFix:
-        fix = self._fixes.get(fix_id)
+    def _from_metadata(self, name: str) -> tuple[Verdict, Answer | None]:
+        try:
+            verdict = judge(self._targets[name].claims)
+        except Exception as error:
+            verdict = Verdict("unreadable", f"its claim cannot be read: {say(error)}")
+        if verdict.kind == "missing":
+            return verdict, self.answer(name, states.MISSING, verdict.reason)
+        if verdict.kind == "unreadable":
+            return verdict, self.failed(name, verdict.reason, once=verdict.reason)
+        return verdict, None
+
+    def _load(self, name: str) -> LoadedFix:
+        file = self._targets[name].file
+        fix = self._fixes.get(file)
         if fix is None:
-            module = importlib.import_module(self._index[fix_id][0])
-            fix = self._fixes[fix_id] = LoadedFix(module.FIX, module.broken, module.patch)
+            module = importlib.import_module(f"{self._package}.{file}")
+            fix = self._fixes[file] = LoadedFix(module.FIX, module.broken, module.patch)
         return fix
 
-    def _install(self, fix_id: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
-        draft = self._ledger.draft(fix_id)
+    def _may_patch(self, name: str, verdict: Verdict) -> bool:
+        """Whether a target outside its claim may need a patch, or a warning, in this process.
+
+        That is a release above the claim: the user may want it patched (``newer``), and one that no release of this
+        package was tested with may have the bug still, or again. In the releases that were tested it was not there.
+        """
+        return verdict.above and (self._newer(name) or any(starmap(self._untested, verdict.outside.items())))
+
+    def _untested(self, distribution: str, version: str) -> bool:
+        newest = self._tested.get(distribution)
+        return newest is None or not contains(f"<={newest}", version)
+
+    def _install(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
+        draft = self._ledger.draft(name)
         try:
             fix.patch(module, draft)
             self._ledger.commit(draft)
         except TargetMissing as gone:
-            return self.answer(fix_id, states.MISSING, f"nothing to patch here: {gone}")
+            return self.answer(name, states.MISSING, f"nothing to patch here: {gone}")
         except ForeignPatch as foreign:
-            return self.failed(fix_id, str(foreign))
+            return self.failed(name, str(foreign))
         except (Exception, SystemExit) as error:
-            return self.failed(fix_id, f"could not be installed: {say(error)}")
+            return self.failed(name, f"could not be installed: {say(error)}")
         try:
             fault = "the defect is still there after patching" if fix.broken(module) else ""
         except (Exception, SystemExit) as error:
             fault = f"its probe failed after patching: {say(error)}"
         if fault:
-            refusals = self._ledger.undo(fix_id)
-            return self.failed(fix_id, f"{fault}; {'; '.join(refusals) or 'removed again'}")
-        answer = self._applied(fix_id, verdict)
-        logger.debug("%s %s to %s (%s)", fix_id, answer.state, ", ".join(answer.changes), verdict.reason)
+            refusals = self._ledger.undo(name)
+            return self.failed(name, f"{fault}; {'; '.join(refusals) or 'removed again'}")
+        answer = self._applied(name, verdict)
+        logger.debug("%s %s to %s (%s)", name, answer.state, ", ".join(answer.changes), verdict.reason)
         return answer
 
-    def _applied(self, fix_id: str, verdict: Verdict) -> Answer:
-        changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(fix_id)))
+    def _applied(self, name: str, verdict: Verdict) -> Answer:
+        changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(name)))
         if verdict.fits:
-            return self.answer(fix_id, states.APPLIED, f"patched here ({verdict.reason})", changes)
+            return self.answer(name, states.APPLIED, f"patched here ({verdict.reason})", changes)
         reason = f"patched here by your choice, although {verdict.reason}; please report whether it works"
-        return self.answer(fix_id, states.UNCLAIMED, reason, changes)
+        return self.answer(name, states.UNCLAIMED, reason, changes)
 
-    def _sound(self, fix_id: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
+    def _out_of_range(self, name: str, verdict: Verdict) -> Answer:
+        fixed_in = self._targets[name].fixed_in
+        fixed = f"; fixed upstream in {fixed_in}" if fixed_in else ""
+        return self.answer(name, states.OUT_OF_RANGE, f"{verdict.reason}{fixed}")
+
+    def _sound(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
         """The defect is not there: because of upstream's code, or of other code."""
         if not verdict.fits:
-            fixed_in = fix.declaration.fixed_in
-            fixed = f"; fixed upstream in {fixed_in}" if fixed_in else ""
-            return self.answer(fix_id, states.OUT_OF_RANGE, f"{verdict.reason}{fixed}")
-        patched_by = self._foreign_code(fix_id, fix, module)
+            return self._out_of_range(name, verdict)
+        patched_by = self._foreign_code(name, fix, module)
         if patched_by:
             reason = f"the defect does not show in {verdict.reason}: {patched_by}; not touched"
         else:
             reason = f"the defect is not there in {verdict.reason}; not touched"
-        return self.answer(fix_id, states.HEALTHY, reason)
+        return self.answer(name, states.HEALTHY, reason)
 
-    def _foreign_code(self, fix_id: str, fix: LoadedFix, module: ModuleType) -> str:
+    def _foreign_code(self, name: str, fix: LoadedFix, module: ModuleType) -> str:
         """A sentence about foreign code in the slots of the fix; empty where it is the library's own."""
-        draft = self._ledger.draft(fix_id)
+        draft = self._ledger.draft(name)
         try:
             fix.patch(module, draft)  # writes nothing
         except ForeignPatch as foreign:
@@ -210,10 +252,10 @@ class Decider:
                 return f"{name_of(entry.owner)}.{entry.name} was replaced by code of {home}"
         return ""
 
-    def _candidate(self, fix_id: str, verdict: Verdict) -> Answer:
-        step = f"{VARIABLE}=newer:{fix_id} patches it" if verdict.above else "please report it"
+    def _candidate(self, name: str, verdict: Verdict) -> Answer:
+        step = f"{VARIABLE}=newer:{name} patches it" if verdict.above else "please report it"
         answer = self.answer(
-            fix_id,
+            name,
             states.CANDIDATE,
             f"the defect seems to be there although {verdict.reason}; not touched; {step}",
         )

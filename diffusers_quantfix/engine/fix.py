@@ -19,7 +19,40 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+
+class Target:
+    """One module that has the bug of a fix, and the releases that do.
+
+    Args:
+        name: under which a user may name this target alone.
+        module: the full name of the module; its import triggers the fix.
+        claims: distribution name -> version specifier; all must fit.  The last version of a closed range is the
+            newest release on which the bug was seen.
+        fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
+            specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
+        fix: the id of the fix; `Fix` enters it.
+        file: the module of the fix's file, below the package of all fixes; the index has it.
+    """
+
+    __slots__ = ("claims", "file", "fix", "fixed_in", "module", "name")
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        claims: Mapping[str, str] | Iterable[tuple[str, str]],
+        fixed_in: str = "",
+        fix: str = "",
+        file: str = "",
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.claims = dict(claims)
+        self.fixed_in = fixed_in
+        self.fix = fix
+        self.file = file
 
 
 class Fix:
@@ -27,10 +60,12 @@ class Fix:
 
     Args:
         id: the name under which it is switched, listed and explained.
-        title: the defect in one line.
-        module: the leaf module whose import triggers the fix.
-        claims: distribution name -> version specifier; all must fit.  The last version of a closed range is the
-            newest release on which the defect was seen.
+        title: the bug in one line.
+        targets: the modules that have the bug, where there are several; each has a name of its own, and is decided and
+            patched by itself.
+        module: of a fix with one target, which has the fix's id as its name: see `Target`.
+        claims: the same.
+        fixed_in: the same.
         upstream: links to the issues and pull requests of the library.
         symptom: the error text, or what a user sees, in words that a user would search for.
         harm: the kind of damage: "wrong result", "error", "memory or time" or "other".
@@ -38,25 +73,21 @@ class Fix:
             quotation marks are ``'`` and backticks are left out; none where the defect raises no error.
         frames: what else a traceback or a description of this defect contains, to distinguish it from others with the
             same message: regular expressions, or ``file.py:function`` for a frame of a traceback.
-        fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
-            specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
         since: the version of this package that first had the fix.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
         options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
     """
 
     __slots__ = (
-        "claims",
-        "fixed_in",
         "frames",
         "harm",
         "hot",
         "id",
-        "module",
         "options",
         "patterns",
         "since",
         "symptom",
+        "targets",
         "title",
         "upstream",
     )
@@ -66,28 +97,33 @@ class Fix:
         *,
         id: str,
         title: str,
-        module: str,
-        claims: Mapping[str, str],
         upstream: tuple[str, ...],
         symptom: str,
+        targets: tuple[Target, ...] = (),
+        module: str = "",
+        claims: Mapping[str, str] | None = None,
+        fixed_in: str = "",
         harm: str = "error",
         patterns: tuple[str, ...] = (),
         frames: tuple[str, ...] = (),
-        fixed_in: str = "",
         since: str = "0.1.0",
         hot: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self.id = id
         self.title = title
-        self.module = module
-        self.claims = dict(claims)
+        self.targets = tuple(targets) or (Target(id, module, claims or {}, fixed_in),)
+        for target in self.targets:
+            target.fix = id
         self.upstream = tuple(upstream)
         self.symptom = symptom
         self.harm = harm
         self.patterns = tuple(patterns)
         self.frames = tuple(frames)
-        self.fixed_in = fixed_in
         self.since = since
         self.hot = hot
         self.options = dict(options or {})
+
+    def target(self, name: str) -> Target:
+        """The target of that name."""
+        return next(target for target in self.targets if target.name == name)

@@ -1,7 +1,7 @@
-"""Decides when a fix is checked, and keeps its answers.
+"""Decides when the targets of fixes are checked, and keeps their answers.
 
-A fix is checked when its target is imported, or when `apply` names it: first whether the user wants it, and then by
-`decision`.
+A target is checked when its module is imported, or when `apply` names it: first whether the user wants it patched, and
+then by `decision`. A ``name`` here is that of a target; the board puts the targets of one fix together.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    from .fix import Target
     from .settings import Settings
 
 logger = logging.getLogger(__name__.partition(".")[0])
@@ -41,34 +42,43 @@ class Runner:
     """The state of this process: the answer of every fix, and what was written.
 
     Args:
-        index: fix id -> (module of the fix file, full name of its target module).
+        targets: name -> target.
+        package: the package of the fix files.
         libraries: the distributions to list as installed.
         settings: called for the user's settings as they are now.
         version: of this package, for the board.
         surroundings: makes the context in which a probe and a patch run.
         foundation: the library that imports none of the other patched ones.
+        tested: distribution -> the newest release that all fixes were tested with.
     """
 
     def __init__(
         self,
-        index: Mapping[str, tuple[str, str]],
+        targets: Mapping[str, Target],
+        package: str,
         libraries: Iterable[str],
         settings: Callable[[], Settings],
         version: str,
         surroundings: Callable[[], AbstractContextManager[None]],
         foundation: str = "",
+        tested: Mapping[str, str] | None = None,
     ) -> None:
         self._version = version
-        self._index = dict(index)
+        self._targets = dict(targets)
         self._libraries = tuple(libraries)
         self._settings = settings
         self._ledger = Ledger(
-            {target.partition(".")[0] for _, target in index.values()},
+            {target.module.partition(".")[0] for target in targets.values()},
             lambda: settings().options,
             foundation,
         )
         self._decider = Decider(
-            self._index, self._ledger, lambda fix_id: settings().wants_newer(fix_id), surroundings
+            self._targets,
+            package,
+            self._ledger,
+            lambda name: settings().wants_newer(name),
+            surroundings,
+            tested or {},
         )
         self._answers: dict[str, Answer] = {}
         # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and a thread
@@ -76,7 +86,7 @@ class Runner:
         self._lock = threading.Lock()
         self._turn = threading.RLock()  # of `apply`, `revert` and `settle`, but not while this imports
         self._busy: set[str] = set()
-        self._missed: dict[str, str] = {}  # fix id -> its target, which arrived while the fix was busy
+        self._missed: dict[str, str] = {}  # name -> its module, which arrived while the target was busy
         self._announced = False
         self._warned = False
         self._reverted: set[str] = set()
@@ -86,76 +96,86 @@ class Runner:
 
     # ------------------------------------------------------------------ what the watcher and the face call
 
-    def arrived(self, target: str) -> None:
-        """A target was executed: run its fixes, and those of targets that came before the import hook was active."""
-        # The import system still marks the target as unfinished: its loader, which called us, has not returned.
-        self.run(
-            [fix_id for fix_id, (_, its) in self._index.items() if its == target], again=True, ready=target
+    def arrived(self, module: str) -> None:
+        """A module was executed: check its targets, and those that came before the import hook was active."""
+        # The import system still marks the module as unfinished: its loader, which called us, has not returned.
+        self.check(
+            [name for name, target in self._targets.items() if target.module == module],
+            again=True,
+            ready=module,
         )
-        self.sweep()
+        self.check_imported()
 
-    def sweep(self) -> None:
-        """Run every fix that has no final answer yet and whose target is there."""
-        self.run(
-            [
-                fix_id
-                for fix_id, (_, target) in self._index.items()
-                if self._state(fix_id) in ("", states.WAITING) and finished(target) is not None
-            ]
-        )
-
-    def run(self, ids: Iterable[str], again: bool = False, ready: str = "") -> None:
-        """Decide about these fixes as far as their targets are imported.
+    def check_imported(self, thorough: bool = False) -> None:
+        """Check every target that has no final answer yet and whose module is imported.
 
         Args:
-            ids: ids of fixes.
-            again: check also those that are applied, since their target may have been executed again.
-            ready: the target that is known to be completely executed.
+            thorough: for a report: also those whose probe no import needs to ask.
+        """
+        self.check(
+            [
+                name
+                for name, target in self._targets.items()
+                if self._is_open(name, thorough) and finished(target.module) is not None
+            ],
+            thorough=thorough,
+        )
+
+    def check(
+        self, names: Iterable[str], again: bool = False, ready: str = "", thorough: bool = False
+    ) -> None:
+        """Decide about these targets as far as their modules are imported, and keep the answers.
+
+        Args:
+            names: of targets.
+            again: check also those that are applied, since their module may have been executed again.
+            ready: the module that is known to be completely executed.
+            thorough: ask every probe, see `Decider.decide`.
 
         Raises:
             StrictError: under ``strict``, after all of them were checked.
         """
         faults = []
-        for fix_id in ids:
-            answer = self._run_one(fix_id, again, ready)
+        for name in names:
+            answer = self._check_one(name, again, ready, thorough)
             if answer is not None and answer.state == states.FAILED:
-                faults.append(f"{fix_id}: {answer.reason}")
+                faults.append(f"{name}: {answer.reason}")
         self._announce()
         self._warn_of_candidates()
         if faults and self._settings().strict and threading.get_ident() not in self._collecting:
             raise StrictError("; ".join(faults))
 
-    def _run_one(self, fix_id: str, again: bool, ready: str) -> Answer | None:
-        """Check one fix, unless it is being checked: then that caller checks it once more for us.
+    def _check_one(self, name: str, again: bool, ready: str, thorough: bool) -> Answer | None:
+        """Check one target, unless it is being checked: then that caller checks it once more for us.
 
         That is another thread, or we came here through an import by the fix itself.
         """
         ours = False
         try:
             with self._lock:
-                if fix_id in self._busy:
+                if name in self._busy:
                     if ready:
-                        self._missed[fix_id] = ready
+                        self._missed[name] = ready
                     return None
                 ours = True
-                self._busy.add(fix_id)
+                self._busy.add(name)
             for _ in range(3):  # a fix that reloads its own target must not cause an endless loop
                 try:
-                    answer = self._ask(fix_id, again, ready)
+                    answer = self._answer_now(name, again, ready, thorough)
                 except (Exception, SystemExit) as error:
-                    answer = self._decider.failed(fix_id, f"could not be decided: {say(error)}")
+                    answer = self._decider.failed(name, f"could not be decided: {say(error)}")
                 if answer is not None:
-                    self._answers[fix_id] = answer
+                    self._answers[name] = answer
                 with self._lock:
-                    again, ready = True, self._missed.pop(fix_id, "")
+                    again, ready = True, self._missed.pop(name, "")
                     if not ready:
-                        self._busy.discard(fix_id)
+                        self._busy.discard(name)
                         ours = False
                         break
             return answer
         finally:
-            if ours:  # Ctrl-C, anywhere above: the fix must not be busy for ever
-                self._busy.discard(fix_id)
+            if ours:  # Ctrl-C, anywhere above: it must not stay marked busy
+                self._busy.discard(name)
 
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -171,61 +191,60 @@ class Runner:
             if got:
                 turn.release()
 
-    def apply(self, ids: Iterable[str]) -> None:
-        """Check these fixes again, also those that were reverted.
+    def apply(self, names: Iterable[str]) -> None:
+        """Check these targets again, also those that were reverted.
 
         Raises:
             StrictError: under ``strict``, after all of them were checked.
         """
-        ids = list(ids)
+        names = list(names)
         with self._in_turn():
-            self._reverted.difference_update(ids)
-            for fix_id in ids:
-                if not self._ledger.entries(fix_id):
-                    self._answers.pop(fix_id, None)
-            self.run(ids, again=True)
+            self._reverted.difference_update(names)
+            for name in names:
+                if not self._ledger.entries(name):
+                    self._answers.pop(name, None)
+            self.check(names, again=True, thorough=True)
 
-    def revert(self, ids: Iterable[str]) -> None:
-        """Remove fixes, the last one installed first; they stay removed until `apply` names them."""
+    def revert(self, names: Iterable[str]) -> None:
+        """Remove patches, the last one installed first; they stay removed until `apply` names them."""
         with self._in_turn():
-            self._remove(set(ids))
+            self._remove(set(names))
 
-    def _remove(self, ids: set[str]) -> None:
-        self._reverted.update(ids)
+    def _remove(self, names: set[str]) -> None:
+        self._reverted.update(names)
         order = self._ledger.order
-        going = [fix_id for fix_id in order if fix_id in ids]
-        # Fixes that were installed later over the same slot are removed temporarily.
+        going = [name for name in order if name in names]
+        # Patches that were installed later over the same slot are removed temporarily.
         aside: list[str] = []
-        for fix_id in order:
-            if fix_id not in ids and any(
-                order.index(below) < order.index(fix_id) and self._ledger.overlap(fix_id, below)
+        for name in order:
+            if name not in names and any(
+                order.index(below) < order.index(name) and self._ledger.overlap(name, below)
                 for below in [*going, *aside]
             ):
-                aside.append(fix_id)
-        for fix_id in [fix_id for fix_id in reversed(order) if fix_id in ids or fix_id in aside]:
-            refusals = self._ledger.undo(fix_id)
+                aside.append(name)
+        for name in [name for name in reversed(order) if name in names or name in aside]:
+            refusals = self._ledger.undo(name)
             if refusals:
-                answer = self._answers[fix_id]
+                answer = self._answers[name]
                 reason = (
                     f"cannot be removed: {'; '.join(refusals)}; remove that patch, then call revert() again"
                 )
-                self._answers[fix_id] = self._decider.answer(
-                    fix_id, states.OVERWRITTEN, reason, answer.changes
-                )
-                logger.warning("%s %s", fix_id, reason)
+                self._answers[name] = self._decider.answer(name, states.OVERWRITTEN, reason, answer.changes)
+                logger.warning("%s %s", name, reason)
             else:
-                self._answers[fix_id] = self._decider.answer(fix_id, states.DISABLED, REVERTED)
-        self.run(aside, again=True)
+                self._answers[name] = self._decider.answer(name, states.DISABLED, REVERTED)
+        self.check(aside, again=True)
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
         """A snapshot of all answers, after a check that all patches are still in place."""
         settings = self._settings()
         return Board(
             self._version,
-            [self._current(fix_id) for fix_id in self._index],
+            [self._decider.describe(self._current_answer(name)) for name in self._targets],
             {name: installed_version(name) for name in self._libraries},
             settings.to_dict(),
             tuple(loaded),
+            {name: target.fix for name, target in self._targets.items()},
         )
 
     def settle(self, load: bool) -> list[str]:
@@ -240,21 +259,21 @@ class Runner:
         loaded: list[str] = []
         self._collecting.add(threading.get_ident())
         try:
-            for fix_id, (_, target) in self._index.items() if load else ():
-                if self._refusal(fix_id) or self._current(fix_id).state != states.WAITING:
+            for name, target in self._targets.items() if load else ():
+                if self._refusal(name) or self._current_answer(name).state != states.WAITING:
                     continue
-                answer = self._decider.from_metadata(fix_id)
+                answer = self._decider.from_metadata(name)
                 if answer is not None:
-                    self._answers[fix_id] = answer
+                    self._answers[name] = answer
                     continue
-                was_there = target in sys.modules
-                state, reason = import_target(target)
+                was_there = target.module in sys.modules
+                state, reason = import_target(target.module)
                 if state:
-                    self._answers[fix_id] = self._decider.answer(fix_id, state, reason)
+                    self._answers[name] = self._decider.answer(name, state, reason)
                 elif not was_there:
-                    loaded.append(target)
+                    loaded.append(target.module)
             with self._in_turn():
-                self.sweep()
+                self.check_imported(thorough=True)
             asked: set[str] = set()
             while load:  # what is there now may lead a probe to the next module that it needs
                 answers = list(self._answers.values())  # other threads write to it
@@ -268,7 +287,7 @@ class Runner:
                     if not faults[needed]:
                         loaded.append(needed)
                 with self._in_turn():
-                    self.sweep()
+                    self.check_imported(thorough=True)
                 for answer in list(self._answers.values()):
                     fault = faults.get(answer.needs) if answer.state == states.WAITING else ""
                     if fault:
@@ -277,59 +296,60 @@ class Runner:
             self._collecting.discard(threading.get_ident())
         return loaded
 
-    # ------------------------------------------------------------------ one fix
+    # ------------------------------------------------------------------ one target
 
-    def _ask(self, fix_id: str, again: bool, ready: str) -> Answer | None:
-        """The current answer of one fix; None while its target is not imported."""
-        target = self._index[fix_id][1]
-        installed = bool(self._ledger.entries(fix_id))
+    def _answer_now(self, name: str, again: bool, ready: str, thorough: bool) -> Answer | None:
+        """What `decision` says of one target now; None while its module is not imported."""
+        wanted = self._targets[name].module
+        installed = bool(self._ledger.entries(name))
         if installed and not again:
-            return self._current(fix_id)
-        refusal = "" if installed else self._refusal(fix_id)
+            return self._current_answer(name)
+        refusal = "" if installed else self._refusal(name)
         if refusal:
-            return self._decider.answer(fix_id, states.DISABLED, refusal)
-        module = sys.modules.get(target) if target == ready else finished(target)
-        return None if module is None else self._decider.decide(fix_id, module)
+            return self._decider.answer(name, states.DISABLED, refusal)
+        module = sys.modules.get(wanted) if wanted == ready else finished(wanted)
+        return None if module is None else self._decider.decide(name, module, thorough)
 
-    def _absent(self, fix_id: str, target: str) -> Answer:
-        if sys.modules.get(target) is not None and not is_lazy(sys.modules[target]):
+    def _answer_before_import(self, name: str) -> Answer:
+        """Why a target has not been checked yet."""
+        module = self._targets[name].module
+        library = module.partition(".")[0]
+        if sys.modules.get(module) is not None and not is_lazy(sys.modules[module]):
             return self._decider.answer(
-                fix_id,
+                name,
                 states.WAITING,
-                f"{target} is still being imported; apply() or the next target asks again"
-                if finished(target) is None
-                else f"{target} was imported before the import hook was active; call apply()",
+                f"{module} is still being imported; apply() or the next target asks again"
+                if finished(module) is None
+                else f"{module} was imported before the import hook was active; call apply()",
             )
-        if is_missing(target.partition(".")[0]):
-            return self._decider.answer(
-                fix_id, states.MISSING, f"{target.partition('.')[0]} is not installed"
-            )
-        return self._decider.answer(fix_id, states.WAITING, f"{target} has not been imported yet")
+        if is_missing(library):
+            return self._decider.answer(name, states.MISSING, f"{library} is not installed")
+        return self._decider.answer(name, states.WAITING, f"{module} has not been imported yet")
 
     # ------------------------------------------------------------------ helpers
 
-    def _refusal(self, fix_id: str) -> str:
-        """Why this fix is not wanted, as a sentence; empty when it is."""
-        return self._settings().refusal(fix_id) or (REVERTED if fix_id in self._reverted else "")
+    def _refusal(self, name: str) -> str:
+        """Why this target is not to be patched, as a sentence; empty when it is."""
+        return self._settings().refusal(name) or (REVERTED if name in self._reverted else "")
 
-    def _state(self, fix_id: str) -> str:
-        answer = self._answers.get(fix_id)
-        return answer.state if answer is not None else ""
+    def _is_open(self, name: str, thorough: bool) -> bool:
+        answer = self._answers.get(name)
+        return answer is None or answer.state == states.WAITING or (thorough and answer.unprobed)
 
-    def _current(self, fix_id: str) -> Answer:
-        """The current answer."""
-        answer = self._answers.get(fix_id)
+    def _current_answer(self, name: str) -> Answer:
+        """The kept answer, after a look at the settings and at the patched slots; asks no probe."""
+        answer = self._answers.get(name)
         if answer is None or answer.state == states.WAITING:
-            refusal = self._refusal(fix_id)
+            refusal = self._refusal(name)
             if refusal:
-                return self._decider.answer(fix_id, states.DISABLED, refusal)
+                return self._decider.answer(name, states.DISABLED, refusal)
         if answer is None:
-            return self._absent(fix_id, self._index[fix_id][1])
+            return self._answer_before_import(name)
         if answer.state in (states.APPLIED, states.UNCLAIMED):
-            lost = self._ledger.lost(fix_id)
+            lost = self._ledger.lost(name)
             if lost:
                 reason = f"{'; '.join(lost)}; apply() tries to install it again"
-                return self._decider.answer(fix_id, states.OVERWRITTEN, reason, answer.changes)
+                return self._decider.answer(name, states.OVERWRITTEN, reason, answer.changes)
         return answer
 
     def _announce(self) -> None:
@@ -340,7 +360,7 @@ class Runner:
             self._announced = True
         logger.info(
             "patching %s; `python -m %s status` lists every fix and its reason",
-            self._index[self._ledger.order[0]][1].partition(".")[0],
+            self._targets[self._ledger.order[0]].module.partition(".")[0],
             __name__.partition(".")[0],
         )
 

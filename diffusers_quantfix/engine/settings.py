@@ -5,7 +5,7 @@ Standard library builtins only: this module is part of every start of the interp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 VARIABLE = "DIFFUSERS_QUANTFIX"
 WORDS = ("off", "strict", "debug", "newer", "hint")
@@ -14,23 +14,42 @@ WORDS = ("off", "strict", "debug", "newer", "hint")
 class Settings:
     """The parsed words of the variable.
 
+    Args:
+        text: the value of the variable.
+        known: id of a fix, or name of one of its targets -> the names of the targets that are meant.
+        options: the options of fixes.
+
     Attributes:
         text: the value of the variable.
         off: install nothing, watch nothing.
         strict: raise where the package would otherwise leave the library unchanged.
         debug: print every decision on standard error.
         hint: after an uncaught error, name a known defect that caused it and is not patched.
-        newer: the ids of the fixes that may be applied above their claimed range; all of them for True.
-        only: when not empty, the ids that may be installed.
-        skip: the ids that may not be installed.
+        newer: what may be applied above its claimed range, as the user named it; everything for True.
+        only: when not empty, what may be installed, as the user named it.
+        skip: what may not be installed, as the user named it.
         options: the options of fixes that were chosen, each as ``<library>:<option>``.
         problems: one sentence for every word that was not understood.
     """
 
-    __slots__ = ("debug", "hint", "newer", "off", "only", "options", "problems", "skip", "strict", "text")
+    __slots__ = (
+        "_meant",
+        "debug",
+        "hint",
+        "newer",
+        "off",
+        "only",
+        "options",
+        "problems",
+        "skip",
+        "strict",
+        "text",
+    )
 
-    def __init__(self, text: str, known: "Iterable[str]", options: "Iterable[str]" = ()) -> None:
-        known, options = sorted(known), sorted(options)
+    def __init__(
+        self, text: str, known: "Mapping[str, tuple[str, ...]]", options: "Iterable[str]" = ()
+    ) -> None:
+        options = sorted(options)
         chosen: list[str] = []
         only: list[str] = []
         skip: list[str] = []
@@ -46,12 +65,14 @@ class Settings:
             elif colon and kind in lists:
                 lists[kind].append(name)
                 if name not in known:
-                    problems.append(f"{VARIABLE}: {kind}:{name} names no fix{did_you_mean(name, known)}")
+                    problems.append(
+                        f"{VARIABLE}: {kind}:{name} names no fix{did_you_mean(name, sorted(known))}"
+                    )
             elif f"{kind}:{name}" in options:
                 chosen.append(f"{kind}:{name}")
             else:
                 choices = [*WORDS, "only:<id>", "skip:<id>", "newer:<id>", *options]
-                hint = did_you_mean(word, [*choices, *known])
+                hint = did_you_mean(word, [*choices, *sorted(known)])
                 if word in known:
                     hint = f"; to select a fix write only:{word} or skip:{word}"
                 problems.append(f"{VARIABLE}: {word!r} is none of {', '.join(choices)}{hint}")
@@ -61,20 +82,23 @@ class Settings:
         self.newer: bool | tuple[str, ...] = flags["newer"] or tuple(newer)
         self.only, self.skip, self.problems = tuple(only), tuple(skip), tuple(problems)
         self.options = tuple(dict.fromkeys(chosen))
+        self._meant = {word: known.get(word, ()) for word in (*only, *skip, *newer)}
 
-    def refusal(self, fix_id: str) -> str:
-        """Why the user does not want this fix, as a sentence; empty when it is wanted."""
+    def refusal(self, target: str) -> str:
+        """Why the user does not want this target patched, as a sentence; empty when it is wanted."""
         if self.off:
             return f"switched off by {VARIABLE}=off"
-        if fix_id in self.skip:
-            return f"switched off by {VARIABLE}=skip:{fix_id}"
-        if self.only and fix_id not in self.only:
+        for word in self.skip:
+            if target in self._meant[word]:
+                return f"switched off by {VARIABLE}=skip:{word}"
+        if self.only and not any(target in self._meant[word] for word in self.only):
             return f"not selected: {VARIABLE}=only:{',only:'.join(self.only)}"
         return ""
 
-    def wants_newer(self, fix_id: str) -> bool:
-        """Whether the user wants this fix in a release above its claimed range, where its probe finds the defect."""
-        return self.newer is True or (self.newer is not False and fix_id in self.newer)
+    def wants_newer(self, target: str) -> bool:
+        """Whether the user wants this target patched in a release above its claimed range, where its probe finds the
+        bug."""
+        return self.newer is True or any(target in self._meant[word] for word in self.newer or ())
 
     def to_dict(self) -> dict[str, object]:
         """The settings for machines."""

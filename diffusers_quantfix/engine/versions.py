@@ -26,14 +26,18 @@ class Verdict:
         reason: one sentence, for "fits" the versions that were found.
         above: for "out-of-range": whether every release that does not fit is newer than its range, not below it nor
             one that is left out of the middle.
+        outside: for "out-of-range": the distributions that do not fit, with their versions.
     """
 
-    __slots__ = ("above", "kind", "reason")
+    __slots__ = ("above", "kind", "outside", "reason")
 
-    def __init__(self, kind: str, reason: str, above: bool = False) -> None:
+    def __init__(
+        self, kind: str, reason: str, above: bool = False, outside: Mapping[str, str] | None = None
+    ) -> None:
         self.kind = kind
         self.reason = reason
         self.above = above
+        self.outside = dict(outside or {})
 
     @property
     def fits(self) -> bool:
@@ -147,7 +151,8 @@ def judge(claims: Mapping[str, str]) -> Verdict:
             "unreadable", "packaging is not installed, without which versions cannot be compared; install it"
         )
     found: list[str] = []
-    outside: list[str] = []
+    misfits: list[str] = []
+    outside: dict[str, str] = {}
     above = True
     for distribution, specifier in claims.items():
         version = installed_version(distribution)
@@ -160,10 +165,12 @@ def judge(claims: Mapping[str, str]) -> Verdict:
                 "unreadable",
                 f"{distribution} states the version {version!r}, which is no valid version; reinstall {distribution}",
             )
-        (found if inside else outside).append(f"{distribution} {version}")
-        if not inside:
-            outside[-1] += f" is outside {specifier or 'any range'}"
+        if inside:
+            found.append(f"{distribution} {version}")
+        else:
+            misfits.append(f"{distribution} {version} is outside {specifier or 'any range'}")
+            outside[distribution] = version
             above = above and is_above(specifier, version)
     if outside:
-        return Verdict("out-of-range", " and ".join(outside), above)
+        return Verdict("out-of-range", " and ".join(misfits), above, outside)
     return Verdict("fits", ", ".join(found))

@@ -19,7 +19,8 @@ import sys
 from ..activation import status
 from ..engine.board import WAITING
 from ..engine.target import import_target, say
-from ..fixes import INDEX
+from ..fixes import FIXES, NAMES
+from ..fixes.targets import TARGETS
 from ..user_settings import settings
 from .case import CannotReproduce, NeedsDevice
 
@@ -68,7 +69,7 @@ def main(results: str, work: str, *ids: str, devices: Devices | None = None, wit
 
 
 def _targets(ids: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(INDEX[fix_id][1] for fix_id in ids or INDEX))
+    return list(dict.fromkeys(TARGETS[name].module for fix_id in ids or FIXES for name in NAMES[fix_id]))
 
 
 def _board(ids: tuple[str, ...]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _board(ids: tuple[str, ...]) -> dict[str, Any]:
         return status().to_dict()
     faults = {target: import_target(target) for target in _targets(ids)}
     board: dict[str, Any] = status(load=False).to_dict()
-    for answer in board["fixes"]:
+    for answer in (target for fix in board["fixes"] for target in fix["targets"]):
         state, reason = faults.get(answer["module"], ("", ""))
         if state and answer["state"] == WAITING:
             answer.update(state=state, reason=reason)

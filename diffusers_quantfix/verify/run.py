@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 
-from ..activation import known_ids
+from ..activation import target_names
 from ..engine.settings import VARIABLE
 from ..user_settings import settings
 from . import rig as rig_of_clone
@@ -34,7 +34,7 @@ def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], obj
     """Reproduce every defect that applies here, without the package and with it.
 
     Args:
-        ids: ids of fixes; all when empty.
+        ids: ids of fixes or names of their targets; all when empty.
         rig: run the cases that need a CUDA device on the fake ones of the rig, in a clone of the repository.
         show: called with each part of the printed report as soon as it is known.
 
@@ -46,7 +46,7 @@ def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], obj
         RuntimeError: the package is switched off; or the libraries end the process that imports them.
     """
     ids = tuple(ids)
-    wanted = known_ids(ids)
+    wanted = target_names(ids)
     if settings().off:
         raise RuntimeError(f"the package is switched off by {VARIABLE}: unset it, and verify again")
     start = time.monotonic()
@@ -62,7 +62,12 @@ def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], obj
             _pump([after], progress)  # both import meanwhile; only this one has a board
             board = after.board or {}
             progress.show(heading(board["installed"]))
-            answers = {answer["id"]: answer for answer in board["fixes"] if answer["id"] in wanted}
+            answers = {
+                answer["id"]: {**answer, "title": fix["title"]}
+                for fix in board["fixes"]
+                for answer in fix["targets"]
+                if answer["id"] in wanted
+            }
             applied = [fix_id for fix_id, answer in answers.items() if answer["state"].startswith("applied")]
 
             def settle() -> None:

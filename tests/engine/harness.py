@@ -1,17 +1,22 @@
 """Fake libraries, fake fixes, and scripts that run on them in a process of their own.
 
-The real package runs on fake fixes: a stand-in for ``diffusers_quantfix.fixes`` with its own ``INDEX`` stands in
-``sys.modules`` before the package is imported.  Neither torch nor any library that is patched is needed.
+The real package runs on fake fixes: a stand-in for ``diffusers_quantfix.fixes``, whose folder is another one with its
+own ``index.py``, stands in ``sys.modules`` before the package is imported.  Neither torch nor any library that is
+patched is needed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+from diffusers_quantfix.engine.fix import Target
+from tests import index
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,10 +46,18 @@ def patch(module, ledger):
 PREAMBLE = """
 import sys
 fixes = type(sys)("diffusers_quantfix.fixes")
+fixes.__package__ = fixes.__name__
 fixes.__path__ = [{fixes!r}]
-fixes.INDEX = {index!r}
-fixes.DISTRIBUTIONS = {distributions!r}
-fixes.OPTIONS = ()
+def read_the_index(name):
+    # at its first use: the package must not be imported before the script does it
+    if name.startswith("__"):
+        raise AttributeError(name)
+    del fixes.__getattr__
+    with open({package!r}) as file:
+        exec(compile(file.read(), {package!r}, "exec"), vars(fixes))
+    fixes.DISTRIBUTIONS = {distributions!r}
+    return getattr(fixes, name)
+fixes.__getattr__ = read_the_index
 sys.modules[fixes.__name__] = fixes
 def wait_for_the_fakes():
     first = type(sys)("diffusers_quantfix.first_library")
@@ -52,7 +65,7 @@ def wait_for_the_fakes():
     first.__file__ = {first_library!r}
     with open(first.__file__) as file:
         exec(compile(file.read(), first.__file__, "exec"), vars(first))
-    first.LIBRARIES = frozenset(target.partition(".")[0] for _, target in fixes.INDEX.values())
+    first.LIBRARIES = frozenset({libraries!r})
     sys.modules[first.__name__] = first
     # The package's own file has the names too, as a constant of its finder.
     loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
@@ -118,8 +131,9 @@ class World:
         self.folder = folder
         self.site = folder / "site"
         self.fixes = folder / "fixes"
-        self.index: dict[str, tuple[str, str]] = {}
+        self.targets: dict[str, Target] = {}
         self.distributions: list[str] = []
+        self.tested: dict[str, str] = {}
         self.site.mkdir()
         self.fixes.mkdir()
 
@@ -150,19 +164,24 @@ class World:
         text: str | None = None,
         body: str = PROBE + PATCH,
         title: str = "",
+        targets: tuple[Target, ...] = (),
     ) -> str:
-        """A fix; ``body`` holds its probe and patch, or ``text`` its whole file."""
+        """A fix; ``body`` holds its probe and patch, or ``text`` its whole file; ``targets`` where it has several."""
         file = fix_id.replace("-", "_")
+        targets = targets or (Target(fix_id, target, claims or {"lib": "<2"}, fixed_in),)
+        written = ", ".join(
+            f"Target({t.name!r}, {t.module!r}, {t.claims!r}, {t.fixed_in!r})" for t in targets
+        )
         declaration = f"""
-            from diffusers_quantfix.engine.fix import Fix
-            FIX = Fix(id={fix_id!r}, title={title or f"title of {fix_id}"!r}, module={target!r},
-                      claims={claims or {"lib": "<2"}!r}, upstream=("https://example.org/1",), symptom="it breaks",
-                      fixed_in={fixed_in!r})
+            from diffusers_quantfix.engine.fix import Fix, Target
+            FIX = Fix(id={fix_id!r}, title={title or f"title of {fix_id}"!r}, targets=({written},),
+                      upstream=("https://example.org/1",), symptom="it breaks")
         """
         if text is None:
             text = textwrap.dedent(declaration) + textwrap.dedent(body)
         (self.fixes / f"{file}.py").write_text(text)
-        self.index[fix_id] = (file, target)
+        for one in targets:
+            self.targets[one.name] = Target(one.name, one.module, one.claims, one.fixed_in, fix_id, file)
         return fix_id
 
     def run(
@@ -192,10 +211,13 @@ class World:
         preamble = PREAMBLE.format(
             first_library=str(ROOT / "diffusers_quantfix" / "first_library.py"),
             fixes=str(self.fixes),
-            index=self.index,
+            package=str(ROOT / "diffusers_quantfix" / "fixes" / "__init__.py"),
+            libraries=sorted({target.module.partition(".")[0] for target in self.targets.values()}),
             distributions=tuple(self.distributions),
             told=str(told),
         )
+        (self.fixes / "index.py").write_text(index.rendered(self.targets.values(), (), self.tested))
+        shutil.copy(ROOT / "diffusers_quantfix" / "fixes" / "targets.py", self.fixes)
         main = self.folder / "main.py"
         main.write_text(preamble + textwrap.dedent(script))
         done = subprocess.run(

@@ -24,10 +24,6 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
         "asked beside torch.version.hip",
     ),
     ("advisories/quanto.py", ""): ({"'cuda'"}, ITS_KERNELS),
-    ("fixes/__init__.py", ""): (
-        {"'transformers-8bit-cuda'", "'transformers.eight_bit_cuda'"},
-        "the id of a fix and its file",
-    ),
     ("fixes/bitsandbytes/current_device.py", "patch"): (
         {"from torch import cuda"},
         "the kernels change CUDA's current device",
@@ -71,7 +67,7 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
     ),
 }
 # verify shows the defects as they were reported, on CUDA devices; `--rig` has them where there are none.
-APART = ("verify/",)
+APART = ("verify/", "fixes/index.py")
 
 
 def names_it(node: ast.AST) -> bool:

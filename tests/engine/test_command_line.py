@@ -291,7 +291,7 @@ def test_without_packaging(simple) -> None:
 def test_without_wrapt(simple) -> None:
     wraps = "def broken(m): return True\ndef patch(m, ledger): ledger.wrap_wrapt(m, 'f', print)\n"
     simple.fix("a-wraps", body=wraps)
-    simple.index = dict(sorted(simple.index.items()))
+    simple.targets = dict(sorted(simple.targets.items()))
     outcome = simple.run(
         WITHOUT.format(name="wrapt")
         + "import diffusers_quantfix, lib.core\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 KEYS = {"quantfix", "python", "installed", "settings", "loaded", "fixes"}
-ANSWER = {"above", "id", "title", "state", "reason", "module", "claims", "upstream", "changes"}
+ANSWER = {"above", "id", "title", "state", "reason", "module", "claims", "upstream", "changes", "targets"}
 
 
 @pytest.fixture
@@ -118,6 +118,17 @@ def test_the_board(three) -> None:
         "upstream": ["https://example.org/1"],
         "changes": ["lib.core.f"],
         "above": False,
+        "targets": [
+            {
+                "id": "fix-f",
+                "state": "applied",
+                "reason": "patched here (lib 1.0)",
+                "module": "lib.core",
+                "claims": {"lib": "<2"},
+                "changes": ["lib.core.f"],
+                "above": False,
+            }
+        ],
     }
     assert outcome["ids"] == sorted(outcome["ids"])
     assert (outcome["same"], outcome["length"]) == (True, 3)

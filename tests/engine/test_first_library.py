@@ -11,7 +11,7 @@ import pytest
 
 import diffusers_quantfix
 from diffusers_quantfix.first_library import LIBRARIES, OF_TORCH
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS
 
 from .harness import FINDERS, ROOT
 
@@ -22,7 +22,7 @@ def test_it_waits_for_every_library_that_is_patched() -> None:
     Not for torch: a program without any of the others has no quantized model, and its start shall cost nothing. Only
     for the modules of it that are patched, of which `tests/startup/test_of_torch.py` sees that torch imports none.
     """
-    targets = {target for _, target in INDEX.values()}
+    targets = {target.module for target in TARGETS.values()}
     assert {target for target in targets if target.partition(".")[0] == "torch"} == OF_TORCH
     assert {target.partition(".")[0] for target in targets} - {"torch"} <= LIBRARIES
     assert not targets & LIBRARIES

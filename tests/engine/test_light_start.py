@@ -17,6 +17,7 @@ WITH_A_LIBRARY = OURS | {
     "diffusers_quantfix.engine.settings",
     "diffusers_quantfix.engine.watcher",
     "diffusers_quantfix.fixes",
+    "diffusers_quantfix.fixes.index",
     "diffusers_quantfix.user_settings",
 }
 HEAVY = {"torch", "wrapt", "packaging", "importlib.metadata", "logging", "dataclasses", "typing", "re"}

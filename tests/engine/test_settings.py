@@ -8,7 +8,8 @@ import pytest
 
 from diffusers_quantfix.engine.settings import Settings
 
-KNOWN = ["bnb-code", "bnb-meta", "fix-f"]
+KNOWN = {name: (name,) for name in ("bnb-code", "bnb-meta", "fix-f")}
+SEVERAL = {"fix-both": ("fix-a", "fix-b"), "fix-a": ("fix-a",), "fix-b": ("fix-b",), **KNOWN}
 
 
 @pytest.mark.parametrize(
@@ -210,3 +211,16 @@ def test_a_typo_in_the_command_line_tool(simple) -> None:
     assert outcome.err.count("did you mean strict?") == 1
     (problem,) = json.loads(outcome.out)["settings"]["problems"]
     assert "'stirct' is none of" in problem
+
+
+def test_a_fix_is_all_of_its_targets_and_a_target_is_itself() -> None:
+    skipped = Settings("skip:fix-both", SEVERAL)
+    assert [bool(skipped.refusal(name)) for name in ("fix-a", "fix-b", "fix-f")] == [True, True, False]
+    assert "DIFFUSERS_QUANTFIX=skip:fix-both" in skipped.refusal("fix-a"), "as the user wrote it"
+    assert Settings("skip:fix-b", SEVERAL).refusal("fix-a") == ""
+    only = Settings("only:fix-both,only:fix-f", SEVERAL)
+    assert [only.refusal(name) for name in ("fix-a", "fix-b", "fix-f")] == ["", "", ""]
+    assert Settings("only:fix-a", SEVERAL).refusal("fix-b")
+    newer = Settings("newer:fix-both", SEVERAL)
+    assert newer.wants_newer("fix-a") and not newer.wants_newer("fix-f")
+    assert newer.to_dict()["newer"] == ["fix-both"] and not newer.problems

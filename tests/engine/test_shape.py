@@ -13,17 +13,25 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from diffusers_quantfix.advisories.harm import MEANING
-from diffusers_quantfix.engine.fix import Fix
-from diffusers_quantfix.fixes import DISTRIBUTIONS, INDEX, OPTIONS
+from diffusers_quantfix.engine.fix import Fix, Target
+from diffusers_quantfix.fixes import DISTRIBUTIONS, OPTIONS
+from diffusers_quantfix.fixes import FIXES as IDS
+from diffusers_quantfix.fixes.targets import TARGETS, declarations, fix_module
+from tests import index
+from tests.trees import Tree
 
 from .harness import ROOT
 
 PACKAGE = ROOT / "diffusers_quantfix"
 ENGINE = sorted((PACKAGE / "engine").glob("*.py"))
-LIGHT = [PACKAGE / name for name in ("__init__.py", "activation.py", "fixes/__init__.py")] + [
-    PACKAGE / "engine" / name for name in ("__init__.py", "settings.py", "watcher.py", "fix.py")
-]
-FIXES = sorted(path for path in (PACKAGE / "fixes").rglob("*.py") if path.name != "__init__.py")
+LIGHT = [
+    PACKAGE / name for name in ("__init__.py", "activation.py", "fixes/__init__.py", "fixes/index.py")
+] + [PACKAGE / "engine" / name for name in ("__init__.py", "settings.py", "watcher.py", "fix.py")]
+FIXES = sorted(
+    path
+    for path in (PACKAGE / "fixes").rglob("*.py")
+    if path.name != "__init__.py" and path.parent != PACKAGE / "fixes"
+)
 LIBRARIES = (
     "torch",
     "diffusers",
@@ -121,31 +129,62 @@ def test_every_helper_of_a_fix_says_its_types(path) -> None:
 
 def test_every_fix_file_is_listed_and_every_listed_file_is_there() -> None:
     files = {name_of(path).removeprefix("diffusers_quantfix.fixes.") for path in FIXES}
-    listed = [file for file, _ in INDEX.values()]
+    listed = {target.file: target.fix for target in TARGETS.values()}
     assert set(listed) == files
-    assert len(listed) == len(set(listed))
-    assert list(INDEX) == sorted(INDEX)
+    assert len(listed) == len(set(listed.values())) == len(IDS)
+
+
+def test_the_index_says_what_the_declarations_say() -> None:
+    assert index.INDEX.read_text(encoding="utf-8") == index.text(), f"run {index.WRITE}"
+    assert index.main(["--check"]) == 0
+
+
+def test_the_index_is_made_where_it_cannot_be_read(tmp_path) -> None:
+    tree = Tree(tmp_path / "tree")
+    before = tree.read("diffusers_quantfix/fixes/index.py")
+    (tree.folder / "diffusers_quantfix/fixes/index.py").write_text("<<<<<<< ours\n")
+    done = tree.run("-m", "tests.index", "--check")
+    assert done.returncode == 1 and f"is stale; run {index.WRITE}" in done.stderr
+    assert tree.run("-m", "tests.index", "--write").returncode == 0
+    assert tree.read("diffusers_quantfix/fixes/index.py") == before
+
+
+def test_no_name_stands_twice() -> None:
+    one = Fix(id="lib-one", title="", upstream=(), symptom="", module="lib", claims={})
+    many = (Target("lib-a", "lib.a", {}), Target("lib-b", "lib.b", {}))
+    for other in (
+        Fix(
+            id="lib-other", title="", upstream=(), symptom="", targets=(*many, Target("lib-one", "lib.c", {}))
+        ),
+        Fix(
+            id="lib-b",
+            title="",
+            upstream=(),
+            symptom="",
+            targets=(Target("lib-b", "a", {}), Target("lib-c", "b", {})),
+        ),
+    ):
+        with pytest.raises(ValueError, match="stands twice: lib-"):
+            index.text({"a": one, "b": other})
 
 
 def test_every_option_is_declared_by_a_fix_and_every_declared_option_is_listed() -> None:
-    declared = {
-        option: what
-        for file, _ in INDEX.values()
-        for option, what in importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX.options.items()
-    }
+    declared = {option: what for fix in declarations() for option, what in fix.options.items()}
     assert sorted(OPTIONS) == sorted(declared)
     assert all(re.fullmatch(r"[a-z]+:[a-z-]+", option) and what for option, what in declared.items())
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", IDS)
 def test_a_fix_declares_itself(fix_id) -> None:
-    file, target = INDEX[fix_id]
     before = set(sys.modules)
-    module = importlib.import_module(f"diffusers_quantfix.fixes.{file}")
+    module = fix_module(fix_id)
     assert not {name.partition(".")[0] for name in set(sys.modules) - before} & set(LIBRARIES)
     fix = module.FIX
     assert isinstance(fix, Fix)
-    assert (fix.id, fix.module) == (fix_id, target)
+    assert (fix.id, tuple(sorted(target.name for target in fix.targets))) == (
+        fix_id,
+        tuple(sorted(IDS[fix_id])),
+    )
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", fix.id)
     assert 0 < len(fix.title) <= 100 and not fix.title.endswith(".")
     assert len(fix.symptom) > 10
@@ -153,19 +192,22 @@ def test_a_fix_declares_itself(fix_id) -> None:
     assert fix.patterns or fix.harm != "error", "the text of the error, or the harm that shows without one"
     # Empty where nobody has reported the defect.
     assert all(re.match(r"https://github\.com/[^/]+/[^/]+/", link) for link in fix.upstream)
-    assert fix.claims and set(fix.claims) <= set(DISTRIBUTIONS), "status lists what decides"
-    for specifier in fix.claims.values():
-        SpecifierSet(specifier)
-    if fix.fixed_in:
-        distribution, _, version = fix.fixed_in.partition(" ")
-        assert distribution in fix.claims and re.match(r"\d+\.\d+", version), "as in 'bitsandbytes 0.45.3'"
+    for target in fix.targets:
+        assert target.claims and set(target.claims) <= set(DISTRIBUTIONS), "status lists what decides"
+        for specifier in target.claims.values():
+            SpecifierSet(specifier)
+        if target.fixed_in:
+            distribution, _, version = target.fixed_in.partition(" ")
+            assert distribution in target.claims and re.match(r"\d+\.\d+", version), (
+                "as in 'bitsandbytes 0.45.3'"
+            )
     docstring = module.__doc__ or ""
     for word in ("Symptom:", "Cause:", "Upstream:", "Patch:"):
         assert f"\n{word}" in docstring, f"the docstring has no {word!r}"
     assert callable(module.broken) and callable(module.patch)
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "fixes").glob("test_*.py"))
     assert fix_id in re.findall(r'"([a-z0-9-]+)"', tests), (

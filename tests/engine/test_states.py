@@ -77,8 +77,8 @@ def faulty(world):
 
 
 def test_every_fault_has_its_sentence_and_touches_nothing(faulty) -> None:
-    del faulty.index["good-core"]
-    ids = sorted(faulty.index)
+    del faulty.targets["good-core"]
+    ids = sorted(faulty.targets)
     outcome = faulty.run(f"""
         import logging
         records = []
@@ -186,7 +186,7 @@ def test_waiting_and_missing(world) -> None:
     world.fix("part-gone", target="lib.gone.deeper")
     world.fix("not-installed", target="absent.core", claims={"absent": "<2"})
     world.fix("companion-not-installed", claims={"lib": "<2", "friend": ">=1"})
-    ids = tuple(world.index)
+    ids = tuple(world.targets)
     outcome = world.run(f"""
         import sys, diffusers_quantfix as qf
         waiting = states(*{ids!r}), [a.reason for a in qf.status(load=False)], "lib" in sys.modules

@@ -13,7 +13,7 @@ RAISES = "def broken(m): raise ValueError('odd')\ndef patch(m, ledger): pass"
 def strict(simple):
     """A fix that fails before a good one, and a target without faults."""
     simple.fix("a-bad", body=RAISES)
-    simple.index = dict(sorted(simple.index.items()))
+    simple.targets = dict(sorted(simple.targets.items()))
     (simple.site / "lib" / "second.py").write_text("def f(): return 'broken'\n")
     simple.fix("good-second", target="lib.second", body=PROBE + PATCH)
     return simple
@@ -88,7 +88,7 @@ def test_a_report_in_one_thread_does_not_hush_an_import_in_another(strict) -> No
         "import sys\nsys.entered.set()\nsys.leave.wait(10)\ndef f(): return 'broken'\n"
     )
     strict.fix("slow", target="lib.slow")
-    strict.index = {"slow": strict.index["slow"], **strict.index}
+    strict.targets = {"slow": strict.targets["slow"], **strict.targets}
     outcome = strict.run(
         """
         import sys, threading, diffusers_quantfix as qf

@@ -9,7 +9,7 @@ import pytest
 
 import diffusers_quantfix
 from diffusers_quantfix.engine.probe import resolve, slot
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS, declaration
 
 # Names that every forward pass calls, whoever has them; and every method of a tensor is called by every move.
 HOT = {"forward", "__torch_function__", "__torch_dispatch__", "onload_", "offload_", "matmul_4bit", "pre_forward",
@@ -22,13 +22,12 @@ def board():
     return diffusers_quantfix.status()
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_hot_code(board, fix_id, side):
     if side == "bare" or board[fix_id].state != "applied":
         pytest.skip(f"not applied here: {board[fix_id].state}")
-    file, target = INDEX[fix_id]
-    hot = importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX.hot
-    module = importlib.import_module(target)
+    hot = declaration(fix_id).hot
+    module = importlib.import_module(TARGETS[fix_id].module)
     for where in board[fix_id].changes:
         owner_name, _, name = where.rpartition(".")
         within = owner_name.removeprefix(module.__name__).lstrip(".")

@@ -12,8 +12,8 @@ import pytest
 PROGRAM = """
 import contextlib, importlib
 import diffusers_quantfix
-from diffusers_quantfix.fixes import INDEX
-for target in sorted({target for _, target in INDEX.values()}):
+from diffusers_quantfix.fixes.targets import TARGETS
+for target in sorted({target.module for target in TARGETS.values()}):
     with contextlib.suppress(Exception):
         importlib.import_module(target)
 states = {fix.state for fix in diffusers_quantfix.status(load=False)}

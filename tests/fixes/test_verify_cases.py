@@ -12,7 +12,7 @@ import pytest
 
 from diffusers_quantfix.commands.reproduction import script
 from diffusers_quantfix.engine.versions import contains, installed_version
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS
 from diffusers_quantfix.verify.case import CannotReproduce
 from diffusers_quantfix.verify.child import case_module
 from tests import rig
@@ -37,8 +37,7 @@ A_DEVICE = re.compile("this machine has a GPU")
 
 def is_not_concerned(fix_id: str) -> str:
     """Why the situation of a fix is not there in these releases, as a sentence; empty where it is, fixed or not."""
-    fix = importlib.import_module(f"diffusers_quantfix.fixes.{INDEX[fix_id][0]}").FIX
-    for name, specifier in fix.claims.items():
+    for name, specifier in TARGETS[fix_id].claims.items():
         version = installed_version(name)
         since = ",".join(part for part in specifier.split(",") if part.startswith(">"))
         if version is None or not contains(since, version):
@@ -64,7 +63,7 @@ def show(fix_id: str, folder, cannot: re.Pattern[str]) -> None:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_without_a_device(tmp_path, fix_id):
     import torch
 
@@ -73,7 +72,7 @@ def test_without_a_device(tmp_path, fix_id):
     show(fix_id, tmp_path, NO_DEVICE)
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_on_a_device(gpu, tmp_path, fix_id):
     show(fix_id, tmp_path, A_DEVICE)
 
@@ -85,7 +84,7 @@ APART = ("quanto-extension-lock", "quanto-int8-cpu-kernel", "bnb-cpu-zero-block"
 SHOWN = r"\A(?!NameError|UnboundLocalError(?!.*'rows')|ImportError|ModuleNotFoundError)"
 SCRIPTS = [
     pytest.param(fix_id, marks=pytest.mark.defect(fix_id, shows=SHOWN))
-    for fix_id in INDEX
+    for fix_id in TARGETS
     if fix_id not in APART
 ]
 

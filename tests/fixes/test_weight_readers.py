@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes import NAMES
 from tests.gate import unmet
 
 # Functions that run once, when a model is made or loaded, or for an adapter.
@@ -307,7 +307,7 @@ def test_the_audio_codec_of_minimax_is_kept_out(gpu, tmp_path):
 
 def test_every_fix_that_is_named_is_there():
     named = {reason for lists in (MODELS, PIPELINES, TEXT_ENCODERS) for reason in lists if " " not in reason}
-    assert named and named <= set(INDEX)
+    assert named and named <= set(NAMES)
 
 
 @pytest.mark.parametrize(

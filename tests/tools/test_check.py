@@ -41,7 +41,7 @@ def check(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[st
     ],
 )
 def test_pins_and_ranges(version, verdict):
-    found = {finding.fix.id: finding.verdict for finding in findings({"bitsandbytes": version})}
+    found = {finding.id: finding.verdict for finding in findings({"bitsandbytes": version})}
     assert found.get(CODE) == verdict
 
 
@@ -146,10 +146,10 @@ def test_several_files_are_one_set(tmp_path):
 
 
 def test_what_nobody_names_is_not_guessed():
-    ids = {finding.fix.id for finding in findings({"diffusers": "==0.33.1"})}
+    ids = {finding.id for finding in findings({"diffusers": "==0.33.1"})}
     assert "diffusers-8bit-move-gate" not in ids, "needs bitsandbytes, which a user would name"
     assert "diffusers-8bit-offload-detection" in ids, "needs accelerate, which others bring"
-    locked = {finding.fix.id for finding in findings({"diffusers": "==0.33.1"}, complete=True)}
+    locked = {finding.id for finding in findings({"diffusers": "==0.33.1"}, complete=True)}
     assert "diffusers-8bit-offload-detection" not in locked, "a lock file would name accelerate"
 
 
@@ -162,7 +162,7 @@ def test_the_smallest_upgrade_of_each_library():
     )
     assert not any("0.48.0" in upgrade.releases.values() for upgrade in found.values())
     assert "diffusers-8bit-offload-detection" in found["diffusers 0.34.0"].fixes
-    assert not set(found["bitsandbytes 0.45.3"].brings) & {finding.fix.id for finding in findings(pins)}
+    assert not set(found["bitsandbytes 0.45.3"].brings) & {finding.id for finding in findings(pins)}
     shown = check("-", stdin="bitsandbytes==0.45.2\n").stdout
     assert "bitsandbytes 0.45.3 fixes bnb-quant-state-code" in shown
 
@@ -172,7 +172,7 @@ def test_releases_that_only_fix_together():
 
     def said(diffusers: str, bitsandbytes: str) -> str | None:
         found = findings({"diffusers": diffusers, "bitsandbytes": bitsandbytes})
-        return {finding.fix.id: finding.verdict for finding in found}.get("diffusers-8bit-model-gate")
+        return {finding.id: finding.verdict for finding in found}.get("diffusers-8bit-model-gate")
 
     assert said("==0.36.0", "==0.50.2") == said("==0.42.1", "==0.45.5") == AFFECTED
     assert said("==0.37.0", "==0.48.0") is None
@@ -198,7 +198,7 @@ def test_the_table_says_what_the_declarations_say():
         owner = next(iter(row["claims"]))
         assert row["symptom"] and row["title"] and row["patched_since"]
         pins = dict.fromkeys(row["claims"], "")
-        assert row["id"] in {finding.fix.id for finding in findings(pins)}
+        assert row["id"] in {finding.id for finding in findings(pins)}
         if row["fixed_in"]:
             # The release that fixes is the first one above the claim; several only fix together, inside it.
             releases = [release.split() for release in row["fixed_in"].split(" with ")]

@@ -13,9 +13,10 @@ from packaging.version import Version
 
 import diffusers_quantfix
 from diffusers_quantfix.__main__ import main
-from diffusers_quantfix.advisories.findings import declarations, table
+from diffusers_quantfix.advisories.findings import table
 from diffusers_quantfix.advisories.harm import MEANING
 from diffusers_quantfix.commands import check as command
+from diffusers_quantfix.fixes.targets import declarations
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CODE = "bnb-quant-state-code"

@@ -7,9 +7,10 @@ import random
 import pytest
 from packaging.version import Version
 
-from diffusers_quantfix.advisories.findings import declarations, findings, fixing_releases
+from diffusers_quantfix.advisories.findings import findings, fixing_releases
 from diffusers_quantfix.advisories.ranges import alternatives, exact_version, inside, overlap, raised
 from diffusers_quantfix.advisories.upgrades import Upgrade, upgrades
+from diffusers_quantfix.fixes.targets import TARGETS
 
 
 def advised(pins: dict[str, str], complete: bool = False) -> dict[str, Upgrade]:
@@ -106,8 +107,8 @@ def test_no_upgrade_names_a_release_below_one_that_is_affected(seed):
     random_ = random.Random(seed)
     pins = drawn(random_)
     complete = random_.random() < 0.5
-    claims = {fix.id: fix.claims for fix in declarations()}
-    fixed_in = {fix.id: fixing_releases(fix) for fix in declarations()}
+    claims = {name: target.claims for name, target in TARGETS.items()}
+    fixed_in = {name: fixing_releases(target) for name, target in TARGETS.items()}
     for upgrade in advised(pins, complete).values():
         assert upgrade.fixes
         assert not set(upgrade.fixes) & set(upgrade.brings)

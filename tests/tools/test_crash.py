@@ -26,13 +26,13 @@ def error() -> KeyError:
 @pytest.fixture
 def board(monkeypatch):
     def make(state: str, above: bool = False) -> None:
-        from diffusers_quantfix.fixes import INDEX
+        from diffusers_quantfix.fixes import FIXES
 
         answers = [
             Answer(
                 fix_id, fix_id, "m", {}, (), state if fix_id == FIX else "waiting", "the reason", (), above
             )
-            for fix_id in INDEX
+            for fix_id in FIXES
         ]
         monkeypatch.setattr(activation, "status", lambda load: Board("1", answers, {}, {}))
 

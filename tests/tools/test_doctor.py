@@ -15,7 +15,7 @@ from packaging.version import Version
 from diffusers_quantfix.advisories import combinations, machine, quantizers, supported
 from diffusers_quantfix.commands import doctor
 from diffusers_quantfix.engine.board import Answer, Board
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes import NAMES
 from tests.upstream.cells import read
 
 
@@ -125,7 +125,7 @@ def test_a_quantizer_about_which_no_fix_is(monkeypatch):
 
 
 def test_the_fixes_that_cover_other_quantizers_are_there():
-    assert {fix_id for _, _, fixes in quantizers.OTHERS.values() for fix_id in fixes} <= INDEX.keys()
+    assert {fix_id for _, _, fixes in quantizers.OTHERS.values() for fix_id in fixes} <= NAMES.keys()
 
 
 def test_a_torch_and_a_python_that_were_not_tested(monkeypatch):

@@ -19,11 +19,12 @@ from diffusers_quantfix import text as printed
 from diffusers_quantfix.advisories import symptoms
 from diffusers_quantfix.commands import explain as command
 from diffusers_quantfix.commands import reproduction
-from diffusers_quantfix.commands.pages import declaration, page
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.commands.pages import page
+from diffusers_quantfix.fixes import NAMES
+from diffusers_quantfix.fixes.targets import TARGETS, declaration, declarations
 from tests.gate import gate
 
-DECLARATIONS = [declaration(fix_id) for fix_id in INDEX]
+DECLARATIONS = declarations()
 LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum", "peft", "numpy")
 
 # id -> (recorded or written, text); the head of the file says what that means.
@@ -226,13 +227,13 @@ def test_an_unknown_id_suggests_the_nearest():
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", NAMES)
 def test_every_fix_has_a_page(fix_id):
     fix = declaration(fix_id)
     assert fix.symptom and fix.title
     assert all(link.startswith("https://") for link in fix.upstream)
     lines = page(fix_id)
-    assert lines[0] == fix_id
+    assert lines[0].split(":")[0] == fix_id
     # The name of a module is not broken, nor is a link.
     fits = all(len(line) <= printed.WIDTH or line.startswith("patches  ") for line in lines)
     assert fits or any("https://" in line for line in lines)
@@ -241,16 +242,16 @@ def test_every_fix_has_a_page(fix_id):
 # ------------------------------------------------------------------ from a text to a fix
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_the_real_error_of_a_fix_leads_to_it(fix_id):
     # A new fix is found by its symptom until somebody writes its error down.
     _, text = ERRORS.get(fix_id, ("", declaration(fix_id).symptom))
-    assert fix_id in ids(text)[: SHARED_FRAMES.get(fix_id, 1)]
+    assert TARGETS[fix_id].fix in ids(text)[: SHARED_FRAMES.get(fix_id, 1)]
 
 
-@pytest.mark.parametrize("fix_id", INDEX)
+@pytest.mark.parametrize("fix_id", TARGETS)
 def test_the_symptom_of_a_fix_leads_to_it(fix_id):
-    assert fix_id in ids(declaration(fix_id).symptom)
+    assert TARGETS[fix_id].fix in ids(declaration(fix_id).symptom)
 
 
 RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"]
@@ -283,14 +284,15 @@ NOT_ALONE = (
 @pytest.mark.parametrize("fix_id", [fix_id for fix_id in RECORDED if fix_id not in NOT_ALONE])
 def test_the_message_alone_finds_it_too(fix_id):
     last = [line for line in ERRORS[fix_id][1].splitlines() if not line.startswith((" ", "Traceback"))][-1]
-    (match,) = [one for one in symptoms.search(last, DECLARATIONS, lambda name: None) if one.fix.id == fix_id]
+    found = symptoms.search(last, DECLARATIONS, lambda name: None)
+    (match,) = [one for one in found if one.fix.id == TARGETS[fix_id].fix]
     assert match.by_message
 
 
 def test_most_texts_are_what_upstream_raised():
     assert sum(kind == "recorded" for kind, _ in ERRORS.values()) >= 30
-    assert set(ERRORS) <= set(INDEX)
-    assert len(ERRORS) > 0.9 * len(INDEX)
+    assert set(ERRORS) <= set(TARGETS)
+    assert len(ERRORS) > 0.9 * len(TARGETS)
 
 
 def test_scales_that_are_lost_when_a_lora_is_fused():
@@ -508,7 +510,7 @@ def test_a_case_that_needs_this_package_is_one_sentence():
     assert b"cannot run without it" in done.stderr
 
 
-@pytest.mark.parametrize("fix_id", [fix_id for fix_id in INDEX if fix_id not in NO_SCRIPT])
+@pytest.mark.parametrize("fix_id", [fix_id for fix_id in TARGETS if fix_id not in NO_SCRIPT])
 def test_a_script_stands_alone(fix_id):
     text = reproduction.script(fix_id)
     assert "diffusers_quantfix" not in text

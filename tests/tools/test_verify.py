@@ -201,7 +201,7 @@ def test_results_are_shown_as_they_are_found(play, monkeypatch, tmp_path):
     monkeypatch.setenv("BOARD", json.dumps({"fixes": answers, "installed": {"somelib": "1.0"}}))
     monkeypatch.setenv("GO", str(tmp_path / "go"))
     monkeypatch.setenv("DIFFUSERS_QUANTFIX", "")
-    monkeypatch.setattr(run, "known_ids", lambda ids: ["first", "waits", "no-need"])
+    monkeypatch.setattr(run, "target_names", lambda ids: ["first", "waits", "no-need"])
     shown: list[str] = []
 
     def show(part: str) -> None:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from diffusers_quantfix.fixes import NAMES
+
 from . import newest, results, tables
 from .cells import Cell, read
 from .edges import loose
@@ -24,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for; 0 when every cell is good."""
     options = _parser().parse_args(arguments)
     table = read()
-    fixes = tuple(options.fixes)
+    fixes = tuple(name for word in options.fixes for name in NAMES.get(word, (word,)))
     try:
         find_uv()
         if unknown := sorted(set(fixes) - set(declarations())):
@@ -141,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
         help="try new releases, e.g. diffusers=0.43.0 bitsandbytes=latest; what is not named is the newest",
     )  # fmt: skip
     parser.add_argument(
-        "--fixes", nargs="+", default=(), metavar="ID", help="with --cells: run only the test files of these fixes"
+        "--fixes", nargs="+", default=(), metavar="ID",
+        help="with --cells: run only the test files of these fixes or targets",
     )  # fmt: skip
     parser.add_argument(
         "--install", action="store_true", help="with --cells: only make the environments, for a later run"

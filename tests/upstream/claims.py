@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS
 
 from .cells import Table, fits
 from .verdict import HEALTHY
@@ -129,7 +129,7 @@ def _before(release: str, releases: Iterable[str]) -> str:
 
 def source(fix_id: str, root: Path) -> Path:
     """The file of a fix."""
-    return root / "diffusers_quantfix" / "fixes" / f"{INDEX[fix_id][0].replace('.', '/')}.py"
+    return root / "diffusers_quantfix" / "fixes" / f"{TARGETS[fix_id].file.replace('.', '/')}.py"
 
 
 def edited(text: str, change: Change) -> str:
@@ -149,26 +149,22 @@ def edited(text: str, change: Change) -> str:
     )  # fmt: skip
     if call is None:
         raise ValueError("no FIX = Fix(...)")
-    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    claims = keywords.get("claims")
-    places: list[tuple[ast.expr, str]] = []
+    claims, fixed_in = _parts(call, change.fix_id)
     if not isinstance(claims, ast.Dict):
         raise ValueError("its claims are no dictionary that is written out")
     written = {
         ast.literal_eval(name): value for name, value in zip(claims.keys, claims.values, strict=True) if name
     }
+    places: list[tuple[ast.expr, str]] = []
     for name, specifier in change.claims.items():
         if not isinstance(written.get(name), ast.Constant):
             raise ValueError(f"its claim on {name} is no string that is written out")
         places.append((written[name], f'"{specifier}"'))
-    if change.fixed_in and "fixed_in" in keywords:
-        places.append((keywords["fixed_in"], f'"{change.fixed_in}"'))
+    if change.fixed_in and fixed_in is not None:
+        places.append((fixed_in, f'"{change.fixed_in}"'))
     lines = text.splitlines(keepends=True)
-    if change.fixed_in and "fixed_in" not in keywords:
-        last = keywords["symptom"].end_lineno
-        lines.insert(last, f'    fixed_in="{change.fixed_in}",\n')
-        if not lines[last - 1].rstrip().endswith(","):
-            raise ValueError("the line of its symptom does not end with a comma")
+    if change.fixed_in and fixed_in is None:
+        _insert(lines, call, claims, f'fixed_in="{change.fixed_in}"')
     # From the end, so that an edit does not move the places before it; all of them stand above what was inserted.
     for node, new in sorted(places, key=lambda place: (place[0].lineno, place[0].col_offset), reverse=True):
         if node.lineno != node.end_lineno:
@@ -178,6 +174,35 @@ def edited(text: str, change: Change) -> str:
             line[: node.col_offset] + new.encode() + line[node.end_col_offset :]
         ).decode()
     return "".join(lines)
+
+
+def _parts(call: ast.Call, name: str) -> tuple[ast.expr | None, ast.expr | None]:
+    """(its claims, its fixed_in) of one target in a declaration."""
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    if "targets" not in keywords:
+        return keywords.get("claims"), keywords.get("fixed_in")
+    for one in getattr(keywords["targets"], "elts", ()):
+        if isinstance(one, ast.Call) and one.args and ast.unparse(one.args[0]) == repr(name):
+            keywords = {keyword.arg: keyword.value for keyword in one.keywords}
+            return keywords.get("claims", one.args[2] if len(one.args) > 2 else None), keywords.get(
+                "fixed_in"
+            )
+    raise ValueError(f"no target {name} is written out")
+
+
+def _insert(lines: list[str], call: ast.Call, claims: ast.expr, argument: str) -> None:
+    """Add an argument to a declaration: after the symptom, or after the claims of a target."""
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    if "targets" not in keywords:
+        last = keywords["symptom"].end_lineno
+        lines.insert(last, f"    {argument},\n")
+        if not lines[last - 1].rstrip().endswith(","):
+            raise ValueError("the line of its symptom does not end with a comma")
+        return
+    line = lines[claims.end_lineno - 1].encode()
+    before, after = line[: claims.end_col_offset].decode(), line[claims.end_col_offset :].decode()
+    apart = f",\n{before[: len(before) - len(before.lstrip())]}" if after.rstrip() == "," else ", "
+    lines[claims.end_lineno - 1] = f"{before}{apart}{argument}{after}"
 
 
 def with_set(text: str, row: list[str], releases: Mapping[str, str]) -> str:

@@ -21,37 +21,38 @@ from types import CodeType
 from typing import Any
 
 from diffusers_quantfix.engine.errors import TargetMissing
+from diffusers_quantfix.engine.fix import Target
 from diffusers_quantfix.engine.ledger import Entry, Ledger
 from diffusers_quantfix.engine.versions import judge
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS, fix_module
 from tests.gate import probe
 
 P = inspect.Parameter
 
 
-def inspect_fix(fix: Any, target: str, try_candidates: bool = False) -> dict[str, Any]:
+def inspect_fix(fix: Any, target: Target, try_candidates: bool = False) -> dict[str, Any]:
     """What one fix meets here.
 
     Args:
         fix: the module of the fix: ``FIX``, ``broken``, ``patch``.
-        target: the full name of its target module.
+        target: the one to inspect.
         try_candidates: patch also where the probe says broken outside of the claim.
 
     Returns:
         ``claims``; ``claim`` ("fits", "out-of-range", "missing", "unreadable"), ``why``, ``probe`` ("broken",
         "healthy", "missing", "absent", "failed"), ``patch`` ("" when not tried, "ok", or what went wrong), ``slots``.
     """
-    verdict = judge(fix.FIX.claims)
+    verdict = judge(target.claims)
     said = {"claim": verdict.kind, "why": verdict.reason, "probe": "", "detail": "", "patch": "", "slots": []}
-    said["claims"] = fix.FIX.claims
+    said["claims"] = target.claims
     if verdict.kind == "missing":
         return said
     try:
-        module = importlib.import_module(target)
+        module = importlib.import_module(target.module)
     except ModuleNotFoundError as error:
         return said | {"probe": "absent", "detail": f"no module {error.name}"}
     except Exception as error:
-        return said | {"probe": "failed", "detail": f"{target} cannot be imported: {_say(error)}"}
+        return said | {"probe": "failed", "detail": f"{target.module} cannot be imported: {_say(error)}"}
     try:
         said["probe"] = "broken" if probe(fix, module) else "healthy"
     except TargetMissing as gone:
@@ -166,14 +167,13 @@ def _say(error: BaseException) -> str:
 
 
 def main(report: str, *flags: str) -> None:
-    """Inspect every fix of the index and write one JSON object."""
+    """Inspect every target of the index and write one JSON object."""
     found = {}
-    for fix_id, (file, target) in INDEX.items():
+    for name, target in TARGETS.items():
         try:
-            fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}")
-            found[fix_id] = inspect_fix(fix, target, "--try-candidates" in flags)
+            found[name] = inspect_fix(fix_module(name), target, "--try-candidates" in flags)
         except Exception as error:
-            found[fix_id] = {"claim": "unreadable", "why": "", "probe": "failed", "detail": _say(error),
+            found[name] = {"claim": "unreadable", "why": "", "probe": "failed", "detail": _say(error),
                              "patch": "", "slots": []}  # fmt: skip
     Path(report).write_text(json.dumps(found, indent=1), encoding="utf-8")
 

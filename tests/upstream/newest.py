@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from diffusers_quantfix.advisories import supported
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS
+from tests import index
 
 from . import cells, claims, results, tables
 from .cells import MAIN, Cell, Table, digest
@@ -188,9 +189,10 @@ def _put(fix_id: str, text: str) -> None:
     source = claims.source(fix_id, ROOT)
     source.write_text(text, encoding="utf-8")
     _forget_bytecode(source)
-    module = sys.modules.get(f"diffusers_quantfix.fixes.{INDEX[fix_id][0]}")
+    module = sys.modules.get(f"diffusers_quantfix.fixes.{TARGETS[fix_id].file}")
     if module is not None:
         importlib.reload(module)
+    index.write()  # the processes of the next run read the claims there
 
 
 def _forget_bytecode(source: Path) -> None:

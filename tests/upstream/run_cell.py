@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import json
 import os
 import signal
@@ -14,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffusers_quantfix.fixes import INDEX
+from diffusers_quantfix.fixes.targets import TARGETS
+from tests.index import declared
 
 from .cells import Cell, digest, read
 from .environments import CannotInstall, Environment, prepare
@@ -49,18 +49,18 @@ def sources_key(root: Path = ROOT) -> str:
 
 
 def declarations() -> dict[str, dict[str, Any]]:
-    """id -> what each fix declares."""
-    said = {}
-    for fix_id, (file, _) in sorted(INDEX.items()):
-        fix = importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX
-        said[fix_id] = {"claims": fix.claims, "fixed_in": fix.fixed_in, "module": fix.module, "title": fix.title,
-                        "symptom": fix.symptom, "upstream": list(fix.upstream)}  # fmt: skip
-    return said
+    """Name of each target -> what its fix declares."""
+    return {
+        target.name: {"claims": target.claims, "fixed_in": target.fixed_in, "module": target.module, "fix": fix.id,
+                      "title": fix.title, "symptom": fix.symptom, "upstream": list(fix.upstream)}
+        for fix in declared().values()
+        for target in fix.targets
+    }  # fmt: skip
 
 
 def relevant(cell: Cell, fixes: tuple[str, ...] = ()) -> list[str]:
     """The fixes that a cell is asked about: all or the named ones; on a range those that need nothing else."""
-    ids = sorted(fixes or INDEX)
+    ids = sorted(fixes or TARGETS)
     if not cell.alone:
         return ids
     said = declarations()

@@ -1,6 +1,6 @@
 """The generated pages: all fixes, from their declarations; what was seen on which releases, from `results.json`.
 
-python -m tests.upstream.tables --write     # diffusers_quantfix/FIXES.md and COMPATIBILITY.md, a line of README.md
+python -m tests.upstream.tables --write     # FIXES.md and COMPATIBILITY.md, a line of README.md, fixes/index.py
 python -m tests.upstream.tables --check     # non-zero exit when one of them is stale; part of CI
 """
 
@@ -10,9 +10,11 @@ import argparse
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from diffusers_quantfix.advisories import supported
+from tests import index
 from tests.peers import results as peers
 
 from .cells import MAIN, Cell, Table, read
@@ -33,7 +35,7 @@ class Stale(Exception):
 
 
 def fixes_page(said: Declarations) -> str:
-    """The page of all fixes: one row per declaration."""
+    """The page of all fixes: one row per fix, with a line for each of its targets."""
     lines = [
         "# All fixes",
         "",
@@ -44,18 +46,25 @@ def fixes_page(said: Declarations) -> str:
         "| fix | what you see | upstream | affected | fixed in |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for fix_id, fix in sorted(said.items()):
+    by_fix: dict[str, list[str]] = {}
+    for name in sorted(said):
+        by_fix.setdefault(said[name].get("fix", name), []).append(name)
+    for fix_id, names in sorted(by_fix.items()):
+        fix = said[names[0]]
         links = ", ".join(f"[{_short(link)}]({link})" for link in fix["upstream"]) or "not reported yet"
-        affected = "; ".join(f"{name} {spec or 'any'}" for name, spec in fix["claims"].items())
-        row = [
-            f"`{fix_id}`",
-            fix["symptom"],
-            links,
-            affected.replace(",", ", "),
-            fix["fixed_in"] or "not yet",
-        ]
-        lines.append("| " + " | ".join(_cell_text(text) for text in row) + " |")
+        several = names != [fix_id]
+        affected = [_affected(said[name]["claims"], f"`{name}`: " if several else "") for name in names]
+        fixed = list(dict.fromkeys(said[name]["fixed_in"] or "not yet" for name in names))
+        if len(fixed) > 1:
+            fixed = [f"`{name}`: {said[name]['fixed_in'] or 'not yet'}" for name in names]
+        row = [[f"`{fix_id}`"], [fix["symptom"]], [links], affected, fixed]
+        lines.append("| " + " | ".join("<br>".join(map(_cell_text, cell)) for cell in row) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _affected(claims: Mapping[str, str], lead: str) -> str:
+    said = "; ".join(f"{name} {spec or 'any'}" for name, spec in claims.items())
+    return lead + said.replace(",", ", ")
 
 
 def compatibility_page(results: Results, said: Declarations, table: Table, others: peers.Results) -> str:
@@ -145,9 +154,10 @@ def readme(text: str) -> str:
 
 
 def pages(said: Declarations | None = None) -> dict[Path, str]:
-    """Every generated page as it should be now."""
+    """Every generated page and the index as they should be now."""
     said = declarations() if said is None else said
     return {
+        index.INDEX: index.text(),
         FIXES: fixes_page(said),
         COMPATIBILITY: compatibility_page(load(), said, read(), peers.load()),
         README: readme(README.read_text(encoding="utf-8")),

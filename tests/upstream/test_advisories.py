@@ -36,7 +36,7 @@ def pins_of(cell: Cell) -> dict[str, str]:
     "cell", [cell for cell in read().cells if cell.name in SEEN], ids=lambda cell: cell.name
 )
 def test_what_was_seen_is_what_is_said(cell: Cell):
-    said = {finding.fix.id: finding.verdict for finding in findings(pins_of(cell))}
+    said = {finding.id: finding.verdict for finding in findings(pins_of(cell))}
     for fix_id, state in SEEN[cell.name].items():
         if fix_id not in KNOWN:
             continue
@@ -52,13 +52,13 @@ def test_no_defect_was_seen_where_upstream_is_said_to_have_fixed_it():
         pins, states = pins_of(cell), SEEN.get(name, {})
         for upgrade in upgrades(pins, findings(pins)):
             later = {**pins, **{name: f"=={version}" for name, version in upgrade.releases.items()}}
-            assert not {finding.fix.id for finding in findings(later)} & set(upgrade.fixes)
+            assert not {finding.id for finding in findings(later)} & set(upgrade.fixes)
         shown = {fix_id for fix_id, state in states.items() if state == PATCHED}
         for row in table():
             if row["fixed_in"] and row["id"] in shown:
                 releases = (release.split() for release in row["fixed_in"].split(" with "))
                 fixed = findings({**pins, **{library: f"=={version}" for library, version in releases}})
-                assert row["id"] not in {finding.fix.id for finding in fixed}
+                assert row["id"] not in {finding.id for finding in fixed}
 
 
 def test_there_are_enough_results_to_test_against():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from diffusers_quantfix.engine.errors import TargetMissing
-from diffusers_quantfix.engine.fix import Fix
+from diffusers_quantfix.engine.fix import Fix, Target
 from tests.upstream import __main__ as driver
 from tests.upstream import environments, newest, run_cell
 from tests.upstream.cells import Cell, read
@@ -303,10 +303,11 @@ def target(monkeypatch):
     return module
 
 
+HERE = Target("a-fix", "fakelib", {"pytest": ""})
+
+
 def fake_fix(new, probe=None):
-    fix = types.SimpleNamespace(
-        FIX=Fix(id="a-fix", title="", module="fakelib", claims={"pytest": ""}, upstream=(), symptom="")
-    )
+    fix = types.SimpleNamespace(FIX=Fix(id="a-fix", title="", targets=(HERE,), upstream=(), symptom=""))
     fix.broken = probe or (lambda module: module.move(None, None) == "stale")
     fix.patch = lambda module, ledger: ledger.replace(module, "move", new)
     return fix
@@ -314,7 +315,7 @@ def fake_fix(new, probe=None):
 
 def test_a_fix_that_meets_what_it_expects_leaves_everything_as_it_was(target):
     before = target.move
-    said = inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")
+    said = inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), HERE)
     assert (said["claim"], said["probe"], said["patch"], said["slots"]) == (
         "fits",
         "broken",
@@ -336,36 +337,37 @@ def test_a_fix_that_meets_what_it_expects_leaves_everything_as_it_was(target):
     ],
 )
 def test_what_is_written_must_take_every_call(target, new, says):
-    patch = inspect_fix(fake_fix(new), "fakelib")["patch"]
+    patch = inspect_fix(fake_fix(new), HERE)["patch"]
     assert says in patch if says else patch == "ok"
 
 
 def test_a_decorator_of_upstream_does_not_hide_its_signature(target):
     code = "import functools\noriginal = move\n@functools.wraps(original)\ndef move(*args): return original(*args)"
     exec(code, target.__dict__)
-    assert (
-        inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), "fakelib")["patch"] == "ok"
-    )
-    assert "it takes no argument" in inspect_fix(fake_fix(lambda state, device: "moved"), "fakelib")["patch"]
+    assert inspect_fix(fake_fix(lambda state, device, non_blocking=False: "moved"), HERE)["patch"] == "ok"
+    assert "it takes no argument" in inspect_fix(fake_fix(lambda state, device: "moved"), HERE)["patch"]
 
 
 def test_a_target_that_moved(target):
     fix = fake_fix(None)
     fix.patch = lambda module, ledger: ledger.replace(module, "gone", 1)
-    assert "the target moved: fakelib has no gone" in inspect_fix(fix, "fakelib")["patch"]
+    assert "the target moved: fakelib has no gone" in inspect_fix(fix, HERE)["patch"]
 
     def probe(module):
         raise TargetMissing("fakelib has no move")
 
-    assert inspect_fix(fake_fix(None, probe), "fakelib")["probe"] == "missing"
-    assert inspect_fix(fake_fix(None), "fakelib_that_is_not_there")["probe"] == "absent"
+    assert inspect_fix(fake_fix(None, probe), HERE)["probe"] == "missing"
+    assert (
+        inspect_fix(fake_fix(None), Target("a-fix", "fakelib_that_is_not_there", {"pytest": ""}))["probe"]
+        == "absent"
+    )
 
 
 def test_outside_of_its_claim_nothing_is_tried_unless_asked(target):
     fix = fake_fix(lambda state, device, non_blocking=False: "moved")
-    fix.FIX.claims = {"pytest": "<1"}
-    assert inspect_fix(fix, "fakelib")["patch"] == ""
-    said = inspect_fix(fix, "fakelib", try_candidates=True)
+    outside = Target("a-fix", "fakelib", {"pytest": "<1"})
+    assert inspect_fix(fix, outside)["patch"] == ""
+    said = inspect_fix(fix, outside, try_candidates=True)
     assert (said["claim"], said["patch"]) == ("out-of-range", "ok")
 
 

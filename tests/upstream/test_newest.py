@@ -78,6 +78,7 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
         "tests/upstream/cells.toml",
         "tests/upstream/results.json",
         "diffusers_quantfix/advisories/supported.py",
+        "diffusers_quantfix/fixes/index.py",
         "README.md",
     }
     assert f'"{new}"),' in tree.read("diffusers_quantfix/advisories/supported.py")

@@ -53,7 +53,11 @@ class Run:
             elif "end" in said:
                 ended = True
                 run.processor_seconds = said.get("processor_seconds", 0.0)
-                run.board = {answer["id"]: answer for answer in said["board"].get("fixes", ())}
+                run.board = {
+                    answer["id"]: answer
+                    for fix in said["board"].get("fixes", ())
+                    for answer in fix["targets"]
+                }
                 if said["end"] not in (0, 1, 5):  # all passed, some failed, none selected
                     run.died = run.died or f"pytest ended with exit status {said['end']}"
         if not ended:

@@ -1,0 +1,31 @@
+"""The targets of all fixes, and the way to a fix's file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ..engine.fix import Fix, Target
+from . import FIXES, NAMES
+from .index import ROWS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+TARGETS: dict[str, Target] = {row[0]: Target(*row) for row in ROWS}
+
+
+def fix_module(name: str) -> ModuleType:
+    """The module of a fix, by its id or the name of one of its targets; no other file of a fix is imported."""
+    return import_module(f"{__package__}.{TARGETS[NAMES[name][0]].file}")
+
+
+def declaration(name: str) -> Fix:
+    """The declaration of a fix, by its id or the name of one of its targets."""
+    fix: Fix = fix_module(name).FIX
+    return fix
+
+
+def declarations() -> list[Fix]:
+    """Every declaration, in the order of the ids."""
+    return [declaration(fix_id) for fix_id in sorted(FIXES)]
