@@ -198,7 +198,12 @@ def test_libraries_that_end_the_process_are_one_sentence(play, monkeypatch):
 def test_results_are_shown_as_they_are_found(play, monkeypatch, tmp_path):
     answers = [{**ANSWER, "id": name} for name in ("first", "waits")]
     answers.append({**ANSWER, "id": "no-need", "state": "healthy"})
-    monkeypatch.setenv("BOARD", json.dumps({"fixes": answers, "installed": {"somelib": "1.0"}}))
+    monkeypatch.setenv(
+        "BOARD",
+        json.dumps(
+            {"fixes": [{**one, "targets": [one]} for one in answers], "installed": {"somelib": "1.0"}}
+        ),
+    )
     monkeypatch.setenv("GO", str(tmp_path / "go"))
     monkeypatch.setenv("DIFFUSERS_QUANTFIX", "")
     monkeypatch.setattr(run, "target_names", lambda ids: ["first", "waits", "no-need"])
