@@ -152,7 +152,7 @@ def broken({argument}: ModuleType) -> bool:
 
 
 def patch({argument}: ModuleType, draft: Draft) -> None:
-    """{MARK}: write through the draft (replace, wrap_plain, wrap_wrapt); delete this docstring."""
+    """{MARK}: write through the draft (replace, wrap_plain); delete this docstring."""
     raise NotImplementedError("{MARK}: patch() of {new.id}")
 '''
 

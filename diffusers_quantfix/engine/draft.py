@@ -7,11 +7,11 @@ whole draft or nothing.
 from __future__ import annotations
 
 import functools
-from types import FunctionType
 
 from .entry import Entry
 from .foreign import refuse_foreign
-from .probe import name_of, slot
+from .likeness import made_like
+from .probe import slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Draft:
     def replace(self, owner: Any, name: str, new: Any) -> None:
         """Replace the slot by ``new`` (function, property, classmethod, code object, value).
 
+        It is written as it is: `wrap_plain` makes a function look like the old one.
+
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
             ForeignPatch: another tool has put its own function there, which ``new`` would silently remove.
@@ -64,23 +66,16 @@ class Draft:
     def wrap_plain(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(original)``, a plain function that calls ``original``, in its place.
 
-        For hot code: no wrapper object, so torch.compile, pickle and deepcopy see an ordinary function. ``make``
-        receives the function, also that of a staticmethod or classmethod, which becomes one again; a property is given
-        as it is, and ``make`` returns a property.  Name, documentation, attributes and signature stay those of the
-        original.
+        Torch.compile, pickle, deepcopy and inspect see an ordinary function. ``make`` receives the function, also that
+        of a staticmethod, classmethod or cached property, which becomes one again; a property is given as it is, and
+        ``make`` returns a property.  Names, documentation, attributes and signature stay those of the original; where
+        it belongs to another class or module, from which the owner has it, the new one is named as the owner's.
 
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
         """
         owned, old = self._slot(owner, name)
-        bound = isinstance(old, (staticmethod, classmethod))
-        original = old.__func__ if bound else old
-        new = make(original)
-        if isinstance(new, FunctionType):
-            if isinstance(original, FunctionType):
-                functools.update_wrapper(new, original)
-            if bound:
-                new = type(old)(new)
+        new = made_like(old, make, owner, name)
         self._add(owner, name, owned, old, new)
 
     def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
@@ -100,25 +95,6 @@ class Draft:
             self.wrap_plain(owner, name, make)
             return lambda: True
         return functools.partial(self._demand, owner, name, make)
-
-    def wrap_wrapt(
-        self, owner: Any, name: str, wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-    ) -> None:
-        """Wrap the slot in a ``wrapt.FunctionWrapper``.  For the loading path only.
-
-        ``wrapper(wrapped, instance, args, kwargs)`` as wrapt calls it.
-
-        Raises:
-            TargetMissing: neither the owner nor a base class has the name.
-            TypeError: it is a property; wrapt would wrap its value.  Use `wrap_plain`.
-        """
-        import wrapt
-
-        owned, old = self._slot(owner, name)
-        if isinstance(old, property):
-            raise TypeError(f"{name_of(owner)}.{name} is a property, which wrapt cannot wrap")
-        # Positional arguments: wrapt 2.0 renamed one of them.
-        self._add(owner, name, owned, old, wrapt.FunctionWrapper(old, wrapper))
 
     def _slot(self, owner: Any, name: str) -> tuple[bool, Any]:
         for entry in self.entries:

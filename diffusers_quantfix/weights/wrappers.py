@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from ..engine.probe import written_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +34,6 @@ __all__ = [
 
 WITH_WRAPPERS = ("optimum", "torchao")
 BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
-_FOLLOWS = "_quantfix_follows"
 _known_types: dict[type, str] = {}
 _are_wrappers: dict[type, bool] = {}
 # The class of a wrapper, the names of its attributes and their types -> which of them are its inner tensors. The class
@@ -199,7 +200,6 @@ def following(setstate: Callable[..., Any]) -> Callable[..., Any]:
         if not any(tensor.is_meta for _, tensor in _inner_tensors(self)):  # torch takes no such data
             follow(self)
 
-    vars(__setstate__)[_FOLLOWS] = True
     return __setstate__
 
 
@@ -208,7 +208,7 @@ def is_torn_by_a_map(cls: Any) -> bool:
 
     torch looks the memory's device up by text, and that of a wrapper by ``torch.device``: in vain.
     """
-    if hasattr(cls.__setstate__, _FOLLOWS):
+    if written_in(cls.__setstate__, __name__):
         return False
     torch = sys.modules["torch"]
     look_up, loading = torch._utils._get_restore_location, torch.serialization._serialization_tls

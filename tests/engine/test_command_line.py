@@ -288,20 +288,6 @@ def test_without_packaging(simple) -> None:
     assert "Traceback" not in command.err
 
 
-def test_without_wrapt(simple) -> None:
-    wraps = "def broken(m): return True\ndef patch(m, ledger): ledger.wrap_wrapt(m, 'f', print)\n"
-    simple.fix("a-wraps", body=wraps)
-    simple.targets = dict(sorted(simple.targets.items()))
-    outcome = simple.run(
-        WITHOUT.format(name="wrapt")
-        + "import diffusers_quantfix, lib.core\n"
-        + "tell(f=lib.core.f(), states=states('a-wraps', 'fix-f'), why=reason('a-wraps'))"
-    )
-    assert (outcome["f"], outcome["states"]) == ("patched", ["failed", "applied"])
-    assert outcome["why"].startswith("could not be installed: ModuleNotFoundError: ")
-    assert "wrapt" in outcome["why"]
-
-
 def test_when_the_engine_itself_cannot_be_imported(simple) -> None:
     outcome = simple.run(
         "import sys; sys.modules['diffusers_quantfix.engine.runner'] = None\n"

@@ -40,14 +40,14 @@ FIX = """
         ledger.wrap_plain(core, "f", make)
         ledger.replace(core, "whole", lambda: "patched")
         ledger.wrap_plain(core.Class, "inherited", make)
-        ledger.wrap_wrapt(core.Class, "static", lambda wrapped, instance, args, kwargs: make(wrapped)())
+        ledger.wrap_plain(core.Class, "static", make)
         ledger.wrap_plain(core.Class, "prop", lambda original: property(make(original.fget)))
 """
 
 # What is patched, told from outside; `copy` is a module with `from lib.core import f`.  A copy from before a reload
 # is not the function that stands in the module now: only work done on it while it was can be there and go.
 SCRIPT = """
-import importlib, importlib.metadata, logging, os, packaging.specifiers, pickle, sys, wrapt
+import importlib, importlib.metadata, logging, os, packaging.specifiers, pickle, sys
 
 ORDERS = {orders!r}
 

@@ -36,10 +36,6 @@ FAULTS = {
         + "    ledger.replace(m.Stubborn, 'method', lambda self: 'patched')",
         "could not be installed: AttributeError: stubborn",
     ),
-    "wrapt on a property": (
-        PROBE + "def patch(m, ledger): ledger.wrap_wrapt(m.Stubborn, 'prop', print)",
-        "could not be installed: TypeError: lib.core.Stubborn.prop is a property, which wrapt cannot wrap",
-    ),
     "no probe": ("def patch(m, ledger): pass", "its own file could not be read: AttributeError"),
     "no sense": ("def broken(", "its own file could not be read: SyntaxError"),
     "odd import": ("import no_such_module", "its own file could not be read: ModuleNotFoundError"),

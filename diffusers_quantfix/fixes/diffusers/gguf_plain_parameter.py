@@ -69,7 +69,7 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
 
         return create_quantized_param
 
-    # Not with wrapt: the method runs once for each tensor of a checkpoint.
+    # Once for each tensor of a checkpoint.
     draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), "create_quantized_param", make)
 
 

@@ -77,6 +77,8 @@ class Pipeline:
 def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     def make_detection(original):
         def disable_offloading(*args, **kwargs):
+            if kwargs.keys() - {"_pipeline"}:  # upstream's own error
+                return original(*args, **kwargs)
             *first, pipeline = (*args, *kwargs.values())
             if pipeline is not None:
                 offloading = {

@@ -41,4 +41,6 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
 
         return dequantized(model)
 
-    draft.replace(resolve(quanto_quantizer, "QuantoQuantizer"), "_dequantize", _dequantize)
+    draft.wrap_plain(
+        resolve(quanto_quantizer, "QuantoQuantizer"), "_dequantize", lambda original: _dequantize
+    )

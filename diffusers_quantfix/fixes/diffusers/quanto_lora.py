@@ -14,7 +14,6 @@ from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -60,17 +59,14 @@ def broken(lora_pipeline: ModuleType) -> bool:
 
 def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     """Wrap the method; it runs once per LoRA."""
-    draft.wrap_wrapt(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD, _with_every_parameter)
 
+    def make(original):
+        def _maybe_expand_lora_state_dict(cls, transformer, *args, **kwargs):
+            return original(cls, _View(transformer), *args, **kwargs)
 
-def _with_every_parameter(
-    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    if args:
-        args = (_View(args[0]), *args[1:])
-    else:
-        kwargs = {**kwargs, "transformer": _View(kwargs["transformer"])}
-    return wrapped(*args, **kwargs)
+        return _maybe_expand_lora_state_dict
+
+    draft.wrap_plain(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD, make)
 
 
 class _View:

@@ -13,14 +13,12 @@ Patch: companions in another file are read together with their weight, and skipp
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import names_used, resolve, written_in
 from ...loading.shards import brought_together, look_ahead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -50,7 +48,7 @@ _APART = "_quantfix_apart"
 def broken(modeling_utils: ModuleType) -> bool:
     """Whether neither upstream nor this fix merges the files; a stand-in would have to write and read some."""
     load = resolve(modeling_utils, f"ModelMixin.{_LOAD}")
-    if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
+    if written_in(load, __name__):
         return False
     return "_merge_sharded_checkpoints" not in names_used(
         resolve(modeling_utils, "ModelMixin.from_pretrained")
@@ -59,6 +57,21 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     import sys
+
+    def make_load(original):
+        def _load_pretrained_model(cls, *args, **kwargs):
+            quantizer = kwargs.get("hf_quantizer")
+            files = kwargs.get("resolved_model_file", args[_FILES] if len(args) > _FILES else None)
+            apart = look_ahead(quantizer, files)
+            if not apart:
+                return original(cls, *args, **kwargs)
+            setattr(quantizer, _APART, apart)  # threads that load the files at once share the quantizer
+            try:
+                return original(cls, *args, **kwargs)
+            finally:
+                delattr(quantizer, _APART)
+
+        return _load_pretrained_model
 
     def make(original):
         def load_model_dict_into_meta(model, state_dict, *args, **kwargs):
@@ -69,22 +82,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
         return load_model_dict_into_meta
 
-    draft.wrap_wrapt(resolve(modeling_utils, "ModelMixin"), _LOAD, _with_a_look_ahead)
+    draft.wrap_plain(resolve(modeling_utils, "ModelMixin"), _LOAD, make_load)
     home = sys.modules["diffusers.models.model_loading_utils"]
     resolve(home, "load_model_dict_into_meta")
     draft.wrap_plain(home, "load_model_dict_into_meta", make)
-
-
-def _with_a_look_ahead(
-    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    quantizer = kwargs.get("hf_quantizer")
-    files = kwargs.get("resolved_model_file", args[_FILES] if len(args) > _FILES else None)
-    apart = look_ahead(quantizer, files)
-    if not apart:
-        return wrapped(*args, **kwargs)
-    setattr(quantizer, _APART, apart)  # threads that load the files at once share the quantizer
-    try:
-        return wrapped(*args, **kwargs)
-    finally:
-        delattr(quantizer, _APART)

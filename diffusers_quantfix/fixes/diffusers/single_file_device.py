@@ -15,12 +15,11 @@ without a request (GGUF above all), are loaded as before.
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
+from ...engine.probe import function_of, resolve, written_in
 from ...engine.versions import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -44,34 +43,31 @@ def broken(single_file_model: ModuleType) -> bool:
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
     if "param_device" not in function_of(method).__code__.co_varnames:
         return False
-    while hasattr(method, "__wrapped__"):
-        if getattr(method, "_self_wrapper", None) is _with_chosen_device:
-            return False
-        method = method.__wrapped__
-    return True
+    return not written_in(method, __name__)
 
 
 def patch(single_file_model: ModuleType, draft: Draft) -> None:
     """Wrap ``from_single_file``; it runs once per model."""
-    draft.wrap_wrapt(
-        resolve(single_file_model, "FromOriginalModelMixin"), "from_single_file", _with_chosen_device
-    )
+
+    def make(original):
+        def from_single_file(cls, *args, **kwargs):
+            return original(cls, *args, **_with_chosen_device(kwargs))
+
+        return from_single_file
+
+    draft.wrap_plain(resolve(single_file_model, "FromOriginalModelMixin"), "from_single_file", make)
 
 
-def _with_chosen_device(
-    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """``from_single_file`` with ``device_map`` and ``device`` converted to the one requested ``device``."""
+def _with_chosen_device(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """These arguments with ``device_map`` and ``device`` converted to the one requested ``device``."""
     config = kwargs.get("quantization_config")
     if config is None:
-        return wrapped(*args, **kwargs)
+        return kwargs
     from diffusers_quantfix.loading.device import chosen_device, is_plan
 
     device_map, device = kwargs.get("device_map"), kwargs.get("device")
     if is_plan(device_map) and not is_installed("diffusers", "<0.33"):
-        return wrapped(
-            *args, **kwargs
-        )  # ignored upstream: a program that passes "auto" without effect keeps working
+        return kwargs  # ignored upstream: a program that passes "auto" without effect keeps working
     places = set()
     if device_map is not None:
         places.add(chosen_device(device_map, config, pre_quantized=True))
@@ -86,7 +82,7 @@ def _with_chosen_device(
         kwargs["device"] = places.pop()
     elif _needs_an_accelerator(config):
         kwargs["device"] = chosen_device(None)
-    return wrapped(*args, **kwargs)
+    return kwargs
 
 
 def _needs_an_accelerator(config: Any) -> bool:

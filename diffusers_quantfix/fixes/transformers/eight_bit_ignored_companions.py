@@ -14,12 +14,11 @@ from __future__ import annotations
 import inspect
 
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import names_used, resolve, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -43,26 +42,28 @@ _LISTED = "unexpected_keys"
 def broken(quantizer_bnb_8bit: ModuleType) -> bool:
     """Look for the list: to call the quantizer, bitsandbytes would have to be imported."""
     method = vars(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer")).get(_NAME)
-    if method is None or getattr(method, "_self_wrapper", None) is _with_listed_companions:
+    if method is None or written_in(method, __name__):
         return False
     return _LISTED in inspect.signature(method).parameters and "remove" in names_used(method)
 
 
 def patch(quantizer_bnb_8bit: ModuleType, draft: Draft) -> None:
-    draft.wrap_wrapt(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer"), _NAME, _with_listed_companions)
+    def make(original):
+        signature = inspect.signature(original)
 
+        def create_quantized_param(*args, **kwargs):
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:  # upstream's own error
+                return original(*args, **kwargs)
+            listed = given.get(_LISTED)
+            if listed is not None:
+                for kind in ("SCB", "weight_format"):
+                    key = given["param_name"].replace("weight", kind)
+                    if key in given["state_dict"] and key not in listed:
+                        listed.append(key)
+            return original(*args, **kwargs)
 
-def _with_listed_companions(
-    wrapped: Any, quantizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    try:
-        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    except TypeError:  # upstream's own error
-        return wrapped(*args, **kwargs)
-    listed = given.get(_LISTED)
-    if listed is not None:
-        for kind in ("SCB", "weight_format"):
-            key = given["param_name"].replace("weight", kind)
-            if key in given["state_dict"] and key not in listed:
-                listed.append(key)
-    return wrapped(*args, **kwargs)
+        return create_quantized_param
+
+    draft.wrap_plain(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer"), _NAME, make)

@@ -61,13 +61,15 @@ def broken(quantizer_bnb_4bit: ModuleType) -> bool:
 
 
 def patch(quantizer_bnb_4bit: ModuleType, draft: Draft) -> None:
-    draft.wrap_wrapt(resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer"), _NAME, _of_the_model)
+    def make(original):
+        def create_quantized_param(self, *args, **kwargs):
+            if self.pre_quantized and not _has(self, *args, **kwargs):
+                return None
+            return original(self, *args, **kwargs)
 
+        return create_quantized_param
 
-def _of_the_model(wrapped: Any, quantizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if quantizer.pre_quantized and not _has(quantizer, *args, **kwargs):
-        return None
-    return wrapped(*args, **kwargs)
+    draft.wrap_plain(resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer"), _NAME, make)
 
 
 def _has(quantizer: Any, model: Any, param_value: Any, param_name: str, *args: Any, **kwargs: Any) -> bool:

@@ -40,4 +40,6 @@ def patch(quantizer_quanto: ModuleType, draft: Draft) -> None:
 
         return dequantized(model, dtype)
 
-    draft.replace(resolve(quantizer_quanto, "QuantoHfQuantizer"), "_dequantize", _dequantize)
+    draft.wrap_plain(
+        resolve(quantizer_quanto, "QuantoHfQuantizer"), "_dequantize", lambda original: _dequantize
+    )

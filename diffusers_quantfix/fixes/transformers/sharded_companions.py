@@ -19,12 +19,11 @@ import inspect
 
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import names_used, resolve, written_in
 from ...loading.shards import Apart, brought_together, look_ahead
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -67,7 +66,7 @@ class _Path(str):
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the quantizers' messages: to call a quantizer, a stand-in would have to import bitsandbytes."""
     load = resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
-    if getattr(load, "_self_wrapper", None) is _with_a_look_ahead:
+    if written_in(load, __name__):
         return False
     return any(_says(modeling_utils, *refusal) for refusal in _REFUSALS)
 
@@ -83,6 +82,24 @@ def _says(modeling_utils: ModuleType, module: str, method: str, refusal: str) ->
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    def make_load(original):
+        signature = inspect.signature(original)
+
+        def _load_pretrained_model(*args, **kwargs):
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:  # upstream's own error
+                return original(*args, **kwargs)
+            name = next((name for name in _FILES if name in bound.arguments), "")
+            files: Any = bound.arguments.get(name)
+            apart = look_ahead(bound.arguments.get("hf_quantizer"), files)
+            if not apart:
+                return original(*args, **kwargs)
+            bound.arguments[name] = [_with(file, apart) for file in files]
+            return original(*bound.args, **bound.kwargs)
+
+        return _load_pretrained_model
+
     def make(original):
         def load_state_dict(checkpoint_file, *args, **kwargs):
             state_dict = original(checkpoint_file, *args, **kwargs)
@@ -93,24 +110,8 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
         return load_state_dict
 
-    draft.wrap_wrapt(resolve(modeling_utils, "PreTrainedModel"), _LOAD, _with_a_look_ahead)
+    draft.wrap_plain(resolve(modeling_utils, "PreTrainedModel"), _LOAD, make_load)
     draft.wrap_plain(modeling_utils, "load_state_dict", make)
-
-
-def _with_a_look_ahead(
-    wrapped: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    try:
-        bound = inspect.signature(wrapped).bind(*args, **kwargs)
-    except TypeError:  # upstream's own error
-        return wrapped(*args, **kwargs)
-    name = next((name for name in _FILES if name in bound.arguments), "")
-    files: Any = bound.arguments.get(name)
-    apart = look_ahead(bound.arguments.get("hf_quantizer"), files)
-    if not apart:
-        return wrapped(*args, **kwargs)
-    bound.arguments[name] = [_with(file, apart) for file in files]
-    return wrapped(*bound.args, **bound.kwargs)
 
 
 def _with(file: str, apart: Apart) -> _Path:

@@ -1,0 +1,125 @@
+"""What is pickled, copied and inspected behaves as without the package, except where `MEANT` says why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAME = ("the same object", "an equal object")
+_OURS = "torchao.quantization.quant_api.partial"  # a class of ours, of which no pickle holds an instance
+Answers = dict[str, str]
+
+
+def the_code_is_ours(slot: str, asked: str, bare: Answers) -> bool:
+    """Tracebacks and debuggers have to show the file in which it is; ``inspect.getsource`` shows upstream's."""
+    return asked.endswith("/file/0")
+
+
+def wrappers_take_any_argument(slot: str, asked: str, bare: Answers) -> bool:
+    """``inspect.signature`` follows ``__wrapped__``; ``getfullargspec`` and ``__defaults__`` do not."""
+    return "/argspec" in asked or "/defaults" in asked
+
+
+def named_after_its_owner(slot: str, asked: str, bare: Answers) -> bool:
+    """An inherited or imported function that is patched for one owner is that owner's, and pickled by that name."""
+    names = [bare.get(f"/value/names/{name}", "") for name in ("__module__", "__qualname__")]
+    of_a_class = any(question.startswith("/kind") for question in bare)
+    if slot.endswith(f".{names[1]}") if of_a_class else slot == ".".join(names):
+        return False
+    of_the_name = {"/own", "/kind/1", "/value/module", "/value/repr"}
+    of_the_name |= {f"/value/names/{name}" for name in ("__qualname__", "__module__")}
+    return asked in of_the_name | {f"/value/pickled/{protocol}" for protocol in range(6)}
+
+
+def was_written_in_c(slot: str, asked: str, bare: Answers) -> bool:
+    """``Params4bit.__setattr__`` is that of object: a function of Python takes its place."""
+    return bare["/raw"] == "builtins.wrapper_descriptor"
+
+
+def torchao_module_pickle(slot: str, asked: str, bare: Answers) -> bool:
+    """The fix renames what torchao makes methods of, so that pickle finds them."""
+    name = slot.rpartition(".")[2]
+    if name in ("_linear_extra_repr", "_embedding_extra_repr"):
+        return asked == "/value/names/__name__"
+    return slot == "torchao.quantization.quant_api.partial"
+
+
+def torch_checkpoint_names_cache(slot: str, asked: str, bare: Answers) -> bool:
+    """The fix removes the cache, which keeps models alive."""
+    return slot.endswith(".state_dict._get_fqns")
+
+
+def torch_compiler_disable(slot: str, asked: str, bare: Answers) -> bool:
+    """Torch leaves attributes at what it does not compile, and there a fix knows its own function by one of ours."""
+    return ".group_offloading.ModuleGroup." in slot and asked == "/value/attributes"
+
+
+MEANT: list[Callable[[str, str, Answers], bool]] = [
+    the_code_is_ours,
+    wrappers_take_any_argument,
+    named_after_its_owner,
+    was_written_in_c,
+    torchao_module_pickle,
+    torch_checkpoint_names_cache,
+    torch_compiler_disable,
+]
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Answers], dict[str, Answers]]:
+    """What is seen of every patched slot, without the package and with it: slot -> question -> answer."""
+    pytest.importorskip("diffusers", reason="the stack is not installed")
+    folder = tmp_path_factory.mktemp("slots")
+    patched, bare = folder / "patched.json", folder / "bare.json"
+    for arguments in (["patched", patched], ["bare", bare, patched]):
+        command = [sys.executable, "-m", "tests.slots.describe", *map(str, arguments)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0, done.stderr
+    return _read(bare), _read(patched)
+
+
+def _read(report: Path) -> dict[str, Answers]:
+    slots = json.loads(report.read_text(encoding="utf-8"))["slots"]
+    return {slot: dict(_flat(found)) for slot, found in slots.items()}
+
+
+def _flat(found: Any, asked: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(found, str):
+        yield asked, found
+        return
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+        yield from _flat(value, f"{asked}/{key}")
+
+
+@pytest.mark.thorough
+def test_every_slot_is_seen_as_without_the_package(reports):
+    bare, patched = reports
+    assert len(bare) > 100
+    differences = []
+    for slot, answers in bare.items():
+        for asked in sorted(answers.keys() | patched[slot].keys()):
+            before, after = answers.get(asked), patched[slot].get(asked)
+            if asked.startswith("/loaded/") or before == after:
+                continue
+            if not any(is_meant(slot, asked, answers) for is_meant in MEANT):
+                differences.append(f"{slot} {asked}: {before!r} without the package, {after!r} with it")
+    assert not differences, f"{len(differences)} differences\n" + "\n".join(differences[:40])
+
+
+@pytest.mark.thorough
+def test_what_is_pickled_with_the_package_loads_without_it(reports):
+    bare, _ = reports
+    loaded = 0
+    for slot, answers in bare.items():
+        for protocol in range(6):
+            if answers.get(f"/value/unpickled/{protocol}") in SAME and slot != _OURS:
+                assert answers[f"/loaded/{protocol}"] in SAME, slot
+                loaded += 1
+    assert loaded > 500
