@@ -48,9 +48,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function):
 
 
 def _is_late(item: pytest.Item) -> bool:
-    """Whether the devices of a test take time."""
-    mark = item.get_closest_marker("late")
-    return bool(mark or item.config.getoption("--late"))
+    """Whether the devices of a test take time; a test of its own devices decides for itself."""
+    asks = {"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ()))
+    return bool(asks and (item.get_closest_marker("late") or item.config.getoption("--late")))
 
 
 def _no_hazards(hazards: list) -> None:

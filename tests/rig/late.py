@@ -38,12 +38,17 @@ are taken for the same memory.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
 
 from . import bindings
 from .undo import Undo
+
+
+# A frame of these is no place in a program.
+_NO_PLACES = [sys.modules[name] for name in ("torch", "_pytest", "pluggy") if name in sys.modules]
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,7 @@ class End:
     frames: tuple[str, ...]
 
     def __str__(self) -> str:
-        places = "\n        from ".join(self.frames) or "no Python code"
-        return f"{self.what} ({self.who})\n        at {places}"
+        return f"{self.what} ({self.who})\n        at {_places(self.frames)}"
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Hazard:
         second: the end that did not wait for it.
         count: how often.
         bytes: of the memory, all times together.
+        freed: where memory was freed that is used again, as in `End`.
     """
 
     kind: str
@@ -84,30 +89,43 @@ class Hazard:
     second: End
     count: int
     bytes: int
+    freed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.count} times, {self.bytes} bytes\n    {self.first}\n    {self.second}"
+        freed = f"\n    freed at {_places(self.freed)}" if self.freed else ""
+        return (
+            f"{self.kind}, {self.count} times, {self.bytes} bytes\n    {self.first}{freed}\n    {self.second}"
+        )
+
+
+def _places(frames: tuple[str, ...]) -> str:
+    return "\n        from ".join(frames) or "no Python code"
 
 
 def watch(undo: Undo) -> None:
     """Let the devices take time until ``undo`` is done."""
     here = os.path.dirname(os.path.abspath(__file__))
     modules = [os.path.join(here, name) for name in os.listdir(here) if not name.startswith("test_")]
-    torch.ops.diffusers_quantfix_rig.watch([os.path.dirname(torch.__file__) + os.sep, *sorted(modules)])
+    libraries = [os.path.dirname(module.__file__) + os.sep for module in _NO_PLACES]
+    torch.ops.diffusers_quantfix_rig.watch([*libraries, *sorted(modules)])
     undo.call(torch.ops.diffusers_quantfix_rig.unwatch)
     for name in ("numpy", "tolist"):
         undo.set(torch.Tensor, name, _told(getattr(torch.Tensor, name)))
 
 
 def hazards() -> list[Hazard]:
-    """Those since the devices were last switched on late; an early free is known when they are switched off."""
-    return [_parsed(line) for line in torch.ops.diffusers_quantfix_rig.hazards()]
+    """Those since the devices were last switched on late.
+
+    What is freed behind the end of a test is no early free.
+    """
+    found = [_parsed(line) for line in torch.ops.diffusers_quantfix_rig.hazards()]
+    return [hazard for hazard in found if hazard.kind != "early free" or hazard.second.frames]
 
 
 def _parsed(line: str) -> Hazard:
-    kind, size, count, *ends = line.split("\x1f")
+    kind, size, count, *ends, freed = line.split("\x1f")
     first, second = (End(*ends[i : i + 2], tuple(ends[i + 2].splitlines())) for i in (0, 3))
-    return Hazard(kind, first, second, int(count), int(size))
+    return Hazard(kind, first, second, int(count), int(size), tuple(freed.splitlines()))
 
 
 def _told(original):

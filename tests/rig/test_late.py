@@ -122,7 +122,8 @@ def test_reuse(late):
     del weight
     with torch.cuda.stream(late.transfer):
         torch.empty(SIZE, device=late.device)  # allocated
-    the_hazard("reuse", "read", "allocated")
+    hazard = the_hazard("reuse", "read", "allocated")
+    assert hazard.freed[0].endswith(" in test_reuse")
 
 
 def test_reuse_with_another_stream_recorded(late):

@@ -196,7 +196,8 @@ class Late {
       for (const auto& access : block->accesses) {
         if (knows(who, access)) continue;
         used = true;
-        if (is_large(bytes) == is_large(block->bytes)) report("reuse", block->bytes, access, who, "allocation", place);
+        if (is_large(bytes) != is_large(block->bytes)) continue;
+        add(hazards_, "reuse", block->bytes, access, who, "allocation", place, block->place);
       }
       block = !used || is_large(bytes) == is_large(block->bytes) ? freed.erase(block) : block + 1;
     }
@@ -227,7 +228,7 @@ class Late {
     }
   }
 
-  // ---- hazards: kind, bytes, count, then of both ends: stream, operation, place
+  // ---- hazards: kind, bytes, count, of both ends stream, operation and place, where memory was freed
 
   std::vector<std::string> hazards() {
     std::vector<std::string> lines;
@@ -236,6 +237,7 @@ class Late {
       std::string line = kind + '\x1f' + std::to_string(found.bytes) + '\x1f' + std::to_string(found.count);
       line += '\x1f' + first.first + '\x1f' + found.first + '\x1f' + Places::get().text(first.second);
       line += '\x1f' + second.first + '\x1f' + found.second + '\x1f' + Places::get().text(second.second);
+      line += '\x1f' + Places::get().text(found.freed);
       lines.push_back(std::move(line));
     }
     return lines;
@@ -263,6 +265,7 @@ class Late {
   struct Found {
     size_t bytes = 0, count = 0;
     std::string first, second;  // what the operations of both ends are called, the first time
+    int freed = 0;              // where memory was freed that is used again
   };
   using Hazards = std::map<std::tuple<std::string, End, End>, Found>;
 
@@ -358,10 +361,10 @@ class Late {
   }
   void add(
       Hazards& hazards, const char* kind, size_t bytes, const Access& first, size_t who, const std::string& name,
-      int place) const {
+      int place, int freed = 0) const {
     const char* does = first.is_copy ? "" : first.write ? " writes" : " reads";
     auto& found = hazards[{kind, {streams_[first.who].name, first.place}, {streams_[who].name, place}}];
-    if (found.count == 0) found = {0, 0, first.name + does, name};
+    if (found.count == 0) found = {0, 0, first.name + does, name, freed};
     found.bytes += bytes;
     ++found.count;
   }
