@@ -46,7 +46,6 @@ import torch
 from . import bindings
 from .undo import Undo
 
-
 # A frame of these is no place in a program.
 _NO_PLACES = [sys.modules[name] for name in ("torch", "_pytest", "pluggy") if name in sys.modules]
 
