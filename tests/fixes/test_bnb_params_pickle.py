@@ -131,10 +131,148 @@ def test_weights_only(gpu, bits):
     assert torch.equal(twin.data, weight.data)
 
 
+def _subclasses(bits: int) -> dict:
+    """Subclasses as users write them: an argument without default, and a state of their own."""
+    from bitsandbytes import nn
+
+    upstream = getattr(nn, CLASSES[bits])
+
+    class Named(upstream):
+        def __new__(cls, data, label, **arguments):
+            self = super().__new__(cls, data, **arguments)
+            self.label = label
+            return self
+
+    class Described(upstream):
+        def __getstate__(self):
+            state = {name: value for name, value in vars(self).items() if name != "module"}
+            return {**state, "described": "by __getstate__"}
+
+    class Own(upstream):
+        def __getstate__(self):
+            return ["own", self.data]
+
+        def __setstate__(self, state):
+            self.data, self.read = state[1], state[0]
+
+    found = {}
+    for cls in (Named, Described, Own):
+        name = f"{cls.__name__}{bits}"
+        cls.__module__, cls.__qualname__ = __name__, name
+        found[cls.__name__] = globals()[name] = cls
+    return found
+
+
+def _data(bits: int):
+    import torch
+
+    return (
+        torch.arange(32, dtype=torch.uint8).view(-1, 1)
+        if bits == 4
+        else torch.arange(4, dtype=torch.int8).view(2, 2)
+    )
+
+
+ways = pytest.mark.parametrize("way", [by_pickle, by_torch], ids=["pickle", "torch.save"])
+
+
+@ways
+@bits
+@pytest.mark.parametrize("trained", [False, True])
+def test_attributes_and_the_constructor_of_a_subclass(bits, way, trained):
+    import torch
+
+    data = _data(bits).float() if trained else _data(bits)
+    weight = _subclasses(bits)["Named"](data, "first", requires_grad=trained)
+    weight.tag = "a tag"
+    twin = way(weight)
+    assert (type(twin), twin.label, twin.tag) == (type(weight), "first", "a tag")
+    assert (twin.requires_grad, twin.is_leaf) == (trained, True)
+    assert torch.equal(twin.data, data)
+    assert vars(twin).keys() == vars(weight).keys()
+
+
+@ways
+@bits
+def test_the_own_state_of_a_subclass(bits, way):
+    import torch
+
+    classes = _subclasses(bits)
+    described = way(classes["Described"](_data(bits), requires_grad=False))
+    assert (type(described), described.described) == (classes["Described"], "by __getstate__")
+    own = way(classes["Own"](_data(bits), requires_grad=False))
+    assert (type(own), own.read) == (classes["Own"], "own")
+    assert torch.equal(described.data, _data(bits))
+    assert torch.equal(own.data, _data(bits))
+
+
+@ways
+def test_attributes_of_a_weight_with_its_layer(way):
+    """The layer refers back to its weight."""
+    from bitsandbytes import nn
+
+    layer = nn.Linear4bit(64, 64)
+    layer.weight.tag = "a tag"
+    if layer.weight.module is None:
+        layer.weight.module = layer
+    weight = way(layer.weight)
+    assert weight.tag == "a tag"
+    assert weight.module.weight is weight
+    twin = way(layer)
+    assert twin.weight.tag == "a tag"
+    assert twin.weight.module is twin
+
+
+@bits
+def test_weights_only_of_a_weight_with_attributes(bits):
+    import torch
+    from bitsandbytes import nn
+
+    weight = getattr(nn, CLASSES[bits])(_data(bits), requires_grad=False)
+    weight.tag = "a tag"
+    if bits == 4:
+        weight.quant_state = weight.module = None
+    with torch.serialization.safe_globals([type(weight), torch._utils._set_obj_state]):
+        assert by_torch(weight, weights_only=True).tag == "a tag"
+
+
+class Written:
+    """Is pickled as an earlier version of this package pickled a weight."""
+
+    def __init__(self, reduced):
+        self.reduced = reduced
+
+    def __reduce_ex__(self, protocol):
+        return self.reduced
+
+
+@bits
+def test_files_of_earlier_versions(bits):
+    import torch
+    from bitsandbytes import nn
+    from torch._tensor import _rebuild_from_type_v2
+
+    cls = getattr(nn, CLASSES[bits])
+    weight = cls(_data(bits), requires_grad=False)
+    if bits == 4:
+        formats = [(cls, (), {**vars(weight), "data": weight.data, "requires_grad": False})]
+    else:
+        held = {**vars(weight), "tag": "a tag"}
+        formats = [
+            (cls, (weight.data, False, False, weight.CB, weight.SCB)),
+            (_rebuild_from_type_v2, (cls, cls, (weight.data, False), held)),
+        ]
+    for written in formats:
+        twin = by_pickle(Written(written))
+        assert type(twin) is cls
+        assert torch.equal(twin.data, weight.data)
+
+
 READER = """
 import sys, torch
 model, run = torch.load(sys.argv[1], weights_only=False), torch.load(sys.argv[2])
 print([type(layer.weight).__name__ for layer in (model[0], model[2])], "diffusers_quantfix" in sys.modules)
+assert model[0].weight.tag == "a tag"
 with torch.no_grad():
     print(torch.equal(model.to("cpu")(run["inputs"]), run["outputs"]))
 """
@@ -147,6 +285,7 @@ def test_it_is_read_without_this_package(tmp_path):
     if sentence := unmet("bitsandbytes>=0.46"):
         pytest.skip(f"4-bit layers run on the CPU from 0.46 on; {sentence}")
     model = four_bit.stack("cpu")
+    model[0].weight.tag = "a tag"
     inputs = four_bit.batch("cpu")
     torch.save(model, tmp_path / "model.pt")
     with torch.no_grad():

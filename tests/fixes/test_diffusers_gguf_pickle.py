@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 
@@ -91,6 +92,36 @@ def test_weights_only(folder):
         twin = by_torch(weight, weights_only=True)
     assert twin.quant_type == weight.quant_type
     assert torch.equal(twin.as_tensor(), weight.as_tensor())
+
+
+def _named():
+    """A subclass with an argument without default."""
+    from diffusers.quantizers.gguf.utils import GGUFParameter
+
+    class Named(GGUFParameter):
+        def __new__(cls, data, label="", **arguments):
+            self = super().__new__(cls, data, **arguments)
+            self.label = label
+            return self
+
+    Named.__module__, Named.__qualname__ = __name__, "Named"
+    globals()["Named"] = Named
+    return Named
+
+
+@pytest.mark.parametrize("way", [by_pickle, by_torch, copy.copy, copy.deepcopy])
+def test_attributes_and_subclasses(folder, way):
+    import torch
+
+    weight = gguf_models.weights_of(gguf_models.transformer(folder))[0]
+    named = _named()(weight.as_tensor(), "first", quant_type=weight.quant_type)
+    for one in (weight, named):
+        one.tag = ["a tag"]
+        twin = way(one)
+        assert type(twin) is type(one)
+        assert vars(twin).items() >= vars(one).items()
+        assert (twin.tag is one.tag) == (way is copy.copy)
+        assert torch.equal(twin.as_tensor(), one.as_tensor())
 
 
 def answer(weight, queue):

@@ -5,10 +5,12 @@ Symptom: a model that was pickled, saved with ``torch.save(model)`` or sent to a
 Cause: ``torch.nn.Parameter.__reduce_ex__`` always rebuilds a ``Parameter``, not the original class, and sets the
     attributes on it.
 Upstream: none.
-Patch: ``Params4bit`` and ``Int8Params`` are rebuilt by their own constructors, so that the file needs bitsandbytes and
-    torch, but not this package. It contains the bytes of a weight once. ``torch.load(weights_only=True)`` needs these
-    classes in ``torch.serialization.add_safe_globals``, as it needs QuantState and the layers of every pickled model.
-    State dicts contain none of these classes and are not affected.
+Patch: ``Params4bit`` and ``Int8Params`` are rebuilt by their own constructors, and weights of a subclass or with other
+    attributes by torch's functions, so that the file needs bitsandbytes and torch, but not this package. It contains
+    the bytes of a weight once. ``__getstate__`` and ``__setstate__`` of a subclass are called.
+    ``torch.load(weights_only=True)`` needs these classes in ``torch.serialization.add_safe_globals``, as it needs
+    QuantState and the layers of every pickled model, and ``torch._utils._set_obj_state`` for 4-bit weights with other
+    attributes. State dicts contain none of these classes and are not affected.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import names_used, resolve
 from ...weights import params_4bit
+from ...weights.rebuilt import rebuilt, with_others
 
 FIX = Fix(
     id="bnb-params-pickle",
@@ -32,6 +35,18 @@ FIX = Fix(
     hot=True,
 )
 
+# What a 4-bit weight has, data included.
+_OF_4BIT = {
+    "blocksize",
+    "bnb_quantized",
+    "compress_statistics",
+    "data",
+    "module",
+    "quant_state",
+    "quant_storage",
+    "quant_type",
+    "requires_grad",
+}
 # The arguments of Int8Params's constructor besides the data.
 _OF_8BIT = {"CB", "SCB", "has_fp16_weights"}
 
@@ -50,31 +65,44 @@ def broken(modules: ModuleType) -> bool:
 
 
 def patch(modules: ModuleType, draft: Draft) -> None:
-    from torch._tensor import _rebuild_from_type_v2
+    from torch._utils import _get_obj_state
+
+    class_4bit, class_8bit = resolve(modules, "Params4bit"), resolve(modules, "Int8Params")
+    restored = sorted(names_used(class_4bit.__setstate__) & _OF_4BIT)
 
     def make_4bit(original):
         def __reduce_ex__(self, proto):
             params_4bit.unpack(self)
+            cls = type(self)
+            state = _get_obj_state(self)  # by the ``__getstate__`` of the class
+            if cls.__setstate__ is not class_4bit.__setstate__ or not isinstance(state, dict):
+                return rebuilt(self, self.data, state)
+            state = {"data": self.data, "requires_grad": self.requires_grad, **state}
+            others = {name: value for name, value in state.items() if name not in restored}
+            # The class's ``__setstate__`` insists on these, and leaves out all others.
+            state.update((name, None) for name in restored if name not in state)
             # The parameter is created first and filled afterwards, since its layer refers back to it.
-            state = {**vars(self), "data": self.data, "requires_grad": self.requires_grad}
-            return type(self), (), state
+            reduced = (cls, (), state) if cls is class_4bit else rebuilt(self, state["data"], state)
+            return with_others(reduced, others) if others else reduced
 
         return __reduce_ex__
 
     def make_8bit(original):
         def __reduce_ex__(self, proto):
-            data, held = self.data, dict(vars(self))
-            matrix = held.get("CB")
-            if matrix is not None and matrix.data_ptr() == data.data_ptr() and matrix.shape == data.shape:
-                held["CB"] = data  # the same tensor, not another one of the same bytes
-            if held.keys() == _OF_8BIT:
-                arguments = (data, self.requires_grad, held["has_fp16_weights"], held["CB"], held["SCB"])
-                return type(self), arguments
+            data, state = self.data, _get_obj_state(self)
+            if isinstance(state, dict):
+                state = dict(state)
+                matrix = state.get("CB")
+                if matrix is not None and matrix.data_ptr() == data.data_ptr() and matrix.shape == data.shape:
+                    state["CB"] = data  # the same tensor, not another one of the same bytes
+                if type(self) is class_8bit and state.keys() == _OF_8BIT:
+                    named = [state[name] for name in ("has_fp16_weights", "CB", "SCB")]
+                    return class_8bit, (data, self.requires_grad, *named)
             # More than the constructor accepts; up to 0.43.1 that is always so, and the constructor drops the two
             # matrices.
-            return _rebuild_from_type_v2, (type(self), type(self), (data, self.requires_grad), held)
+            return rebuilt(self, data, state)
 
         return __reduce_ex__
 
-    draft.wrap_plain(resolve(modules, "Params4bit"), "__reduce_ex__", make_4bit)
-    draft.wrap_plain(resolve(modules, "Int8Params"), "__reduce_ex__", make_8bit)
+    draft.wrap_plain(class_4bit, "__reduce_ex__", make_4bit)
+    draft.wrap_plain(class_8bit, "__reduce_ex__", make_8bit)

@@ -5,9 +5,10 @@ Symptom: ``torch.save`` of a GGUF model or of its state dict, ``pickle`` and a s
 Cause: ``torch.nn.Parameter.__reduce_ex__`` pickles ``self.data``, which is a GGUFParameter again: every function of
     torch returns one. It would also lose the quantization type.
 Upstream: not reported.
-Patch: ``GGUFParameter`` is rebuilt by its own constructor from its bytes and its type, so that the file needs diffusers
-    and gguf, but not this package. ``torch.load(weights_only=True)`` needs ``GGUFParameter`` and
-    ``gguf.GGMLQuantizationType`` in ``torch.serialization.add_safe_globals``.
+Patch: ``GGUFParameter`` is rebuilt by its own constructor from its bytes and its type, one of a subclass or with other
+    attributes by torch's functions, so that the file needs diffusers and gguf, but not this package.
+    ``torch.load(weights_only=True)`` needs ``GGUFParameter`` and ``gguf.GGMLQuantizationType`` in
+    ``torch.serialization.add_safe_globals``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.rebuilt import rebuilt
 
 FIX = Fix(
     id="diffusers-gguf-pickle",
@@ -30,6 +32,9 @@ FIX = Fix(
     frames=("gguf/utils.py:__torch_function__", "gguf/utils.py:__new__", "GGUF"),
     hot=True,
 )
+
+# What its constructor gives it; `_is_param` is torch's.
+_OF_GGUF = {"quant_type", "quant_shape", "_is_param"}
 
 
 def broken(utils: ModuleType) -> bool:
@@ -45,10 +50,17 @@ def broken(utils: ModuleType) -> bool:
 
 
 def patch(utils: ModuleType, draft: Draft) -> None:
+    from torch._utils import _get_obj_state
+
+    parameter_class = resolve(utils, "GGUFParameter")
+
     def make(original):
         def __reduce_ex__(self, proto):
-            return type(self), (self.as_tensor().detach(), self.requires_grad, self.quant_type)
+            data, state = self.as_tensor().detach(), _get_obj_state(self)
+            if type(self) is parameter_class and isinstance(state, dict) and state.keys() <= _OF_GGUF:
+                return parameter_class, (data, self.requires_grad, self.quant_type)
+            return rebuilt(self, data, state)
 
         return __reduce_ex__
 
-    draft.wrap_plain(resolve(utils, "GGUFParameter"), "__reduce_ex__", make)
+    draft.wrap_plain(parameter_class, "__reduce_ex__", make)

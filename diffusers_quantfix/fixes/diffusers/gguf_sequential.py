@@ -6,12 +6,14 @@ Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(p
     ``GGUFParameter.__new__`` looks up the sizes for its argument ``quant_type``, which is then None, although the data
     passed to it is a GGUFParameter with a type.
 Upstream: diffusers issue 14691, PR 14698 (open).
-Patch: without a type argument, the new parameter takes the type of its data. For data without a type upstream's
-    error remains: the type is unknown here; what is read back from disk gets it from `accelerate-gguf-disk`.
+Patch: without a type argument, the new parameter takes the type of its data, and a deep copy has all attributes. For
+    data without a type upstream's error remains: the type is unknown here; what is read back from disk gets it from
+    `accelerate-gguf-disk`.
 """
 
 from __future__ import annotations
 
+import copy
 from types import ModuleType
 
 from ...engine.draft import Draft
@@ -63,4 +65,14 @@ def patch(utils: ModuleType, draft: Draft) -> None:
 
         return __new__
 
+    def make_deepcopy(original):
+        def __deepcopy__(self, memo):
+            copied = original(self, memo)
+            for name, value in vars(self).items():
+                vars(copied)[name] = copy.deepcopy(value, memo)
+            return copied
+
+        return __deepcopy__
+
     draft.wrap_plain(resolve(utils, "GGUFParameter"), "__new__", make)
+    draft.wrap_plain(resolve(utils, "GGUFParameter"), "__deepcopy__", make_deepcopy)
