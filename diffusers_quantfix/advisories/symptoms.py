@@ -233,8 +233,7 @@ def _words(text: str) -> set[str]:
 
 
 def _own_words(fix: Fix) -> set[str]:
-    names = " ".join((fix.id, *(target.name for target in fix.targets))).replace("-", " ")
-    return _words(plain(f"{fix.symptom} {fix.title} {names}"))
+    return _words(plain(f"{fix.symptom} {fix.title} {fix.id.replace('-', ' ')}"))
 
 
 def _rarity(fixes: list[Fix]) -> Mapping[str, float]:

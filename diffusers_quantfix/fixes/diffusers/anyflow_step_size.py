@@ -1,0 +1,60 @@
+"""AnyFlow and AnyFlow FAR ignore their step size with quantized layers, or cannot run.
+
+Symptom: NotImplementedError "silu_cpu" not implemented for 'Byte' in 4 bits. No error in 8 bits, but the output does
+    not depend on ``r_timestep``.
+Cause: ``forward_timestep`` casts to the dtype of the first weight of ``delta_embedder``: in 4 bits the embedding of the
+    step, of which nothing is left; in 8 bits the gate, so that 0.25 becomes 0.
+Upstream: not reported.
+Patch: where that weight is packed, ``forward_timestep`` sees one of the dtype of the biases instead.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix, Target
+from ...engine.probe import resolve
+from ...models.any_flow import destroys_step_size, keeping_step_size
+
+_CLASSES = {
+    "transformer_anyflow": "AnyFlowDualTimestepTextImageEmbedding",
+    "transformer_anyflow_far": "AnyFlowDualTimestepTextImageEmbeddingCausal",
+}
+
+FIX = Fix(
+    id="diffusers-anyflow-step-size",
+    title="AnyFlow ignores its step size with quantized layers, or cannot run",
+    targets=(
+        Target(
+            "diffusers-anyflow-embedder-dtype",
+            "diffusers.models.transformers.transformer_anyflow",
+            {"diffusers": ">=0.39.0,<=0.42.1"},
+        ),
+        Target(
+            "diffusers-anyflow-far-embedder-dtype",
+            "diffusers.models.transformers.transformer_anyflow_far",
+            {"diffusers": ">=0.39.0,<=0.42.1"},
+        ),
+    ),
+    upstream=(),
+    symptom="NotImplementedError: \"silu_cpu\" not implemented for 'Byte' in AnyFlow or AnyFlow FAR; in 8 bits its "
+    "output does not depend on r_timestep",
+    harm="wrong result",
+    patterns=(r"silu_\w+'? not implemented for '(Byte|Char)'",),
+    frames=("AnyFlow", r"transformer_anyflow(_far)?\.py"),
+    hot=True,
+)
+
+
+def broken(module: ModuleType) -> bool:
+    return destroys_step_size(_embedding(module))
+
+
+def patch(module: ModuleType, draft: Draft) -> None:
+    draft.wrap_plain(_embedding(module), "forward_timestep", keeping_step_size)
+
+
+def _embedding(module: ModuleType) -> type:
+    cls: type = resolve(module, _CLASSES[module.__name__.rpartition(".")[2]])
+    return cls

@@ -1,0 +1,62 @@
+"""A ControlNet that is made of a quantized transformer or UNet has wrong weights.
+
+Symptom: no error, but ``from_transformer`` of a Flux, SD3, Qwen-Image or Hunyuan-DiT ControlNet, and ``from_unet`` of a
+    sparse one, give layers with the bytes of an 8-bit weight for numbers (bitsandbytes, SDNQ, FP8 of Black Forest
+    Labs), or with random numbers where optimum-quanto, AutoRound or Nunchaku has quantized the transformer. Of 4 bits,
+    of torchao, or where the embedders are quantized too: errors about names and sizes in a state dict.
+Cause: the weights are copied with ``load_state_dict(..., strict=False)``, which passes over names that do not fit, and
+    writes whatever has the right shape.
+Upstream: not reported. In diffusers 0.31 each class has a module of its own, from 0.32 on they are in one package.
+Patch: a ValueError before anything is made. Layers with a LoRA are copied without it, unless it is fused; upstream
+    leaves them out, whose names differ. ``from_transformer`` of a Z-Image ControlNet, which shares the layers
+    themselves, is left alone. So is every method that copies with ``strict=True`` outside of this package, like
+    ``UNetMotionModel.from_unet2d``: PyTorch raises there, since a quantized layer has names that a plain one has not.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix, Target
+from ...models.copied_weights import guard, unguarded
+
+_ONLY_0_31 = {"diffusers": ">=0.31.0,<0.32.0"}
+
+FIX = Fix(
+    id="diffusers-controlnets-from-quantized",
+    title="a ControlNet that is made of a quantized transformer has wrong weights",
+    targets=(
+        Target(
+            "diffusers-controlnet-from-quantized",
+            "diffusers.models.controlnets",
+            {"diffusers": ">=0.32.0,<=0.42.1"},
+        ),
+        Target("diffusers-controlnet-flux-from-quantized", "diffusers.models.controlnet_flux", _ONLY_0_31),
+        Target(
+            "diffusers-controlnet-hunyuan-from-quantized", "diffusers.models.controlnet_hunyuan", _ONLY_0_31
+        ),
+        Target(
+            "diffusers-controlnet-sparse-from-quantized", "diffusers.models.controlnet_sparsectrl", _ONLY_0_31
+        ),
+    ),
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_flux.py#L208",
+        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_hunyuan.py#L212",
+        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_sparsectrl.py#L443",
+    ),
+    symptom="noise from a ControlNet after from_transformer() of a quantized transformer, or from_unet() of a UNet",
+    harm="wrong result",
+    frames=(
+        "(Flux|SD3|QwenImage|HunyuanDiT2D|Sparse)?ControlNetModel",
+        "from_transformer|from_unet",
+    ),
+)
+
+
+def broken(module: ModuleType) -> bool:
+    return unguarded(module)
+
+
+def patch(module: ModuleType, draft: Draft) -> None:
+    guard(module, draft)

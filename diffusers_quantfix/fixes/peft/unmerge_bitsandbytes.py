@@ -1,0 +1,71 @@
+"""Taking an adapter out of weights of bitsandbytes does not give these weights back.
+
+Symptom: after ``unfuse_lora()`` or ``unmerge_adapter()`` of a LoRA, HiRA, OFT, PVeRA, RoAd or VeRA the output of a
+    4-bit or 8-bit model is not what it was before ``fuse_lora()`` or ``merge_adapter()``, and differs more each time.
+    (Into 4-bit weights a PVeRA or VeRA cannot be merged: ``peft-merge-other-adapters``.)
+Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the adapter (HiRA multiplies and
+    divides, OFT and RoAd rotate), and quantize the result anew. Each time all values are rounded, other ones in each
+    block as its greatest value is another.
+Upstream: not reported; both warn that there are rounding errors. From peft 0.20 on VeRA, from 0.21 on OFT have other
+    classes: ``peft-unmerge-other-adapters``. In 0.20 an OFT cannot be added to these layers.
+Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is taken out, and then is
+    the weight again, wherever that is now; the bias, which a RoAd turns too, comes back as well. If it was given other
+    values in between, if a merged adapter was deleted, or if the CPU has no memory to keep it (logged once), upstream's
+    way is left. When either fails, the layer is what it was.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...engine.draft import Draft
+from ...engine.fix import Fix, Target
+
+FIX = Fix(
+    id="peft-unmerge-bitsandbytes",
+    title="taking an adapter out of weights of bitsandbytes does not give these weights back",
+    targets=(
+        Target("peft-unmerge-bnb", "peft.tuners.lora.bnb", {"peft": ">=0.8.0,<=0.21.2", "bitsandbytes": ""}),
+        Target(
+            "peft-unmerge-hira", "peft.tuners.hira.bnb", {"peft": ">=0.20.0,<=0.21.2", "bitsandbytes": ""}
+        ),
+        Target(
+            "peft-unmerge-oft",
+            "peft.tuners.oft.bnb",
+            {"peft": ">=0.16.0,<0.21.0", "bitsandbytes": ""},
+            fixed_in="peft 0.21.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
+        ),
+        Target(
+            "peft-unmerge-pvera", "peft.tuners.pvera.bnb", {"peft": ">=0.19.0,<=0.21.2", "bitsandbytes": ""}
+        ),
+        Target(
+            "peft-unmerge-road", "peft.tuners.road.bnb", {"peft": ">=0.18.0,<=0.21.2", "bitsandbytes": ""}
+        ),
+        Target(
+            "peft-unmerge-vera",
+            "peft.tuners.vera.bnb",
+            {"peft": ">=0.14.0,<0.20.0", "bitsandbytes": ""},
+            fixed_in="peft 0.20.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
+        ),
+    ),
+    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/bnb.py",),
+    symptom="after unfuse_lora() or unmerge_adapter() of a LoRA, HiRA, PVeRA or RoAd the output of a bitsandbytes "
+    "model is not what it was before",
+    harm="wrong result",
+    frames=(
+        "unfuse_lora|unmerge_adapter|unmerge",
+        "bitsandbytes|nf4|int8|[48].?bit",
+        r"\b(HiRA|PVeRA|RoAd)\b|tuners/\w+/bnb\.py",
+    ),
+    hot=True,
+)
+
+
+def broken(bnb: ModuleType) -> bool:
+    """Does ``unmerge`` of a class quantize, and is not yet patched?"""
+    return round_again(bnb)
+
+
+def patch(bnb: ModuleType, draft: Draft) -> None:
+    leave_their_bits(bnb, draft)
