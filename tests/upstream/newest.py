@@ -152,10 +152,12 @@ def _write(cell: Cell, result: dict[str, Any], table: Table, folder: Path) -> in
             changes.append(change)
         elif why or found.get("news") in (DRIFTED, RETIRED):
             by_hand[fix_id] = why or found["todo"]
-    before = {change.fix_id: claims.source(change.fix_id, ROOT).read_text("utf-8") for change in changes}
+    sources = {claims.source(change.fix_id, ROOT) for change in changes}
+    before = {source: source.read_text("utf-8") for source in sources}
     for change in changes:
         try:
-            _put(change.fix_id, claims.edited(before[change.fix_id], change))
+            source = claims.source(change.fix_id, ROOT)
+            _put(change.fix_id, claims.edited(source.read_text("utf-8"), change))
         except ValueError as error:
             by_hand[change.fix_id] = f"write {change.text} yourself: {error}"
     table, cell = _with_set(cell, table)
@@ -169,8 +171,13 @@ def _write(cell: Cell, result: dict[str, Any], table: Table, folder: Path) -> in
         if state == (HEALTHY if change.fixed_in else PATCHED):
             kept.append(change)
             continue
-        _put(change.fix_id, before[change.fix_id])
         by_hand[change.fix_id] = f"{change.text} was not confirmed: its state with that claim is {state}"
+        source = claims.source(change.fix_id, ROOT)
+        text = before[source]
+        for other in changes:  # those of the other targets of this fix stay
+            if other.fix_id not in by_hand and claims.source(other.fix_id, ROOT) == source:
+                text = claims.edited(text, other)
+        _put(change.fix_id, text)
     for fix_id in by_hand:  # what was seen of it belongs to another claim
         if fix_id in proof["fixes"]:
             proof["fixes"][fix_id]["state"] = FAILED

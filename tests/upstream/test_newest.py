@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -39,15 +40,10 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
     assert not done.stderr.count("Traceback"), done.stderr
     assert done.returncode == 1, "something is left to a person"
     now = json.loads(tree.run("-c", SAY).stdout)
+    edits: dict[Path, int] = {}  # lines that a file loses or gains
     for fix_id, before in said.items():
-        after, file = now[fix_id], claims.source(fix_id, ROOT)
-        lines = [
-            line
-            for line in difflib.ndiff(
-                file.read_text().splitlines(), claims.source(fix_id, tree.folder).read_text().splitlines()
-            )
-            if line.startswith(("+ ", "- "))
-        ]
+        after = now[fix_id]
+        count = edits.setdefault(claims.source(fix_id, Path()), 0)
         end, fixed_in = {True: (f"<{new}", f"{library} {new}"), False: (f"<={new}", before["fixed_in"])}[
             fix_id in fixed
         ]
@@ -55,10 +51,14 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
             assert after["claims"][library] == before["claims"][library].replace(f"<={last}", end)
             assert after["fixed_in"] == fixed_in
             assert {**after["claims"], library: ""} == {**before["claims"], library: ""}
-            assert len(lines) == (3 if fix_id in fixed else 2), lines
+            edits[claims.source(fix_id, Path())] = count + (3 if fix_id in fixed else 2)
         else:
-            assert (after, lines) == (before, []), fix_id
+            assert after == before, fix_id
             assert fix_id not in by_hand or f"\n  {fix_id}: " in done.stdout
+    for file, count in edits.items():
+        texts = [(folder / file).read_text().splitlines() for folder in (ROOT, tree.folder)]
+        lines = [line for line in difflib.ndiff(*texts) if line.startswith(("+ ", "- "))]
+        assert len(lines) == count, (file, lines)
     style = tree.run("-m", "ruff", "format", "--check", "diffusers_quantfix/fixes")
     assert style.returncode == 0 or "No module named" in style.stderr, style.stdout
     (cell,) = (
@@ -123,6 +123,43 @@ def test_an_edit_changes_the_claim_and_nothing_else():
     )  # fmt: skip
     again = claims.Change("a-fix", {"diffusers": ">=0.31.0,<0.44.0"}, "diffusers 0.44.0")
     assert claims.edited(text, again) == text.replace("0.43.0", "0.44.0")
+
+
+SEVERAL = '''"""A fix."""
+
+FIX = Fix(
+    id="a-fix",
+    targets=(
+        Target("a-fix-one", "lib.one", {"diffusers": ">=0.31.0,<=0.42.1"}),
+        Target(
+            "a-fix-two",
+            "lib.two",
+            {"diffusers": ">=0.31.0,<=0.42.1", "gguf": ""},
+        ),
+    ),
+    symptom="one",
+)
+'''
+
+
+def test_an_edit_changes_one_target_and_no_other():
+    longer = claims.edited(SEVERAL, claims.Change("a-fix-two", {"diffusers": ">=0.31.0,<=0.43.0"}))
+    assert longer == SEVERAL.replace('0.42.1", "gguf', '0.43.0", "gguf')
+    for name, end in (
+        ("a-fix-one", ', fixed_in="diffusers 0.43.0"'),
+        ("a-fix-two", ',\n            fixed_in="diffusers 0.43.0"'),
+    ):
+        closed = claims.edited(
+            SEVERAL, claims.Change(name, {"diffusers": ">=0.31.0,<0.43.0"}, "diffusers 0.43.0")
+        )
+        old = '{"diffusers": ">=0.31.0,<=0.42.1"' + (', "gguf": ""}' if name == "a-fix-two" else "}")
+        assert closed == SEVERAL.replace(old, old.replace("<=0.42.1", "<0.43.0") + end)
+        again = claims.edited(
+            closed, claims.Change(name, {"diffusers": ">=0.31.0,<0.44.0"}, "diffusers 0.44.0")
+        )
+        assert again == closed.replace("0.43.0", "0.44.0")
+    with pytest.raises(ValueError, match="no target a-fix is written out"):
+        claims.edited(SEVERAL, claims.Change("a-fix", {"diffusers": "<1"}))
 
 
 @pytest.mark.parametrize(
