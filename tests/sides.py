@@ -5,7 +5,8 @@ it must pass.  With ``--side bare`` the package is off: where the fix's own gate
 body must fail, with an error that matches ``shows``; where the gate says anything else, it must pass.  So one run
 over many releases proves red, green, idle, and that the claimed range is exact in both directions.
 
-Tests without the mark look deeper into a patch; they run on the patched side only.
+Tests without the mark look deeper into a patch; they run on the patched side only.  Where a test with the mark fails
+there, the report says what the board says of its fix.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from collections.abc import Iterable
 
 import pytest
 
@@ -48,11 +50,32 @@ def pytest_collection(session: pytest.Session):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    refuse_unknown_ids(items)
     if config.getoption("--side") == "patched":
         return
     kept = [item for item in items if item.get_closest_marker("defect")]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def refuse_unknown_ids(items: list[pytest.Item]) -> None:
+    """An error for a mark whose id is no target: such a test would prove nothing about any fix."""
+    from diffusers_quantfix.fixes import NAMES
+    from diffusers_quantfix.fixes.targets import TARGETS
+
+    for item in items:
+        for mark in item.iter_markers("defect"):
+            if (name := mark.args[0]) not in TARGETS:
+                several = f"; it has the targets {', '.join(NAMES[name])}" if name in NAMES else ""
+                raise pytest.UsageError(f"{item.nodeid}: defect({name!r}) names no target of a fix{several}")
+
+
+def on_the_board(names: Iterable[str]) -> str:
+    """What the board says of these targets: why a patch that a test needs is not there."""
+    import diffusers_quantfix
+
+    board = diffusers_quantfix.status(load=False)
+    return "\n".join(f"{name} is {board[name].state}: {board[name].reason}" for name in names)
 
 
 @pytest.fixture
@@ -73,8 +96,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function):
     marks = list(pyfuncitem.iter_markers("defect"))
-    if not marks or pyfuncitem.config.getoption("--side") == "patched":
+    if not marks:
         return (yield)
+    if pyfuncitem.config.getoption("--side") == "patched":
+        try:
+            return (yield)
+        except (Exception, pytest.fail.Exception):
+            pyfuncitem.add_report_section(
+                "call", "with the package", on_the_board(mark.args[0] for mark in marks)
+            )
+            raise
     said = {mark.args[0]: gate(mark.args[0]) for mark in marks}
     broken = [mark for mark in marks if said[mark.args[0]][0]]
     pyfuncitem.user_properties += [(f"gate:{fix_id}", why) for fix_id, (_, why) in said.items()]
