@@ -97,6 +97,8 @@ def test_a_new_fix_from_the_command_to_the_pages(tree):
         tree, FIX,
         ("FILL IN: which lines of upstream do what.", "``halve`` divides with ``//``."),
         ("FILL IN: what is replaced, and why there.", "``halve`` itself."),
+        (up_to(stub, '    # FILL IN: "wrong result"', "    since="),
+         '    harm="wrong result",\n    frames=("made_up.py:halve",),\n'),
         (up_to(stub, '    """FILL IN: how'), '    """Halve an odd number."""\n'
          '    return bool(made_up.halve(3) == 1)\n\n\n'
          "def patch(made_up: ModuleType, draft: Draft) -> None:\n"
@@ -217,3 +219,37 @@ def test_the_line_of_the_changelog_stands_among_its_neighbours():
         assert changed.replace(line, "") == text
         section = next(part for part in changed.split("\n### ") if line in part)
         assert not neighbour or f"- `{neighbour}`" in section
+
+
+def named_in(printed: str) -> set[str]:
+    """The files that the printed report says still name a fix."""
+    return {line.split(":")[0].strip() for line in printed.partition("still named")[2].splitlines()[1:]}
+
+
+def test_a_fix_is_taken_out_everywhere(tree):
+    """What the command for a new one has written is gone again, and so is a fix that was finished."""
+    assert tree.ask(*ASKED).returncode == 0
+    done = tree.ask("-m", "tests.new_fix", ID, "--remove")
+    assert done.returncode == 0, done.stderr
+    assert tree.changed() == []
+    assert named_in(done.stdout) == {"tests/test_new_fix.py"}
+
+    gone = "bnb-quant-state-code"
+    done = tree.ask("-m", "tests.new_fix", gone, "--remove")
+    assert done.returncode == 0, done.stderr
+    for name in new_fix.files_of(gone):
+        assert not (tree.folder / name).exists() and f"\n  {name}" in done.stdout
+    pages = [*new_fix.PAGES, new_fix.INDEX_FILE, new_fix.CHANGELOG, new_fix.ERRORS, new_fix.RESULTS]
+    for name in pages:
+        assert f'"{gone}"' not in tree.read(name) and f"\n  {name}" in done.stdout
+    assert f"=== {gone} " not in tree.read(new_fix.ERRORS) and json.loads(tree.read(new_fix.RESULTS))
+    assert sorted(tree.changed()) == sorted(pages), "nothing else is changed"
+    assert tree.ask("-m", "tests.upstream.tables", "--check").returncode == 0
+    assert "tests/tools/test_explain.py" in named_in(done.stdout), "a person decides about what else names it"
+
+    for name, says in (
+        ("no-such-fix", "no fix"),
+        ("peft-unmerge-hira", "a target of peft-unmerge-bitsandbytes"),
+    ):
+        done = tree.ask("-m", "tests.new_fix", name, "--remove")
+        assert done.returncode == 2 and says in done.stderr

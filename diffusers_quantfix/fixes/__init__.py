@@ -1,6 +1,7 @@
 """The fixes, one file each, and the index by which the watcher knows their targets.
 
 A fix has one target, a module with the bug, or several; each target is decided and patched by itself.
+``python -m tests.new_fix --remove ID`` takes a fix out everywhere.
 
 A new fix, in a clone:
 
@@ -11,7 +12,8 @@ A new fix, in a clone:
 3. The fix, ``fixes/LIBRARY/NAME.py``: ``broken`` finds the bug in the code that is there, ``patch`` writes through
    its draft.  ``python -m pytest tests/fixes/test_ID.py`` is green.
 4. The case, ``verify/cases/ID.py``: the same situation for ``python -m diffusers_quantfix verify ID``, without pytest.
-5. The line of CHANGELOG.md: what works now, without versions.
+5. The line of CHANGELOG.md: what works now, without versions.  A block in ``tests/tools/errors.txt``: what upstream
+   raised in step 2, by which ``explain`` must find the fix (``patterns``, ``frames``).
 6. ``python -m tests.upstream --cells all --fixes ID --write`` proves the claimed range, release by release, and writes
    the generated files; ``python -m tests.upstream.tables --write`` writes them without running anything.
 """
