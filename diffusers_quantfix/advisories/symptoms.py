@@ -1,144 +1,89 @@
-"""Which known defect shows as this text?  A search over the declarations of the fixes; no library is imported.
+"""Which known bug shows as this text?  A search over the declarations of the fixes; no library is imported.
 
-A defect is found by its message (`Fix.patterns`), or, where it raises none, by the words of its symptom.  Several
-defects share a message: the frames of the traceback tell them apart (`Fix.frames`), then the versions.
+A bug is found by its message (`Fix.patterns`), by a link to its upstream issue, by a frame that only it has, or, where
+none of them is in the text, by the terms of its description.  Several bugs share a message: the frames of the traceback
+tell them apart (`Fix.frames`), then what the text is about, then the versions.
 """
 
 from __future__ import annotations
 
+import functools
+import html
 import math
 import re
 
 from ..engine.versions import contains, installed_version
 from ..fixes import DISTRIBUTIONS
+from . import look_alikes
+from .vocabulary import ACTIONS, BACKENDS, PLACES, TROUBLES, terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ..engine.fix import Fix, Target
 
 # A traceback of a deep pipeline has 30 kB.  What is longer is a log: its end is searched, where the error stands.
 LIMIT = 200_000
 
-# What looks like one of the defects and is none of them: (pattern, sentence that says what it is and what to try).
-LOOK_ALIKES: tuple[tuple[str, str], ...] = (
-    (
-        r"out of memory|OutOfMemoryError|DefaultCPUAllocator: (can't|not enough)",
-        "the memory is full. That is a defect only where weights stay that should be gone: `qf.track(pipe)` shows "
-        "what stays, `qf.release(pipe)` frees it; else use enable_model_cpu_offload(), group offloading or 4-bit "
-        "weights",
-    ),
-    (
-        r"mat1 and mat2 must have the same dtype|expected scalar type|expected m1 and m2 to have the same dtype|"
-        r"must have the same dtype|"
-        r"Input type \(\S+\) and (weight|bias) type \(\S+\) should be the same",
-        "an input and a weight differ in dtype or device: load all components with the same torch_dtype, and pass "
-        "inputs in that dtype on that device",
-    ),
-    (
-        r"shapes cannot be multiplied|size mismatch for|must match the size of tensor|"
-        r"has an expected quantized shape of|expected shape tensor\(",
-        "the shapes do not fit: a checkpoint, LoRA or input is made for another model",
-    ),
-    (
-        r"Target modules .{1,400} not found in the base model|state_dict'? should be empty at this point",
-        "this LoRA names layers that the model does not have, or has a format that this diffusers cannot convert: "
-        "look for one that is made for this model",
-    ),
-    (
-        # https://github.com/huggingface/diffusers/issues/9514, 9108 and 9270; mended by optimum-quanto 0.2.5
-        r"KeyError: '[\w.]*\.weight\._(data|scale|shift)[\w.]*'",
-        "optimum-quanto before 0.2.5 cannot load a state dict that lacks its own weights, as a LoRA's does: "
-        "`pip install -U optimum-quanto`",
-    ),
-    (
-        r"is not supported for '?[48]-bit'? quantized models with the installed version of bitsandbytes",
-        "this bitsandbytes is too old to move quantized models: `pip install -U bitsandbytes`",
-    ),
-    (
-        r"not implemented for 'Float8_|couldn't find storage object Float8_",
-        "float8 only stores weights: load the model in bfloat16, then use enable_layerwise_casting() or a "
-        "quantization_config",
-    ),
-    (
-        r"Unknown quantization type, got|create_quantized_param\(\) got an unexpected keyword",
-        "this diffusers does not know that quantizer, or files of two releases lie in one folder: "
-        "`python -m diffusers_quantfix doctor`, then install diffusers anew",
-    ),
-    (
-        r"no kernel image is available|not compatible with the current PyTorch installation",
-        "torch is built for other GPUs than this one: install a build for its compute capability",
-    ),
-    (
-        r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available",
-        "torch sees no NVIDIA GPU: `python -m diffusers_quantfix doctor` says why",
-    ),
-    (
-        r"CUDA Setup failed|libbitsandbytes_(cuda|cpu|rocm)|has no native library|bitsandbytes library load error",
-        "the native library of bitsandbytes is missing or does not fit this torch: `python -m bitsandbytes` says which "
-        "one it looks for",
-    ),
-    (
-        r"No module named|cannot import name|DLL load failed|undefined symbol",
-        "a library is missing or does not fit another: `python -m diffusers_quantfix doctor` names releases that do "
-        "not fit together",
-    ),
-    (
-        r"device-side assert|illegal memory access|CUBLAS_STATUS",
-        "a CUDA kernel failed, and the traceback may show a later line: run once more with CUDA_LAUNCH_BLOCKING=1",
-    ),
-    (
-        r"GatedRepoError|RepositoryNotFoundError|LocalEntryNotFoundError|40[134] Client Error|"
-        r"not a valid model identifier",
-        "the checkpoint could not be downloaded: check its name, your token and the network",
-    ),
-)
-
-# Texts hold release numbers as `pip freeze` and `diffusers-cli env` write them.
+# Texts hold release numbers as `pip freeze`, `pip list`, `pip show` and `diffusers-cli env` write them.
 _STATED = re.compile(
     r"\b("
-    + "|".join(DISTRIBUTIONS)
-    + r")(?: version)?(?:==|: ?| )v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:dev|rc|post)\d+)?)\b",
+    + "|".join(["pytorch", *DISTRIBUTIONS])
+    + r")(?: version)?(?: \(GPU\?\))?(?:==|@| version: |: ?| Version: | |-)v?"
+    r"(\d+\.\d+(?:\.\d+)?(?:\.?(?:dev|rc|post)\d+)?)(?![\d.]*[%\w])",
     re.IGNORECASE,
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
-_WORD = re.compile(r"[a-z_][a-z0-9_]{2,}|(?<!\d)\d+-?bit")
-_COMMON = frozenset(
-    re.findall(
-        r"\w+",
-        "the and for not with that this from has are was were but does did its can cannot when after before none "
-        "error runtimeerror valueerror typeerror keyerror exception traceback most recent call last file line self "
-        "model models pipe pipeline python torch diffusers have get got use using",
-    )
+_ESCAPE = re.compile(r"\\([_*`\[\]()#-])")  # of Markdown
+_EXCEPTION = re.compile(r"\b([A-Z]\w*(?:Error|Exception))\b")
+_FRAME = re.compile(r"File '[^']{1,500}', line \d+|\.py:\d+,? in |\.py', line \d+")
+_LINK = re.compile(r"(?<![\w.-])([\w.-]{1,40}/[\w.-]{1,100})(?:/(?:issues|pull)/|#)(\d{1,9})\b")
+_CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_CODE_LINE = re.compile(
+    r"\s*(?:>>>|from \w|import \w|[\w.\[\]'\"]+ ?=[^=]|[\w.]+\($|[)\]}]+,?$|\w+=.*,$|\d+%\|)|.*\d+%\|"
 )
+# A known bug of another backend, or one that needs what the text does not mention, is less likely.
+_OTHER_BACKEND, _OTHER_ACTION, _NO_BACKEND = -2.0, -0.8, -0.5
+_ADAPTERS = frozenset({"dora", "lokr", "loha", "oft", "vera"})
+_QUANTIZED = BACKENDS | {"quantiz"}
+_NARROW_PLACES = frozenset({"group", "sequential", "disk", "devicemap"})
+_ALIKE = 0.33  # of 1: a description that shares less with a bug is not about it
+_SAME = 0.8  # ... and one that does not say that something is quantized or offloaded has to say the same
 
 
 class Match:
-    """One defect that shows as the text.
+    """One bug that shows as the text.
 
     Attributes:
         fix: its declaration.
         score: how well it fits; only its order means something.
-        by_message: whether its error message stands in the text; else only words of its symptom do.
+        by_message: whether its error message, a link to it or a frame that only it has stands in the text; else only
+            the terms of its description do.
+        by_frame: whether only that frame does.
+        elsewhere: whether its message stands in the text, below a traceback that has none of its frames.
         frames: how many of `Fix.frames` the text has.
         inside: whether the versions lie in the affected range; None where they are not known.
     """
 
-    __slots__ = ("by_message", "fix", "frames", "inside", "score")
+    __slots__ = ("by_frame", "by_message", "elsewhere", "fix", "frames", "inside", "score")
 
     def __init__(self, fix: Fix, score: float, by_message: bool, frames: int, inside: bool | None) -> None:
         self.fix = fix
         self.score = score
         self.by_message = by_message
+        self.by_frame = False
+        self.elsewhere = False
         self.frames = frames
         self.inside = inside
 
 
 def plain(text: str) -> str:
     """A text as `Fix.patterns` expects it: one line, ``'`` for every quotation mark, no backticks, ``/`` in paths."""
-    text = _ANSI.sub("", text[-LIMIT:]).replace("\\", "/")
+    text = _ANSI.sub("", text[-LIMIT:])
+    if "&" in text:
+        text = html.unescape(text)
+    text = _ESCAPE.sub(r"\1", text).replace("\\", "/")
     for mark in '"“”‘’´':
         text = text.replace(mark, "'")
     for frame in "`│┃╭╮╰╯─❱^~":  # rich draws a box around a traceback
@@ -146,52 +91,201 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
+def stated_versions(text: str) -> dict[str, str]:
+    """The releases that a text names: distribution -> version."""
+    found = {name.lower(): version for name, version in _STATED.findall(plain(text))}
+    if "pytorch" in found:
+        found.setdefault("torch", found.pop("pytorch"))
+    return found
+
+
 def search(
     text: str,
     fixes: Iterable[Fix],
     installed: Callable[[str], str | None] = installed_version,
 ) -> list[Match]:
-    """The defects that show as a text, the best first.
+    """The bugs that show as a text, the best first.
 
     Args:
         text: an error message, a traceback, a log that ends with one, or a description.
         fixes: the declarations to search.
         installed: gives the installed version of a distribution; one that the text states goes before it.
     """
-    text = plain(text)
     fixes = list(fixes)
-    words = _rarity(fixes)
-    query = {word for word in _words(_message(text)) if word in words}
-    unknown = sum(1 for word in _words(_message(text)) if word not in words)
-    # An error message that is no known one shares words with those that are; a description is looser.
-    enough = 0.8 if _ERROR.search(text) else 0.45
-    versions = {name.lower(): version for name, version in _STATED.findall(text)}
-    known = lambda name: versions.get(name) or installed(name)  # noqa: E731
-    found = []
-    for fix in fixes:
-        hits = sum(1 for pattern in fix.patterns if re.search(pattern, text, re.IGNORECASE))
-        shared = query & _own_words(fix)
-        total = sum(words[word] for word in query) + 4.0 * unknown
-        overlap = sum(words[word] for word in shared) / total if total else 0.0
-        if not hits and not (overlap >= enough and len(shared) >= 3):
-            continue
-        seen = [frame for frame in fix.frames if re.search(_frame(frame), text, re.IGNORECASE)]
-        frames = sum(1.5 if ".py:" in frame else 1.0 for frame in seen)  # a function says more than a word
-        inside = _inside(fix, known)
-        score = (4.0 if hits else 0.0) + min(hits, 3) / 2 + frames + 2 * overlap
-        score += {True: 0.75, None: 0.0, False: -1.0}[inside]
-        score += min(len(fix.upstream), 5) / 100  # often reported, often met: decides between equals
-        found.append(Match(fix, score, bool(hits), len(seen), inside))
-    return sorted(found, key=lambda match: (-match.score, match.fix.id))
+    search_ = _Search(text, fixes, installed)
+    found = [match for fix in fixes if (match := search_.match(fix))]
+    if not any(match.by_message for match in found):
+        # A terminal wraps lines inside of words.
+        joined = _Search(text.replace("\n", ""), fixes, installed) if "\n" in text.strip() else None
+        again = [match for fix in fixes if joined and (match := joined.match(fix, described=False))]
+        found = again or found
+    if any(match.by_message and not match.by_frame for match in found):
+        found = [match for match in found if not match.by_frame]
+    return sorted(found, key=lambda match: (-match.by_message, -match.score, match.fix.id))
 
 
 def look_alike(text: str) -> str:
-    """What a text is that looks like one of the defects, as a sentence; empty where nothing is known."""
-    text = _message(plain(text))
-    for pattern, sentence in LOOK_ALIKES:
-        if re.search(pattern, text, re.IGNORECASE):
-            return sentence
-    return ""
+    """What a text is that looks like one of the bugs, as a sentence; empty where nothing is known."""
+    return look_alikes.look_alike(_message(plain(text)))
+
+
+class _Search:
+    """One text, prepared once for all fixes."""
+
+    def __init__(self, text: str, fixes: list[Fix], installed: Callable[[str], str | None]) -> None:
+        self.text = plain(text)
+        self.low = self.text.lower()
+        versions = stated_versions(text)
+        self.known = lambda name: versions.get(name) or installed(name)
+        self.exceptions = set(_EXCEPTION.findall(self.text))
+        self.frames = len(_FRAME.findall(self.text))
+        self.in_field = look_alikes.FIELD.search(self.text) is not None
+        self.links = {f"{repository}/{number}".lower() for repository, number in _LINK.findall(self.text)}
+        # A frame that tells: one of few fixes.
+        self.sharing: dict[str, int] = {}
+        for fix in fixes:
+            for frame in fix.frames:
+                self.sharing[frame] = self.sharing.get(frame, 0) + 1
+        self.descriptions = {fix.id: _descriptions(fix.id, fix.title, fix.symptom, fix.harm) for fix in fixes}
+        self.own = {fix_id: set().union(*parts) for fix_id, parts in self.descriptions.items()}
+        counts: dict[str, int] = {}
+        for own in self.own.values():
+            for term in own:
+                counts[term] = counts.get(term, 0) + 1
+        self.weight = {term: math.log(1 + len(fixes) / count) for term, count in counts.items()}
+        prose = _prose(text)
+        self.all = terms(self.text) | ({"fails"} if self.exceptions else set())
+        self.readings = [
+            reading
+            for part in (prose, prose.partition("\n")[0])
+            if (reading := self._reading(terms(plain(part))))
+        ]
+
+    def match(self, fix: Fix, described: bool = True) -> Match | None:
+        """How a fix fits; None where it does not."""
+        matched = [
+            hit.group() for pattern in fix.patterns if (hit := re.search(pattern, self.text, re.IGNORECASE))
+        ]
+        hits = sum(1 for message in matched if look_alikes.stands_alone(message, self.text))
+        seen = [frame for frame in fix.frames if re.search(_frame(frame), self.text, re.IGNORECASE)]
+        linked = bool(self.links) and any(
+            f"{repository}/{number}".lower() in self.links
+            for link in fix.upstream
+            for repository, number in _LINK.findall(link)
+        )
+        telling = self._tells(fix, seen) if not hits else False
+        unsure = False
+        if hits and not seen and not any(map(look_alikes.FIELD.search, matched)):
+            # A general message of code that the fix is not about.
+            unsure = self.in_field and self.frames >= 3
+            hits = hits if self.in_field or not self.frames else 0
+        by_message = bool((hits and not unsure) or linked or telling)
+        if by_message or hits:
+            alike = max(
+                (
+                    self._alike(*reading, own)
+                    for reading in self.readings
+                    for own in self.descriptions[fix.id]
+                ),
+                default=0.0,
+            )
+        else:
+            alike = self._describes(fix) if described and not matched else 0.0
+            if not alike:
+                return None
+        # A function says more than a word, and a word of many fixes says little.
+        frames = sum(1.5 if ".py:" in frame else 1.0 if self.sharing[frame] <= 4 else 0.6 for frame in seen)
+        inside = _inside(fix, self.known)
+        score = (
+            (4.0 if hits else 0.0) + min(hits, 3) / 2 + (5.0 if linked else 0.0) + (3.0 if telling else 0.0)
+        )
+        score += frames + 2 * alike + self._misfit(fix)
+        score += {True: 0.75, None: 0.0, False: -1.0}[inside]
+        score += min(len(fix.upstream), 5) / 20  # often reported, often met: decides between equals
+        match = Match(fix, score, by_message, len(seen), inside)
+        match.by_frame = telling and not linked
+        match.elsewhere = unsure and not linked
+        return match
+
+    def _reading(self, found: set[str]) -> tuple[set[str], float]:
+        """The terms that some fix has, and the weight of all: unknown ones count, but cannot drown the others."""
+        known = {term for term in found if term in self.weight}
+        unknown = min(len(found) - len(known), 4)
+        return known, sum(self.weight[term] for term in known) + 1.5 * unknown
+
+    def _alike(self, known: set[str], weight: float, own: set[str]) -> float:
+        """How much of a description of the text and one of a fix is the same, from 0 to 1."""
+        shared = sum(self.weight[term] for term in known & own)
+        return shared / math.sqrt(weight * sum(self.weight[term] for term in own)) if shared else 0.0
+
+    def _describes(self, fix: Fix) -> float:
+        """How well a text without a known message describes this bug; 0 where it is about something else."""
+        enough = _ALIKE
+        if not self.all & (_QUANTIZED if self.own[fix.id] & _QUANTIZED else _QUANTIZED | PLACES):
+            enough = _SAME
+        best = 0.0
+        for own in self.descriptions[fix.id]:
+            if self._is_other_backend(own):
+                continue
+            for known, weight in self.readings:
+                shared = known & own
+                if any(own & kind and not own & kind & self.all for kind in (TROUBLES, ACTIONS)):
+                    continue
+                alike = self._alike(known, weight, own)
+                if own & _NARROW_PLACES and not shared & _NARROW_PLACES:
+                    alike *= 0.8
+                if len(shared) >= 3 or alike >= 2 * _ALIKE:
+                    best = max(best, alike)
+        # An error message that is no known one shares words with those that are; a description is looser.
+        return best if best >= (max(enough, 1.6 * _ALIKE) if self.exceptions else enough) else 0.0
+
+    def _is_other_backend(self, own: set[str]) -> bool:
+        named, needed = self.all & BACKENDS, own & BACKENDS
+        others = {"quanto", "torchao", "gguf"}
+        if named & others and "bitsandbytes" not in named:
+            named &= others  # "int8" of torchao is not that of bitsandbytes
+        if not named or not needed:
+            return False
+        bits = {"4bit", "8bit"}
+        if named & bits and needed & bits and not named & needed & bits:
+            return True
+        bitsandbytes = {"bitsandbytes", *bits}
+        return not (named & needed or (named & bitsandbytes and needed & bitsandbytes))
+
+    def _misfit(self, fix: Fix) -> float:
+        """What the text does not mention, of what the bug needs: the least of its descriptions."""
+        needs = ACTIONS | _NARROW_PLACES
+        score = max(
+            (_OTHER_BACKEND if self._is_other_backend(own) else 0.0)
+            + (_OTHER_ACTION if own & needs and not own & needs & self.all else 0.0)
+            + (_NO_BACKEND if own & BACKENDS and not self.all & _QUANTIZED else 0.0)
+            for own in self.descriptions[fix.id]
+        )
+        return score + (_OTHER_ACTION if self.all & _ADAPTERS - self.own[fix.id] else 0.0)
+
+    def _tells(self, fix: Fix, seen: list[str]) -> bool:
+        """Whether a cut traceback has a frame of few fixes, and ends with the exception of this one."""
+        known = set(_EXCEPTION.findall(f"{fix.symptom} {' '.join(fix.patterns)}"))
+        return bool(known & self.exceptions) and any(
+            ".py" in part and re.search(_frame(part), self.text, re.IGNORECASE)
+            for frame in seen
+            if self.sharing[frame] <= 2
+            for part in (frame.split("|") if "(" not in frame else (frame,))
+        )
+
+
+def _prose(text: str) -> str:
+    """A description without its code, its traceback and its progress bars; at most 100 words."""
+    text = _CODE.sub("\n", text[:20_000])
+    lines = [line for line in text.splitlines() if line.strip() and not _CODE_LINE.match(line)]
+    lines = [line for line in lines if not re.match(r"\s*File |\s{4,}", line)]
+    words, kept = 0, []
+    for line in lines:
+        words += len(line.split())
+        kept.append(line)
+        if words > 100:
+            break
+    return "\n".join(kept)
 
 
 def _message(text: str) -> str:
@@ -228,17 +322,10 @@ def _target_inside(target: Target, known: Callable[[str], str | None]) -> bool |
     return None if None in verdicts else True
 
 
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower())) - _COMMON
-
-
-def _own_words(fix: Fix) -> set[str]:
-    return _words(plain(f"{fix.symptom} {fix.title} {fix.id.replace('-', ' ')}"))
-
-
-def _rarity(fixes: list[Fix]) -> Mapping[str, float]:
-    counts: dict[str, int] = {}
-    for fix in fixes:
-        for word in _own_words(fix):
-            counts[word] = counts.get(word, 0) + 1
-    return {word: math.log(1 + len(fixes) / count) for word, count in counts.items()}
+@functools.cache
+def _descriptions(fix_id: str, title: str, symptom: str, harm: str) -> list[set[str]]:
+    """The terms of each way in which a fix says what happens: its title, and the parts of its symptom."""
+    name = terms(fix_id.replace("-", " ").replace("bnb", "bitsandbytes")) & (BACKENDS | PLACES)
+    if harm == "error":
+        name.add("fails")
+    return [name | terms(part) for part in (title, *re.split(r"; | / |, or ", symptom))]

@@ -1,4 +1,4 @@
-"""``explain ID``: all details of one fix; ``explain TEXT``: which fix an error message belongs to."""
+"""``explain TEXT``: which fix an error belongs to, and what to do; ``explain ID``: all details of one fix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 from ..fixes import NAMES
 from ..fixes.targets import declaration, declarations
 from ..text import wrapped
-from .pages import page, page_data
+from .pages import head, page, page_data
 from .terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
+    from typing import Any
 
     from ..advisories.symptoms import Match
     from ..engine.board import Answer
@@ -47,12 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--script",
         action="store_true",
-        help="print a program that reproduces the defect, without this package",
+        help="print a program that reproduces the bug, without this package",
     )
     parser.add_argument(
         "--report",
         action="store_true",
-        help="print the text of an issue for upstream, for a defect that has none",
+        help="print the text of an issue for upstream, for a bug that has none",
+    )
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="for a text: print the page of the fix, too: cause, patch, links",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
@@ -113,60 +120,79 @@ def _reproduce(fix_id: str, options: argparse.Namespace) -> int:
 
 
 def _explain_text(text: str, options: argparse.Namespace) -> int:
-    from ..advisories.symptoms import look_alike, search
+    from ..advisories.symptoms import look_alike, search, stated_versions
 
     found = search(text, declarations())
     note = look_alike(text)
     if note and found and not found[0].by_message:
         found = []  # a match of single words means less than a known message
     answer = _answer(found[0].fix.id) if options.here and found else None
+    best = page_data(found[0].fix.id, answer, stated_versions(text)) if found else None
     if options.json:
         import json
 
         data = {
-            "found": page_data(found[0].fix.id, answer) if found else None,
+            "found": best,
+            "certain": bool(found) and found[0].by_message,
             "alternatives": [{"id": one.fix.id, "title": one.fix.title} for one in found[1:]],
             "look_alike": note,
         }
         print(json.dumps(data, indent=2))
+        return 0 if found else 1
+    if best is None:
+        lines = _nothing(note)
+    elif not found[0].by_message:
+        lines = _perhaps(found)
     else:
-        show("\n".join(_found(found, answer, note) if found else _nothing(note)))
+        lines = _found(best, found, note)
+    if found and options.details:
+        lines += ["", *page(found[0].fix.id, answer)]
+    show("\n".join(lines))
     return 0 if found else 1
 
 
-def _found(found: list[Match], answer: Answer | None, note: str) -> list[str]:
-    best, others = found[0], found[1:]
-    lines = page(best.fix.id, answer)
-    if others:
-        lines += ["", "same symptom" if others[0].by_message else "similar"]
-        width = max(len(one.fix.id) for one in others[:2]) + 2
-        for one in others[:2]:
-            lines += wrapped(one.fix.title, f"  {one.fix.id:<{width}}", " " * (width + 2))
-        if others[2:]:
-            lines += wrapped(f"and {', '.join(one.fix.id for one in others[2:])}", "  ")
-        if best.by_message and others[0].by_message and best.frames <= others[0].frames:
-            lines += wrapped(
-                f"the message alone does not tell them apart: pass the whole traceback to `{_COMMAND} explain -`",
-                "  ",
-            )
-    if best.inside is False:
-        lines += [
-            "",
-            *wrapped("note: these versions are outside the affected range; it may be another defect"),
-        ]
-    if note:
-        lines += ["", *wrapped(f"if none of these fits: {note}")]
+def _found(best: Mapping[str, Any], found: list[Match], note: str) -> list[str]:
+    lines = head(best)
+    others = [one for one in found[1:] if one.by_message]
+    for number, one in enumerate(others[:2]):
+        lines += wrapped(f"{one.fix.id}: {one.fix.title}", f"{'' if number else 'or':<7}", " " * 7)
+    if others[2:]:
+        rest = [one.fix.id for one in others[2:]]
+        named = ", ".join(rest[:2]) + (f" and {len(rest) - 2} more" if rest[2:] else "")
+        lines += wrapped(named, " " * 7)
+    if others and found[0].frames <= others[0].frames:
+        lines += wrapped(
+            f"the message alone does not tell them apart: pass the whole traceback to `{_COMMAND} explain -`",
+            " " * 7,
+        )
+    elif note and not others:
+        lines += wrapped(f"if it does not fit: {note}", f"{'or':<7}", " " * 7)
+    lines += wrapped(f"cause, patch and links: `{_COMMAND} explain {best['id']}`", f"{'more':<7}", " " * 7)
     return lines
+
+
+def _perhaps(found: list[Match]) -> list[str]:
+    if found[0].elsewhere:
+        said = "probably none of the known bugs: the traceback has none of the code that these fixes patch"
+    else:
+        said = "no known error message; by its words it may be"
+    lines = [f"{said}:"]
+    for one in found[:3]:
+        lines += wrapped(f"{one.fix.id}: {one.fix.title}", "  ", "    ")
+    lines += wrapped(
+        f"`{_COMMAND} explain {found[0].fix.id}` says what it is, and whether this machine has it"
+    )
+    return lines + wrapped(f"surer: the whole traceback, with `{_COMMAND} explain -`")
 
 
 def _nothing(note: str) -> list[str]:
     if note:
-        return wrapped(f"none of the known defects: {note}")
-    lines = ["no known defect matches this text; what to try:"]
+        return wrapped(f"none of the known bugs: {note}")
+    lines = ["no known bug matches this text; what to try:"]
     for hint in (
         f"the whole traceback instead of one line: `{_COMMAND} explain -`, then paste it and press Ctrl-D",
         f"`{_COMMAND} doctor`: releases that do not fit together, and what this machine cannot do",
-        f"`{_COMMAND} verify`: which defects this environment has, on tiny models",
+        f"`{_COMMAND} verify`: which bugs this environment has, on tiny models",
         "`qf.audit(pipe)`: whether a tensor is on another device or has another dtype than its model",
     ):
         lines += wrapped(hint, "  ", "    ")

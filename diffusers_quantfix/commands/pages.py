@@ -10,12 +10,13 @@ from ..text import wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from ..engine.board import Answer
     from ..engine.fix import Target
 
-_PACKAGE = __name__.partition(".")[0]
+_COMMAND = "python -m diffusers_quantfix"
 
 
 def explanation(fix_id: str) -> str:
@@ -33,13 +34,22 @@ def explanation(fix_id: str) -> str:
     return inspect.cleandoc(text or "")
 
 
-def page_data(fix_id: str, answer: Answer | None = None) -> dict[str, Any]:
-    """The page for machines; with ``state``, ``reason`` and ``changes`` if an answer of the board is passed."""
-    from ..engine.versions import judge
+def page_data(
+    fix_id: str, answer: Answer | None = None, stated: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The page for machines; with ``state``, ``reason`` and ``changes`` if an answer of the board is passed.
+
+    Args:
+        fix_id: its id.
+        answer: the board's answer for it; without it the page states what follows from versions.
+        stated: releases that go before the installed ones, as those of a pasted text.
+    """
+    from ..engine.versions import installed_version, judge
 
     fix = declaration(fix_id)
-    target = target_of(fix_id)
-    verdict = judge(target.claims)
+    target = target_of(fix_id, stated)
+    stated = {name: version for name, version in (stated or {}).items() if name in target.claims}
+    verdict = judge(target.claims, lambda name: stated.get(name) or installed_version(name))
     data: dict[str, Any] = {
         "id": fix.id,
         "title": fix.title,
@@ -51,7 +61,7 @@ def page_data(fix_id: str, answer: Answer | None = None) -> dict[str, Any]:
         "hot": fix.hot,
         "options": fix.options,
         "text": explanation(fix_id),
-        "versions": {"kind": verdict.kind, "reason": verdict.reason},
+        "versions": {"kind": verdict.kind, "reason": verdict.reason, "stated": stated},
         "targets": [
             {"id": one.name, "module": one.module, "claims": dict(one.claims), "fixed_in": one.fixed_in}
             for one in fix.targets
@@ -59,19 +69,38 @@ def page_data(fix_id: str, answer: Answer | None = None) -> dict[str, Any]:
     }
     if answer is not None:
         data.update(state=answer.state, reason=answer.reason, changes=list(answer.changes))
+    above = verdict.above and not target.fixed_in
+    data["here"], data["next"] = _here(data, above), _next(data, above)
     return data
 
 
-def target_of(name: str) -> Target:
-    """The target of that name; of a fix with several, the first that the installed releases have."""
-    from ..engine.versions import judge
+def target_of(name: str, stated: Mapping[str, str] | None = None) -> Target:
+    """The target of that name; of a fix with several, the first that the installed releases have, or those of
+    ``stated``."""
+    from ..engine.versions import installed_version, judge
+
+    def known(distribution: str) -> str | None:
+        return (stated or {}).get(distribution) or installed_version(distribution)
 
     meant = [target for target in declaration(name).targets if target.name in NAMES[name]]
-    return next((target for target in meant if judge(target.claims).fits), meant[0])
+    return next((target for target in meant if judge(target.claims, known).fits), meant[0])
+
+
+def head(data: Mapping[str, Any]) -> list[str]:
+    """What a person in trouble needs: which bug it is, whether this machine has it, and what to do.
+
+    Args:
+        data: of `page_data`.
+    """
+    lines = wrapped(f"{data['id']}: {data['title']}", "", "    ")
+    lines += wrapped(data["here"], f"{'here':<7}", " " * 7)
+    for number, step in enumerate(data["next"]):
+        lines += wrapped(step, f"{'' if number else 'do':<7}", " " * 7)
+    return lines
 
 
 def page(fix_id: str, answer: Answer | None = None) -> list[str]:
-    """The lines of the page of one fix.
+    """The lines of the page of one fix, what to do first.
 
     Args:
         fix_id: its id, or the name of one of its targets.
@@ -82,7 +111,7 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
     modules = ", ".join(one["module"] for one in data["targets"])
     several = len(data["targets"]) > 1
     rows = [
-        ("symptom", data["symptom"]),
+        *(() if "Symptom: " in data["text"] else (("symptom", data["symptom"]),)),
         *(
             (
                 ("affected", f"{one['id']}: {affected(one['claims'])}; {_fixed(one)}")
@@ -99,37 +128,67 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
             changes
             or (f"nothing here; its target{'s are' if several else ' is'} {modules}" if answer else modules),
         ),
-        ("here", _here(data, fix_id)),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix_id}, or qf.revert({fix_id!r})"),
         *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in data["options"].items()),
         *(("upstream", link) for link in data["upstream"] or ("not reported yet",)),
     ]
-    head = fix_id if fix_id == data["id"] else f"{fix_id}: a target of {data['id']}"
-    lines = [head, "", *_flowed(data["text"]), ""]
+    named = fix_id if fix_id == data["id"] else f"{fix_id} (a target of {data['id']})"
+    first = head({**data, "id": named})
+    lines = [*first, "", *_flowed(data["text"]), ""]
     for name, value in rows:
         lines += wrapped(value, f"{name:<17}", " " * 17)
     return lines
 
 
-def affected(claims: dict[str, str]) -> str:
+def affected(claims: Mapping[str, str]) -> str:
     """A claim for people."""
     return " and ".join(f"{name} {claim or '(any version)'}" for name, claim in claims.items())
 
 
-def _fixed(target: dict[str, Any]) -> str:
+def _fixed(target: Mapping[str, Any]) -> str:
     return f"fixed in {target['fixed_in']}" if target["fixed_in"] else "fixed in no release yet"
 
 
-def _here(data: dict[str, Any], fix_id: str) -> str:
+def _here(data: Mapping[str, Any], above: bool) -> str:
     if "state" in data:
         return f"{data['state']}: {data['reason']}"
     kind, reason = data["versions"]["kind"], data["versions"]["reason"]
+    source = " (the versions in your text)" if data["versions"]["stated"] else ""
     if kind == "fits":
-        return (
-            f"{reason}: in the affected range; `python -m {_PACKAGE} explain {fix_id} --here` imports "
-            "the library and checks whether it is patched"
-        )
-    return f"not affected: {reason}" if kind == "out-of-range" else str(reason)
+        return f"affected: {reason}{source}"
+    if kind == "out-of-range":
+        return f"{'may be affected' if above else 'not affected'}: {reason}{source}"
+    return f"unknown: {reason}"
+
+
+def _next(data: Mapping[str, Any], above: bool) -> list[str]:
+    """What to do now, a sentence each."""
+    kind, fix_id = data["versions"]["kind"], data["id"]
+    state = data.get("state", "")
+    if state.startswith("applied"):
+        return ["nothing: it is patched in this environment wherever `import diffusers_quantfix` comes first"]
+    if state in ("healthy", "out-of-range") or (not state and kind == "out-of-range" and not above):
+        return [
+            "nothing to patch: your error is probably another bug, unless it comes from a machine with other releases "
+            f"(paste its `pip freeze` below the error and run `{_COMMAND} explain -`)"
+        ]
+    if kind == "missing":
+        return [
+            f"run this with the interpreter that has the libraries, or `{_COMMAND} check` your pinned versions"
+        ]
+    if kind == "out-of-range":
+        return [
+            f"set DIFFUSERS_QUANTFIX=newer:{fix_id}: the bug was not seen in this release yet; it is patched if the "
+            "installed code still has it"
+        ]
+    steps = ["put `import diffusers_quantfix` first in the program: it patches this bug"]
+    if state:
+        steps = [f"it is not patched here: {state}; `{_COMMAND} status --only {state}` says more"]
+    if data["fixed_in"]:
+        steps.append(f"or upgrade: {data['fixed_in'].replace(' with ', ' and ')} fixes it")
+    if not data["versions"]["stated"]:
+        steps.append(f"to see that it works: `{_COMMAND} verify {fix_id}`")
+    return steps
 
 
 def _flowed(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from importlib import metadata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from packaging.version import Version
 
@@ -142,8 +142,9 @@ def is_installed(distribution: str, specifier: str) -> bool:
     return judge({distribution: specifier}).fits
 
 
-def judge(claims: Mapping[str, str]) -> Verdict:
-    """Compare every specifier of a claim with the installed distributions; all must fit."""
+def judge(claims: Mapping[str, str], installed: Callable[[str], str | None] = installed_version) -> Verdict:
+    """Compare every specifier of a claim with the installed distributions, or with those of ``installed``; all must
+    fit."""
     try:
         from packaging.version import InvalidVersion
     except ImportError:  # our own dependency: without it we still return an answer that names the next step
@@ -155,7 +156,7 @@ def judge(claims: Mapping[str, str]) -> Verdict:
     outside: dict[str, str] = {}
     above = True
     for distribution, specifier in claims.items():
-        version = installed_version(distribution)
+        version = installed(distribution)
         if version is None:
             return Verdict("missing", f"{distribution} is not installed")
         try:

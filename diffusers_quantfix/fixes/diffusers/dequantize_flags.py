@@ -32,9 +32,9 @@ FIX = Fix(
     symptom="a checkpoint saved after model.dequantize(): Supplied state dict does not contain `bitsandbytes__*`; "
     "pipe.to(dtype) does not cast it",
     patterns=(
-        r"does not contain bitsandbytes__\*",
-        "Missing quantization component SCB",
-        "Casting a quantized model to a new dtype is unsupported",
+        r"does not contain (bitsandbytes__\*|and possibly other)",
+        "Missing quantization component",
+        "Casting a quantized model to a new (dtype )?is unsupported",
     ),
     frames=("dequantize",),
 )

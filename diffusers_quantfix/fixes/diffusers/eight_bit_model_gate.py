@@ -26,7 +26,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
     upstream=("https://github.com/huggingface/diffusers/pull/12972",),
     symptom="ValueError: `.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is",
-    patterns=(r"\.to is not supported for (4-bit or )?8-bit",),
+    patterns=("is not supported for (8-bit )?bitsandbytes models",),
     frames=("diffusers/models/modeling_utils.py", "accelerate/big_modeling.py:dispatch_model"),
     fixed_in="diffusers 0.37.0 with bitsandbytes 0.48.0",
 )

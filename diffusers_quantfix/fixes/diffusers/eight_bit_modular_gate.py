@@ -24,7 +24,7 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/pull/12972",),
     symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
     "Module is still on",
-    patterns=("has been loaded in bitsandbytes 8bit and moving it to .{1,20} is not supported",),
+    patterns=("has been loaded in (bitsandbytes )?8bit and moving it to .{1,20} is not supported",),
     frames=("modular_pipeline.py:to", r"Modular\w*Pipeline", "modular"),
 )
 

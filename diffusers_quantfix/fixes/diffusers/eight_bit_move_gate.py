@@ -31,7 +31,7 @@ FIX = Fix(
     ),
     symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
     "Module is still on",
-    patterns=("has been loaded in bitsandbytes 8bit and moving it to .{1,20} is not supported",),
+    patterns=("has been loaded in (bitsandbytes )?8bit and moving it to .{1,20} is not supported",),
     frames=("diffusers/pipelines/pipeline_utils.py:to", "enable_model_cpu_offload", r"pipe\w*\.to\("),
     fixed_in="diffusers 0.37.0 with transformers 5.0.0 with bitsandbytes 0.48.0",
 )

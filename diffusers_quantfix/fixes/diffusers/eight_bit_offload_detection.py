@@ -44,7 +44,7 @@ FIX = Fix(
     symptom="pipe.to('cpu') does not say: Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device",
     patterns=(
         "cannot run with cpu device",
-        "you have activated sequential model offloading by calling enable_sequential_cpu_offload",
+        "you have activated sequential model offloading by calling",
     ),
     frames=("diffusers/pipelines/pipeline_utils.py:to", "8.?bit|int8"),
     fixed_in="diffusers 0.34.0",

@@ -37,7 +37,7 @@ FIX = Fix(
     ),
     symptom="from_pipe converts pipelines to float32 by default; Casting a quantized model to a new `dtype`",
     harm="other",
-    patterns=("Casting a quantized model to a new dtype is unsupported",),
+    patterns=("Casting a quantized model to a new (dtype )?is unsupported",),
     frames=("pipeline_utils.py:from_pipe", "from_pipe", r"new_pipeline\.to\("),
 )
 

@@ -28,8 +28,8 @@ FIX = Fix(
     upstream=("https://github.com/huggingface/diffusers/issues/11570",),
     symptom="ValueError: Casting a quantized model to a new `dtype` is unsupported, from load_ip_adapter",
     patterns=(
-        "Casting a quantized model to a new dtype is unsupported",
-        "cannot cast a bitsandbytes model in a new dtype",
+        "Casting a quantized model to a new (dtype )?is unsupported",
+        "cannot cast a bitsandbytes model in a new( dtype|[.])",
     ),
     frames=("load_ip_adapter", "loaders/unet.py", "loaders/ip_adapter.py"),
 )

@@ -35,7 +35,8 @@ FIX = Fix(
     symptom="NotImplementedError: Currently, providing `device_map` is not supported for quantized models",
     patterns=(
         "Currently, .{0,40}device_map.{0,60} is (not )?supported",
-        "Currently, device_map is automatically inferred for quantized",
+        "Currently, providing is not supported for quantized models",
+        "Currently, (device_map )?is automatically inferred for quantized",
     ),
     frames=("diffusers/models/modeling_utils.py:from_pretrained",),
     fixed_in="diffusers 0.33.0",

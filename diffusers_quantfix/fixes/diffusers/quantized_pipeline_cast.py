@@ -40,7 +40,7 @@ FIX = Fix(
     upstream=(),
     symptom="pipe.to(dtype), ModularPipeline.to(dtype): Casting a quantized model to a new `dtype` is unsupported",
     patterns=(
-        "Casting a quantized model to a new dtype is unsupported",
+        "Casting a quantized model to a new (dtype )?is unsupported",
         r"The dtype of a \w* ?weights Tensor cannot be changed",
         r"WeightQ\w+Tensor cannot be changed",
     ),

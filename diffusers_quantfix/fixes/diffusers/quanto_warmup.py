@@ -24,7 +24,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.35.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
     upstream=(),
     symptom="AttributeError: Parameter or buffer with name=...weight._data not found in model",
-    patterns=(r"Parameter or buffer with name=\S*\._data not found",),
+    patterns=(r"Parameter or buffer with name=\S*\._data'? not found",),
     frames=("quanto", "_caching_allocator_warmup"),
 )
 

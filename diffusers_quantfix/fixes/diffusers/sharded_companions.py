@@ -32,7 +32,7 @@ FIX = Fix(
         "https://github.com/huggingface/transformers/issues/40327",
     ),
     symptom="Supplied state dict for ... does not contain `bitsandbytes__*`; Missing quantization component `SCB`",
-    patterns=(r"does not contain bitsandbytes__\*", "Missing quantization component SCB"),
+    patterns=(r"does not contain (bitsandbytes__\*|and possibly other)", "Missing quantization component"),
     frames=(
         "diffusers/models/model_loading_utils.py",
         "diffusers/models/modeling_utils.py:from_pretrained",

@@ -40,10 +40,10 @@ FIX = Fix(
     "component SCB, Supplied state dict does not contain bitsandbytes__*, or Cannot copy out of meta tensor (quanto)",
     harm="wrong result",
     patterns=(
-        "Missing quantization component SCB",
-        r"Supplied state dict for .* does not contain bitsandbytes__\*",
+        "Missing quantization component",
+        r"Supplied state dict for .* does not contain (bitsandbytes__\*|and possibly other)",
     ),
-    frames=("single_file_model.py:from_single_file", "from_single_file"),
+    frames=("single_file_model.py:from_single_file", "from_single_file", "loaders/single_file"),
     since="0.1.0",
 )
 

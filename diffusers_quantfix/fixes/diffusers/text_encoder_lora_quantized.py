@@ -27,7 +27,10 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "transformers": "", "peft": ""},
     upstream=("https://github.com/huggingface/diffusers/issues/11570",),
     symptom="ValueError: You cannot cast a bitsandbytes model in a new `dtype`, from load_lora_weights",
-    patterns=("cannot cast a bitsandbytes model in a new dtype", r"\.to is not supported for 4-bit or 8-bit"),
+    patterns=(
+        "cannot cast a bitsandbytes model in a new( dtype|[.])",
+        r"\.to is not supported for 4-bit or 8-bit",
+    ),
     frames=("load_lora_weights", "load_lora_into_text_encoder", "lora_base.py"),
 )
 

@@ -36,7 +36,7 @@ FIX = Fix(
     symptom="RuntimeError: Error building extension 'quanto_cpp' / 'quanto_cuda'; Ninja is required to load C++ "
     "extensions; CUDA_HOME environment variable is not set; identifier `__asm__` is undefined",
     patterns=(
-        "Error building extension 'quanto_(cpp|cuda)'",
+        "(Error building extension '|TORCH_EXTENSION_NAME=)quanto_(cpp|cuda)",
         r"Ninja is required to load C\+\+ extensions",
         "CUDA_HOME environment variable is not set",
     ),

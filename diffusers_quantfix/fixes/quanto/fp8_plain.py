@@ -39,7 +39,10 @@ FIX = Fix(
     symptom="a noise image from FLUX with float8 weights; Error building extension 'quanto_cuda'; identifier "
     "`__asm__` is undefined",
     harm="wrong result",
-    patterns=("Error building extension 'quanto_cuda'", "identifier '?__asm__'? is undefined"),
+    patterns=(
+        r"\A(?=.*(marlin|float8|fp8)).*(Error building extension '|TORCH_EXTENSION_NAME=)quanto_cuda",
+        "identifier '?__asm__'? is undefined",
+    ),
     frames=("marlin", "qfloat8|float8|fp8", "optimum/quanto/"),
     hot=True,
     options={

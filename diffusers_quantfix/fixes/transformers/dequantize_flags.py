@@ -25,7 +25,7 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<4.54"},
     upstream=("https://github.com/huggingface/transformers/issues/39295",),
     symptom="after model.dequantize(): You cannot cast a bitsandbytes model in a new `dtype`",
-    patterns=("cannot cast a bitsandbytes model in a new dtype",),
+    patterns=("cannot cast a bitsandbytes model in a new( dtype|[.])",),
     frames=("dequantize", "transformers/modeling_utils.py"),
     fixed_in="transformers 4.54.0",
 )

@@ -26,8 +26,13 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<=5.23.0", "bitsandbytes": ">=0.43.0"},
     upstream=("https://github.com/huggingface/transformers/pull/43258",),
     symptom="ValueError: Calling `cuda()` is not supported for `8-bit` quantized models.",
-    patterns=(r"Calling cuda\(\) is not supported for 8-bit", r"\.to is not supported for (4-bit or )?8-bit"),
-    frames=("transformers/modeling_utils.py",),
+    patterns=(
+        r"Calling (cuda\(\) )?is not supported for (4-bit or )?(8-bit |or )?quantized models(?! with the installed)",
+        r"\.to\b.{0,40} (4-bit .{1,3} )8-bit bitsandbytes",
+        r"\.to is not supported for 8-bit",
+        "is not supported for or bitsandbytes models",
+    ),
+    frames=("transformers/modeling_utils.py", "4-bit .{1,2} 8-bit"),
 )
 
 _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8-bit`")

@@ -45,6 +45,7 @@ FIX = Fix(
         "accelerate/utils/operations.py:send_to_device",
         "transformers/models/",
         r"text_encoder\w*\.device|get_\w*prompt_embeds|encode_prompt|CogView4",
+        r"text_encoder|\bcompel\b|prompt.encod|encod\w+ (the )?prompt",
     ),
     hot=True,
 )

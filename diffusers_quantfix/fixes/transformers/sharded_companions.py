@@ -36,7 +36,7 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<4.57.1", "bitsandbytes": ""},
     upstream=("https://github.com/huggingface/transformers/issues/40327",),
     symptom="Supplied state dict for ... does not contain `bitsandbytes__*`; Missing quantization component `SCB`",
-    patterns=(r"does not contain bitsandbytes__\*", "Missing quantization component SCB"),
+    patterns=(r"does not contain (bitsandbytes__\*|and possibly other)", "Missing quantization component"),
     frames=("transformers/modeling_utils.py", "transformers/quantizers/"),
     fixed_in="transformers 4.57.1",
 )
