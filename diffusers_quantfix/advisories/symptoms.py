@@ -229,6 +229,8 @@ class _Search:
                 continue
             for known, weight in self.readings:
                 shared = known & own
+                if known & BACKENDS and "quantiz" in own:
+                    shared = shared | {"quantiz"}  # "8-bit" says it, too
                 if any(own & kind and not own & kind & self.all for kind in (TROUBLES, ACTIONS)):
                     continue
                 alike = self._alike(known, weight, own)
