@@ -1,0 +1,154 @@
+"""Fingerprints of source code: equal where two releases of a library run the same code.
+
+A fix is proved on code, not on a version number.  A fingerprint is a hash of a function's syntax tree without what
+cannot matter: comments, formatting, positions, docstrings and annotations.  It is the same on every Python from 3.10
+on, whose syntax trees differ in their optional fields, and it differs for any other change: a renamed variable, another
+constant, default, decorator, base class or order of arguments.
+
+Most functions do not change at all between two releases, so the text is compared first: parsing takes about a hundred
+times as long.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = ["block_at", "definition", "of_text", "of_tree", "text_hash"]
+
+# Fields that say nothing about behaviour, or that not every Python has. An empty field is left out, too.
+_IGNORED = frozenset(
+    ("annotation", "col_offset", "ctx", "end_col_offset", "end_lineno", "kind", "lineno", "returns", "type_comment")
+)
+# Of a string that is not raw. Any other warns the program when it is parsed; a mark keeps it different from `\\\\.`.
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtvxNuU01234567")
+
+
+def of_text(text: str) -> str:
+    """The fingerprint of the one definition or statement that ``text`` is, indented or not.
+
+    Raises:
+        SyntaxError: it is none in this Python.
+    """
+    return of_tree(definition(text))
+
+
+def of_tree(tree: ast.AST) -> str:
+    """The fingerprint of a syntax tree: 16 hexadecimal digits."""
+    return _digest("".join(_parts(tree)).encode("utf-8", "backslashreplace"))
+
+
+def text_hash(text: str) -> str:
+    """A hash of the exact text: 16 hexadecimal digits."""
+    return _digest(text.encode("utf-8", "backslashreplace"))
+
+
+def definition(text: str) -> ast.stmt:
+    """The syntax tree of the one definition or statement that ``text`` is, indented or not.
+
+    Raises:
+        SyntaxError: it is none in this Python.
+    """
+    text = _ESCAPE.sub(_marked, text)
+    if text[:1].isspace():  # not textwrap.dedent, which would change the lines of a string
+        body: Any = ast.parse(f"if 1:\n{text}").body[0]
+        return body.body[0]  # type: ignore[no-any-return]
+    return ast.parse(text).body[0]
+
+
+def block_at(lines: list[str], first: int) -> str:
+    """The text of the definition that begins with its first decorator, or else with ``def`` or ``class``, at a line.
+
+    Args:
+        lines: of the whole file, each with its end of line.
+        first: the number of the line, from 1, as ``co_firstlineno`` says it.
+
+    Raises:
+        SyntaxError, IndentationError: no definition ends there.
+    """
+    import inspect
+
+    return "".join(inspect.getblock(lines[first - 1 :]))
+
+
+def _marked(escape: re.Match[str]) -> str:
+    return escape[0] if escape[1] in _KNOWN_ESCAPES else f"\\\\\ue000{escape[1]}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _parts(node: Any) -> Iterator[str]:
+    """The pieces of a canonical text of a syntax tree."""
+    if isinstance(node, ast.AnnAssign):
+        if node.value is None:
+            # A field of a dataclass, or a declaration without effect: its name is kept.
+            yield "Declare("
+            yield from _parts(node.target)
+        else:
+            yield "Assign(targets=["
+            yield from _parts(node.target)
+            yield "]value="
+            yield from _parts(node.value)
+        yield ")"
+        return
+    if isinstance(node, ast.Constant):
+        yield f"Constant({type(node.value).__name__}:{node.value!r})"
+        return
+    if isinstance(node, ast.JoinedStr):
+        yield "JoinedStr("
+        for piece in _merged(node.values):
+            yield from _parts(piece)
+        yield ")"
+        return
+    yield f"{type(node).__name__}("
+    for field in node._fields:
+        if field in _IGNORED:
+            continue
+        value = getattr(node, field, None)
+        if value is None or value == []:
+            continue
+        yield f"{field}="
+        if isinstance(value, list):
+            yield "["
+            for item in _without_texts(value) if field in ("body", "orelse", "finalbody") else value:
+                # The keys of a dictionary display may be None: `**other`.
+                yield from _parts(item) if isinstance(item, ast.AST) else (f"{item!r};",)
+            yield "]"
+        elif isinstance(value, ast.AST):
+            yield from _parts(value)
+        else:
+            yield f"{value!r};"
+    yield ")"
+
+
+def _without_texts(statements: list[Any]) -> list[Any]:
+    """Without docstrings and other texts that stand by themselves."""
+    return [
+        statement
+        for statement in statements
+        if not (
+            isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Constant)
+            and isinstance(statement.value.value, str)
+        )
+    ]
+
+
+def _merged(values: list[Any]) -> list[Any]:
+    """The pieces of an f-string, with neighbouring constants as one: how they are split differs between Pythons."""
+    merged: list[Any] = []
+    for value in values:
+        if isinstance(value, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
+            merged[-1] = ast.Constant(merged[-1].value + value.value)
+        elif not (isinstance(value, ast.Constant) and value.value == ""):
+            merged.append(value)
+    return merged
