@@ -45,6 +45,33 @@ def of_tree(tree: ast.AST) -> str:
     return _digest("".join(_parts(tree)).encode("utf-8", "backslashreplace"))
 
 
+def of_interface(tree: ast.AST) -> str:
+    """The fingerprint of what a caller of a function, or an heir of a class, sees of it.
+
+    Of a function its name, arguments, defaults and decorators, and the attributes that it gives to ``self``; not what
+    else its body does.
+    """
+    if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return of_tree(tree)
+    attributes = sorted(_given_to_self(tree)) if tree.name == "__init__" else []
+    outside = (*tree.decorator_list, tree.args)
+    text = "".join(part for node in outside for part in _parts(node))
+    return _digest(f"{type(tree).__name__} {tree.name} {text} {attributes}".encode("utf-8", "backslashreplace"))
+
+
+def _given_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    first = (*function.args.posonlyargs, *function.args.args)[:1]
+    return {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and first
+        and node.value.id == first[0].arg
+    }
+
+
 def text_hash(text: str) -> str:
     """A hash of the exact text: 16 hexadecimal digits."""
     return _digest(text.encode("utf-8", "backslashreplace"))

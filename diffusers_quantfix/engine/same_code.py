@@ -1,10 +1,14 @@
 """Whether a library still has the code on which a fix was proved.
 
-A piece of code is named ``module:path``, as in ``diffusers.hooks.group_offloading:ModuleGroup.onload_``: a function, a
-class or a constant of a library.  Its mark is what is compared: for a function the number of its lines, the hash of
-their text and its fingerprint; for a class its bases; for a constant its value, where that is simple.
+A fix relies on pieces of code of the libraries, each named ``module:path`` as in
+``diffusers.hooks.group_offloading:ModuleGroup.onload_``: functions, classes and constants.  Of a piece that it replaces,
+edits or inspects all of the code counts.  Of one that it only calls, or that its probe runs, the interface counts
+(`fingerprint.of_interface`), and the name ends in ``()``: the probe itself runs again, before and after patching.
 
-Nothing is imported or run here: a piece in a module that is not imported has no mark.
+The mark of a piece is what is compared: of a function the number of its lines, the hash of their text and the
+fingerprint; of a class its bases; of a constant its value, where that is simple.
+
+Nothing is imported or run here.  A piece in a module that is not imported counts as changed.
 """
 
 from __future__ import annotations
@@ -14,30 +18,33 @@ import sys
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 
 from . import fingerprint
+from .probe import home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["Files", "find", "inner_function", "mark"]
+__all__ = ["CALLED", "Files", "differences", "find", "inner_function", "is_same", "mark"]
+
+CALLED = "()"  # ends the name of a piece of which only the interface counts
 
 _ABSENT = object()
 _SIMPLE = (str, bytes, int, float, complex, type(None))
 
 
 class Files:
-    """The lines of source files, each read once; to be dropped with the decision, unlike the cache of `linecache`."""
+    """The lines of source files, each read once; dropped after a decision, unlike the cache of `linecache`."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}
 
     def lines(self, path: str) -> list[str]:
-        """The lines of a file, none where it cannot be read."""
+        """The lines of a file; none where it cannot be read."""
         lines = self._lines.get(path)
         if lines is None:
             try:
-                with open(path, encoding="utf-8", newline=None) as file:
+                with open(path, encoding="utf-8") as file:
                     lines = file.readlines()
             except (OSError, ValueError):
                 lines = []
@@ -45,8 +52,28 @@ class Files:
         return lines
 
 
-def find(name: str, below: Callable[[Any, str, Any], Any] = lambda owner, name, value: value) -> Any:
-    """The raw value of a piece of code; ``None`` where this release, or this process, does not have it.
+def differences(
+    proved: Mapping[str, str], files: Files, below: Callable[[Any, str, Any], Any] | None = None
+) -> list[str]:
+    """What has changed since a fix was proved: one phrase for each piece, such as "x has changed"; none if nothing has.
+
+    Args:
+        proved: name of a piece -> its mark in the release in which the fix was proved.
+        files: where source is read.
+        below: see `find`.
+    """
+    found = []
+    for name, before in proved.items():
+        value = find(name.removesuffix(CALLED), below)
+        if value is None:
+            found.append(_gone(name.removesuffix(CALLED), before, files))
+        elif not is_same(before, mark(value, files, name.endswith(CALLED), before)):
+            found.append(f"{name.removesuffix(CALLED)} has changed")
+    return found
+
+
+def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
+    """The raw value of a piece of code; None where this release, or this process, does not have it.
 
     Args:
         name: ``module:path``.
@@ -59,27 +86,29 @@ def find(name: str, below: Callable[[Any, str, Any], Any] = lambda owner, name, 
     for step in path.split("."):
         owner = value
         if isinstance(owner, type):
-            value = next((vars(base)[step] for base in owner.__mro__ if step in vars(base)), _ABSENT)
+            owner = next((base for base in owner.__mro__ if step in vars(base)), owner)
+            value = vars(owner).get(step, _ABSENT)
         else:
             value = vars(owner).get(step, _ABSENT) if isinstance(owner, ModuleType) else _ABSENT
         if value is _ABSENT:
             return None
-        value = below(owner, step, value)
+        if below is not None:
+            value = below(owner, step, value)
     return value
 
 
 def inner_function(value: Any) -> FunctionType | None:
-    """The Python function inside a property, classmethod, partial or wrappers, None where there is none."""
-    for _ in range(64):
-        if isinstance(value, FunctionType) and not hasattr(value, "__wrapped__"):
-            return value
-        if isinstance(value, property):
+    """The Python function inside a property, classmethod, partial or wrappers; None where there is none."""
+    for _ in range(64):  # a wrapper that wraps itself must not hang an import
+        if isinstance(value, FunctionType):
+            if "__wrapped__" not in vars(value):
+                return value
+            value = value.__wrapped__  # type: ignore[attr-defined]
+        elif isinstance(value, property):
             value = value.fget
         elif isinstance(value, (staticmethod, classmethod)):
             value = value.__func__
-        elif isinstance(value, functools.partial):
-            value = value.func
-        elif isinstance(value, functools.cached_property):
+        elif isinstance(value, (functools.partial, functools.cached_property)):
             value = value.func
         elif isinstance(value, type) or not hasattr(value, "__wrapped__"):
             return None
@@ -88,20 +117,21 @@ def inner_function(value: Any) -> FunctionType | None:
     return None
 
 
-def mark(value: Any, files: Files, known: str = "") -> str:
+def mark(value: Any, files: Files, called: bool = False, known: str = "") -> str:
     """What is compared of a piece of code; empty where nothing can be said of it.
 
     Args:
         value: a raw value, of `find`.
         files: where its source is read.
-        known: the mark that it had where it was proved.  Where the text is the same, it is returned as it is, and
-            nothing is parsed.
+        called: only the interface counts.
+        known: the mark that it had where it was proved.  Where the text is the same it is returned, and nothing is
+            parsed.
     """
     function = inner_function(value)
     if function is not None:
-        return _mark_of_code(function.__code__, files, known)
+        return _mark_of_code(function.__code__, files, called, known, _wrapped_by(value, function))
     if isinstance(value, CodeType):
-        return _mark_of_code(value, files, known)
+        return _mark_of_code(value, files, called, known, "")
     if isinstance(value, type):
         return "class " + " ".join(f"{base.__module__}:{base.__qualname__}" for base in value.__bases__)
     if isinstance(value, (ModuleType, BuiltinFunctionType)):
@@ -109,8 +139,27 @@ def mark(value: Any, files: Files, known: str = "") -> str:
     return f"value {fingerprint.text_hash(_constant(value))}"
 
 
-def _mark_of_code(code: CodeType, files: Files, known: str) -> str:
-    if code.co_filename.startswith("<"):  # made by the library from a text, as the methods of a dataclass are
+def is_same(one: str, other: str) -> bool:
+    """Whether two marks, of which only one may be empty, stand for the same code."""
+    if one[:1].isdigit() and other[:1].isdigit():
+        return one.rpartition(" ")[2] == other.rpartition(" ")[2]
+    return bool(one) and one == other
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _wrapped_by(value: Any, function: FunctionType) -> str:
+    """The library of the outermost wrapper of a function, where it is another one: a decorator, or a tool that patches.
+
+    Decorators are part of a function's text; what a tool has put over them is not.
+    """
+    home = home_of(value).partition(".")[0]
+    return "" if home == function.__globals__.get("__name__", "").partition(".")[0] else f"@{home}"
+
+
+def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, wrapper: str) -> str:
+    if code.co_filename.startswith("<"):  # made from a text that the library wrote, as the methods of a dataclass are
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return f"generated {code.co_name} {' '.join(arguments)}"
     lines, first = files.lines(code.co_filename), code.co_firstlineno
@@ -119,32 +168,43 @@ def _mark_of_code(code: CodeType, files: Files, known: str) -> str:
     count, _, rest = known.partition(" ")
     if count.isdigit():
         text = "".join(lines[first - 1 : first - 1 + int(count)])
-        if fingerprint.text_hash(text) == rest.partition(" ")[0]:
+        proved_text, _, proved = rest.partition(" ")
+        if fingerprint.text_hash(text) == proved_text and proved.partition("@")[2] == wrapper[1:]:
             return known
     try:
         text = fingerprint.block_at(lines, first)
-        tree = fingerprint.of_text(text)
+        tree = fingerprint.definition(text)
+        same = fingerprint.of_interface(tree) if called else fingerprint.of_tree(tree)
     except Exception:  # a lambda in the middle of an expression, or a file that has changed since its import
         return ""
-    return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {tree}"
+    return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{wrapper}"
 
 
-def is_same(one: str, other: str) -> bool:
-    """Whether two marks stand for the same code."""
-    if not one or not other:
-        return False
-    if one[0].isdigit() and other[0].isdigit():
-        return one.rpartition(" ")[2] == other.rpartition(" ")[2]
-    return one == other
+def _gone(name: str, before: str, files: Files) -> str:
+    """The phrase for a piece that is not there any more; it names a function that is the same elsewhere."""
+    home, _, path = name.partition(":")
+    library, last = home.partition(".")[0], path.rpartition(".")[2]
+    if before[:1].isdigit():
+        for other, module in list(sys.modules.copy().items()):
+            if other.partition(".")[0] != library or not isinstance(module, ModuleType):
+                continue
+            value = vars(module).get(last)
+            function = inner_function(value)
+            if function is None or function.__module__ != other:
+                continue
+            if any(is_same(before, mark(value, files, called, before)) for called in (False, True)):
+                return f"{name} has moved to {other}:{last}"
+    return f"{name} is gone"
 
 
 def _constant(value: Any) -> str:
-    """A text of a constant, the same in each process; of another object only its class."""
+    """A text of a constant, the same in each process; of any other object its class only."""
     if isinstance(value, bool) or type(value) not in (*_SIMPLE, tuple, list, set, frozenset, dict):
         return f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, _SIMPLE):
         return repr(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(sorted(f"{_constant(key)}: {_constant(item)}" for key, item in value.items())) + "}"
+        items = (f"{_constant(key)}: {_constant(item)}" for key, item in value.items())
+        return "{" + ", ".join(sorted(items)) + "}"
     inside = [_constant(item) for item in value]
     return f"{type(value).__name__}({', '.join(inside if isinstance(value, (tuple, list)) else sorted(inside))})"
