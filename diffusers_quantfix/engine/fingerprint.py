@@ -20,11 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["block_at", "definition", "of_text", "of_tree", "text_hash"]
+__all__ = ["block_at", "definition", "module", "of_interface", "of_text", "of_tree", "text_hash"]
 
 # Fields that say nothing about behaviour, or that not every Python has. An empty field is left out, too.
 _IGNORED = frozenset(
-    ("annotation", "col_offset", "ctx", "end_col_offset", "end_lineno", "kind", "lineno", "returns", "type_comment")
+    (
+        "annotation",
+        "col_offset",
+        "ctx",
+        "end_col_offset",
+        "end_lineno",
+        "kind",
+        "lineno",
+        "returns",
+        "type_comment",
+    )
 )
 # Of a string that is not raw. Any other warns the program when it is parsed; a mark keeps it different from `\\\\.`.
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -56,7 +66,9 @@ def of_interface(tree: ast.AST) -> str:
     attributes = sorted(_given_to_self(tree)) if tree.name == "__init__" else []
     outside = (*tree.decorator_list, tree.args)
     text = "".join(part for node in outside for part in _parts(node))
-    return _digest(f"{type(tree).__name__} {tree.name} {text} {attributes}".encode("utf-8", "backslashreplace"))
+    return _digest(
+        f"{type(tree).__name__} {tree.name} {text} {attributes}".encode("utf-8", "backslashreplace")
+    )
 
 
 def _given_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
@@ -88,6 +100,15 @@ def definition(text: str) -> ast.stmt:
         body: Any = ast.parse(f"if 1:\n{text}").body[0]
         return body.body[0]  # type: ignore[no-any-return]
     return ast.parse(text).body[0]
+
+
+def module(text: str) -> ast.Module:
+    """The syntax tree of a module, whose definitions have the fingerprints that they have by themselves.
+
+    Raises:
+        SyntaxError: it is none in this Python.
+    """
+    return ast.parse(_ESCAPE.sub(_marked, text))
 
 
 def block_at(lines: list[str], first: int) -> str:

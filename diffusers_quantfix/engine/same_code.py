@@ -159,7 +159,9 @@ def _wrapped_by(value: Any, function: FunctionType) -> str:
 
 
 def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, wrapper: str) -> str:
-    if code.co_filename.startswith("<"):  # made from a text that the library wrote, as the methods of a dataclass are
+    if code.co_filename.startswith(
+        "<"
+    ):  # made from a text that the library wrote, as the methods of a dataclass are
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return f"generated {code.co_name} {' '.join(arguments)}"
     lines, first = files.lines(code.co_filename), code.co_firstlineno
@@ -207,4 +209,6 @@ def _constant(value: Any) -> str:
         items = (f"{_constant(key)}: {_constant(item)}" for key, item in value.items())
         return "{" + ", ".join(sorted(items)) + "}"
     inside = [_constant(item) for item in value]
-    return f"{type(value).__name__}({', '.join(inside if isinstance(value, (tuple, list)) else sorted(inside))})"
+    return (
+        f"{type(value).__name__}({', '.join(inside if isinstance(value, (tuple, list)) else sorted(inside))})"
+    )

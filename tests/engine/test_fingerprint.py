@@ -28,7 +28,9 @@ def functions() -> list[ast.stmt]:
     found: list[ast.stmt] = []
     for module in SOURCES:
         tree = ast.parse(inspect.getsource(module))
-        found += [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        found += [
+            node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
     return found
 
 
@@ -68,7 +70,9 @@ def test_an_annotated_assignment_is_an_assignment():
 
 
 def test_quotes_and_the_way_an_f_string_is_put_together_do_not_matter():
-    assert of("def f(a):\n    return f'{a!r:>{4}} b' 'c'\n") == of('def f(a):\n    return f"{a!r:>{4}} " "bc"\n')
+    assert of("def f(a):\n    return f'{a!r:>{4}} b' 'c'\n") == of(
+        'def f(a):\n    return f"{a!r:>{4}} " "bc"\n'
+    )
 
 
 def test_the_block_at_a_line_begins_with_its_decorators_and_ends_before_the_next():
@@ -165,23 +169,28 @@ def mutated(function: ast.stmt, kind: str, rng: random.Random) -> ast.stmt | Non
 def _fits(node: Any, kind: str) -> bool:
     same = {
         "a renamed local": lambda: isinstance(node, ast.Name),
-        "swapped arguments": lambda: isinstance(node, ast.Call)
-        and len(node.args) > 1
-        and ast.dump(node.args[0]) != ast.dump(node.args[1]),
+        "swapped arguments": lambda: (
+            isinstance(node, ast.Call)
+            and len(node.args) > 1
+            and ast.dump(node.args[0]) != ast.dump(node.args[1])
+        ),
         "a changed constant": lambda: isinstance(node, ast.Constant) and not getattr(node, "is_text", False),
         "a changed default": lambda: isinstance(node, ast.arguments) and node.defaults,
         "a removed branch": lambda: isinstance(node, ast.If) and node.orelse,
         "a new decorator": lambda: isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)),
-        "a removed statement": lambda: isinstance(node, (ast.If, ast.For, ast.FunctionDef))
-        and len(node.body) > 1,
+        "a removed statement": lambda: (
+            isinstance(node, (ast.If, ast.For, ast.FunctionDef)) and len(node.body) > 1
+        ),
         "another operator": lambda: isinstance(node, ast.Compare),
         "a negated condition": lambda: isinstance(node, (ast.If, ast.While, ast.IfExp)),
         "another keyword": lambda: isinstance(node, ast.keyword) and node.arg,
         "another attribute": lambda: isinstance(node, ast.Attribute),
-        "statements in another order": lambda: isinstance(node, (ast.If, ast.For, ast.FunctionDef))
-        and len(node.body) > 1
-        and ast.dump(node.body[0]) != ast.dump(node.body[-1])
-        and not _is_text(node.body[0]),
+        "statements in another order": lambda: (
+            isinstance(node, (ast.If, ast.For, ast.FunctionDef))
+            and len(node.body) > 1
+            and ast.dump(node.body[0]) != ast.dump(node.body[-1])
+            and not _is_text(node.body[0])
+        ),
         "a new argument": lambda: isinstance(node, ast.arguments),
     }
     return bool(same[kind]())

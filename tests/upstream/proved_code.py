@@ -162,7 +162,9 @@ def imported_by(fix: ModuleType, packages: set[str]) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             module = sys.modules.get(node.module)
             if module is not None and _package(node.module) in packages:
-                found.update(name_at(module, alias.name) for alias in node.names if alias.name in vars(module))
+                found.update(
+                    name_at(module, alias.name) for alias in node.names if alias.name in vars(module)
+                )
     return found
 
 
@@ -289,7 +291,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.environ.get("DIFFUSERS_QUANTFIX") != "off":  # before any library is imported
         command = [sys.executable, "-m", "tests.upstream.proved_code", *sys.argv[1:]]
-        return subprocess.run(command, env={**os.environ, "DIFFUSERS_QUANTFIX": "off"}, check=False).returncode
+        return subprocess.run(
+            command, env={**os.environ, "DIFFUSERS_QUANTFIX": "off"}, check=False
+        ).returncode
     report = record()
     for name, fault in report["faults"].items():
         print(f"{name}: {fault}", file=sys.stderr)

@@ -1,0 +1,228 @@
+"""Whether a library still has the code on which a fix was proved, on packages that are written here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffusers_quantfix.engine.same_code import CALLED, Files, differences, find, is_same, mark
+
+FIRST = '''
+"""A library."""
+import dataclasses
+import functools
+
+LIMIT = 3
+NAMES = {"b": (1, 2), "a": None}
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def helper(value, factor=2):
+    """Doc."""
+    return value * factor
+
+
+class Base:
+    def kept(self):
+        return 1
+
+
+class Model(Base):
+    def __init__(self, size):
+        self.size = size
+
+    @property
+    def device(self):
+        return "cpu"
+
+    @classmethod
+    def make(cls):
+        return cls(1)
+
+    @staticmethod
+    def plain():
+        return 2
+
+    @functools.cached_property
+    def late(self):
+        return 3
+
+    @decorated
+    def move(self, where):
+        return helper(self.size)
+
+
+@dataclasses.dataclass
+class Options:
+    one: int = 1
+'''
+PIECES = (
+    "lib_same:LIMIT", "lib_same:NAMES", "lib_same:helper", f"lib_same:helper{CALLED}", "lib_same:Model",
+    "lib_same:Model.__init__", f"lib_same:Model.__init__{CALLED}", "lib_same:Model.device", "lib_same:Model.make",
+    "lib_same:Model.plain", "lib_same:Model.late", "lib_same:Model.move", "lib_same:Model.kept",
+    "lib_same:Options.__init__",
+)  # fmt: skip
+
+
+class Library:
+    """A module on disk that can be written and imported again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "lib_same.py"
+
+    def write(self, text: str):
+        self.file.write_text(text, encoding="utf-8")
+        sys.modules.pop("lib_same", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("lib_same")
+
+    def marks(self, pieces=PIECES) -> dict[str, str]:
+        files = Files()
+        return {name: mark(find(name.removesuffix(CALLED)), files, name.endswith(CALLED)) for name in pieces}
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield Library(tmp_path)
+    sys.modules.pop("lib_same", None)
+
+
+def changed(library: Library, *exchanges: tuple[str, str]) -> list[str]:
+    library.write(FIRST)
+    proved = library.marks()
+    assert all(proved.values())
+    text = FIRST
+    for old, new in exchanges:
+        assert old in text
+        text = text.replace(old, new)
+    library.write(text)
+    return [phrase.replace("lib_same:", "") for phrase in differences(proved, Files())]
+
+
+def test_the_same_code_is_the_same(library):
+    assert changed(library) == []
+
+
+def test_comments_docstrings_and_what_is_above_do_not_matter(library):
+    assert (
+        changed(
+            library,
+            ('"""Doc."""', '"""Another text.\n\n    With more lines."""  # and a comment'),
+            ("import dataclasses", "import dataclasses\nimport os\n\n\ndef new():\n    return os\n"),
+            ("def make(cls):", "def make(cls) -> 'Model':"),
+            ('return "cpu"', "return 'cpu'"),
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "phrases"),
+    (
+        ("LIMIT = 3", "LIMIT = 4", ["LIMIT has changed"]),
+        ('"a": None', '"a": 0', ["NAMES has changed"]),
+        ("value * factor", "value + factor", ["helper has changed"]),
+        ("factor=2", "factor=3", ["helper has changed"] * 2),
+        ("self.size = size", "self.size = size + 1", ["Model.__init__ has changed"]),
+        ("self.size = size", "self.extent = size", ["Model.__init__ has changed"] * 2),
+        ("class Model(Base):", "class Model:", ["Model has changed", "Model.kept is gone"]),
+        ('return "cpu"', 'return "meta"', ["Model.device has changed"]),
+        ("return cls(1)", "return cls(2)", ["Model.make has changed"]),
+        ("return 2", "return 4", ["Model.plain has changed"]),
+        ("return 3", "return 4", ["Model.late has changed"]),
+        ("helper(self.size)", "helper(where)", ["Model.move has changed"]),
+        ("    @decorated\n", "", ["Model.move has changed"]),
+        ("one: int", "two: int", ["Options.__init__ has changed"]),
+        ("def plain", "def simple", ["Model.plain is gone"]),
+    ),
+)
+def test_a_change_is_named(library, old, new, phrases):
+    assert changed(library, (old, new)) == phrases
+
+
+def test_what_was_not_imported_is_gone(library):
+    library.write(FIRST)
+    proved = library.marks(("lib_same:LIMIT",))
+    del sys.modules["lib_same"]
+    assert differences(proved, Files()) == ["lib_same:LIMIT is gone"]
+
+
+def test_a_function_that_moved_is_said_to_have_moved(library, tmp_path):
+    library.write(FIRST)
+    proved = library.marks(("lib_same:helper",))
+    library.write(FIRST.replace("def helper", "def other"))
+    moved = FIRST[FIRST.index("def helper") : FIRST.index("class Base")]
+    (tmp_path / "lib_same_new.py").write_text(moved, encoding="utf-8")
+    assert differences(proved, Files()) == ["lib_same:helper is gone"]  # of another library
+    module = importlib.import_module("lib_same_new")
+    sys.modules["lib_same.new"] = module
+    module.helper.__module__ = "lib_same.new"
+    try:
+        assert differences(proved, Files()) == ["lib_same:helper has moved to lib_same.new:helper"]
+    finally:
+        del sys.modules["lib_same.new"], sys.modules["lib_same_new"]
+
+
+def test_the_wrapper_of_another_tool_is_a_change_and_our_own_patch_is_none(library):
+    module = library.write(FIRST)
+    proved = library.marks(("lib_same:helper",))
+    upstream = module.helper
+
+    @functools.wraps(upstream)
+    def patched(*args, **kwargs):
+        return upstream(*args, **kwargs)
+
+    module.helper = patched
+    assert differences(proved, Files()) == ["lib_same:helper has changed"]
+    assert differences(proved, Files(), lambda owner, name, value: upstream) == []
+
+
+def test_without_sources_nothing_is_the_same(library):
+    library.write(FIRST)
+    proved = library.marks(("lib_same:helper", "lib_same:LIMIT"))
+    library.file.unlink()
+    assert differences(proved, Files()) == ["lib_same:helper has changed"]
+
+
+def test_nothing_is_parsed_where_the_text_is_the_same(library, monkeypatch):
+    library.write(FIRST)
+    proved = library.marks()
+    from diffusers_quantfix.engine import fingerprint
+
+    def fail(*_: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(fingerprint, "definition", fail)
+    monkeypatch.setattr(fingerprint, "block_at", fail)
+    assert differences(proved, Files()) == []
+
+
+def test_each_file_is_read_once(library, monkeypatch):
+    library.write(FIRST)
+    proved = library.marks()
+    opened = []
+    from diffusers_quantfix.engine import same_code
+
+    monkeypatch.setattr(
+        same_code, "open", lambda *args, **kwargs: opened.append(args) or open(*args, **kwargs), raising=False
+    )
+    assert differences(proved, Files()) == []
+    assert len(opened) == 1
+
+
+def test_nothing_is_never_the_same():
+    assert not is_same("", "")
+    assert not is_same("1 a b", "")

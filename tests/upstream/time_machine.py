@@ -1,0 +1,245 @@
+"""Would a fix have gone on by itself in the next release?  Asked of all releases of the libraries.
+
+    python -m tests.upstream.time_machine --write
+
+For every fix and each two releases of a library, one after the other, the first of which is affected: pretend that the
+claim ends at the first, and decide about the second by its code (`diffusers_quantfix.engine.same_code`).  Then compare
+with what is known of the second: whether the claim, which the release sets prove, says that it is affected.
+
+What a fix relies on is recorded in the release sets themselves, by `proved_code`; the code of the releases between
+them is read from their sources, which are downloaded.  Both are kept, so that an interrupted run goes on.  A decision
+needs the probe too: where the code is the same and the bug is gone, some release set must have seen the probe say
+healthy; else the acceptance counts as wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from diffusers_quantfix.engine.same_code import CALLED
+
+from .cells import Cell, Table, digest, read
+from .environments import CannotInstall, _find_links, _uv, cache_folder, prepare
+from .results import load
+from .run_cell import ROOT, declarations
+from .source_marks import marks
+from .verdict import HEALTHY, NOT_APPLICABLE
+
+FILE = Path(__file__).with_name("time_machine.json")
+PAGE = Path(__file__).with_name("TIME_MACHINE.md")
+_PACKAGES = {"optimum-quanto": "optimum"}
+_RECORDER = ("tests/upstream/proved_code.py", "diffusers_quantfix/engine/same_code.py",
+             "diffusers_quantfix/engine/fingerprint.py")  # fmt: skip
+RIGHT, CHANGED, KEPT_AWAY, WRONG = "accepted", "not accepted", "kept away by the probe", "wrong"
+
+
+def recorded(cells: list[Cell], folder: Path) -> dict[str, dict[str, Any]]:
+    """What each fix relies on in each release set: set -> report of `proved_code`."""
+    key = digest([[name, (ROOT / name).read_text(encoding="utf-8")] for name in _RECORDER] + [declarations()])
+    found = {}
+    for cell in cells:
+        file = folder / "proved" / f"{cell.key}-{key}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            log = file.with_suffix(".log")
+            log.write_text("")
+            try:
+                environment = prepare(cell, folder, log)
+            except CannotInstall as error:
+                print(f"{cell.name}: {error}", flush=True)
+                continue
+            command = [str(environment.python), "-m", "tests.upstream.proved_code", "--report", str(file)]
+            variables = {**os.environ, **environment.variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+            with log.open("a", encoding="utf-8") as output:
+                subprocess.run(command, cwd=ROOT, env=variables, stdout=output, stderr=output, check=False)
+            print(f"{cell.name}: {'recorded' if file.exists() else f'failed, see {log}'}", flush=True)
+        if file.exists():
+            found[cell.name] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def sources(table: Table, pieces: set[str], folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The marks in the sources of each release: (library, release) -> marks."""
+    found = {}
+    for library, releases in table.releases.items():
+        package = _PACKAGES.get(library, library)
+        wanted = sorted(piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:")))
+        for release in releases:
+            home = folder / "sources" / library / release
+            file = home.with_name(f"{release}-{digest(wanted)}.json")
+            if not file.exists():
+                _download(library, release, home, folder / "sources" / "log")
+                file.write_text(json.dumps(marks(home, wanted)), encoding="utf-8")
+                print(f"{library} {release}: read", flush=True)
+            found[library, release] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _download(library: str, release: str, home: Path, log: Path) -> None:
+    done = home / ".complete"
+    if not done.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        only = f"{library}=={release}"
+        _uv(["pip", "install", "-p", sys.executable, "--no-deps", *_find_links(), "--target", str(home), only],
+            [only], log)  # fmt: skip
+        done.touch()
+
+
+def steps(
+    table: Table, reports: dict[str, dict[str, Any]], read_marks: dict[tuple[str, str], dict[str, str]]
+) -> list[dict[str, Any]]:
+    """One row for each fix and each two releases: ``fix``, ``library``, ``before``, ``after``, ``outcome``, ``changed``."""
+    cells = {cell.name: cell for cell in table.every}
+    seen = load()
+    rows = []
+    for name, said in sorted(declarations().items()):
+        for library, specifier in said["claims"].items():
+            releases = table.releases.get(library, [])
+            proved = [
+                (releases.index(cells[cell].pins[library]), cell)
+                for cell, report in sorted(reports.items())
+                if name in report["fixes"] and cells[cell].pins.get(library) in releases
+            ]
+            if not specifier or not proved:
+                continue
+            for before, after in zip(releases, releases[1:], strict=False):
+                if before not in SpecifierSet(specifier):
+                    continue
+                at = releases.index(before)
+                cell = min(proved, key=lambda pair: (abs(pair[0] - at), pair[0] > at))[1]
+                pieces = _of(library, reports[cell]["fixes"][name])
+                old, new = read_marks[library, before], read_marks[library, after]
+                changed = sorted(piece for piece in pieces if piece in old and old[piece] != new.get(piece))
+                affected = after in SpecifierSet(specifier)
+                if affected:
+                    outcome = CHANGED if changed else RIGHT
+                elif changed:
+                    continue  # nothing was accepted, and nothing was to be
+                else:
+                    states = {
+                        seen[name][other].state
+                        for other, its in cells.items()
+                        if its.pins.get(library) == after and other in seen.get(name, {})
+                    }
+                    known = states and states <= {HEALTHY, NOT_APPLICABLE}
+                    outcome = KEPT_AWAY if known else WRONG
+                rows.append({"fix": name, "library": library, "before": before, "after": after,
+                             "outcome": outcome, "changed": changed})  # fmt: skip
+    return rows
+
+
+def _of(library: str, pieces: list[str]) -> list[str]:
+    package = _PACKAGES.get(library, library)
+    return [piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:"))]
+
+
+# ---------------------------------------------------------------------- what is written
+
+
+def is_patch(row: dict[str, Any]) -> bool:
+    """Whether only the last number of the release differs."""
+    return Version(row["before"]).release[:2] == Version(row["after"]).release[:2]
+
+
+def rate(rows: list[dict[str, Any]]) -> float:
+    """Of the steps in which the bug stayed, the share in which the code says so; 1 where there are none."""
+    counts = Counter(row["outcome"] for row in rows)
+    both = counts[RIGHT] + counts[CHANGED]
+    return counts[RIGHT] / both if both else 1.0
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The page for people."""
+    lines = [
+        "# Would the fixes have gone on by themselves?",
+        "",
+        "Generated by `python -m tests.upstream.time_machine --write`; do not edit. Each row of the first table counts pairs",
+        "of a fix and a step from one release to the next, the first of which has the bug: whether the second has it too,",
+        "and all code on which the fix relies is the same.",
+        "",
+        "| library | steps | bug stays | accepted | from one patch release to the next | kept away by the probe | wrong |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    libraries = [*dict.fromkeys(row["library"] for row in rows)]
+    for library in [*sorted(libraries), ""]:
+        mine = [row for row in rows if not library or row["library"] == library]
+        counts = Counter(row["outcome"] for row in mine)
+        stays = counts[RIGHT] + counts[CHANGED]
+        patch = rate([row for row in mine if is_patch(row)])
+        count = len({(row["library"], row["before"], row["after"]) for row in mine})
+        cells = [
+            library or "all",
+            count,
+            stays,
+            f"{rate(mine):.1%}",
+            f"{patch:.1%}",
+            counts[KEPT_AWAY],
+            counts[WRONG],
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "## What was not accepted, and which code changed", ""]
+    by_step: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["outcome"] == CHANGED:
+            by_step.setdefault((row["library"], row["before"], row["after"]), []).append(row)
+    for (library, before, after), mine in sorted(
+        by_step.items(), key=lambda item: (item[0][0], Version(item[0][1]))
+    ):
+        lines.append(f"- {library} {before} to {after}")
+        changed = Counter(piece for row in mine for piece in row["changed"])
+        for piece, _ in sorted(changed.items(), key=lambda item: (-item[1], item[0]))[:8]:
+            fixes = sorted(row["fix"] for row in mine if piece in row["changed"])
+            more = f" and {len(fixes) - 4} more" if len(fixes) > 4 else ""
+            called = " (its interface)" if piece.endswith(CALLED) else ""
+            lines.append(f"  - `{piece.removesuffix(CALLED)}`{called}: {', '.join(fixes[:4])}{more}")
+        if len(changed) > 8:
+            lines.append(f"  - and {len(changed) - 8} more pieces")
+    return "\n".join(lines) + "\n"
+
+
+def data(rows: list[dict[str, Any]]) -> str:
+    """The rows that are not simply accepted, and the counts of all, one entry a line."""
+    counts = Counter((row["library"], row["outcome"], is_patch(row)) for row in rows)
+    counted = [{"library": library, "outcome": outcome, "patch": patch, "count": count}
+               for (library, outcome, patch), count in sorted(counts.items())]  # fmt: skip
+    other = [row for row in rows if row["outcome"] in (KEPT_AWAY, WRONG)]
+    parts = {"counts": counted, "same code, bug gone": other}
+    blocks = [
+        f"{json.dumps(title)}: [\n" + ",\n".join(map(json.dumps, entries)) + "\n]"
+        for title, entries in parts.items()
+    ]
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream.time_machine", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write time_machine.json and TIME_MACHINE.md")
+    parser.add_argument(
+        "--cells", nargs="+", default=["all"], help="release sets in which it is recorded (default all)"
+    )
+    parser.add_argument("--folder", type=Path, default=None, help="as of `python -m tests.upstream`")
+    arguments = parser.parse_args()
+    table, folder = read(), arguments.folder or cache_folder()
+    reports = recorded([cell for cell in table.select(arguments.cells) if not cell.alone], folder)
+    pieces = {piece for report in reports.values() for piece in report["marks"]}
+    rows = steps(table, reports, sources(table, pieces, folder))
+    text = page(rows)
+    print("\n".join(text.splitlines()[6:16]))
+    if arguments.write:
+        FILE.write_text(data(rows), encoding="utf-8")
+        PAGE.write_text(text, encoding="utf-8")
+    return 1 if any(row["outcome"] == WRONG for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
