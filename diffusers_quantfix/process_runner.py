@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
+from . import fixes
 from .engine.runner import Runner
 from .fixes import DISTRIBUTIONS, TESTED
 from .fixes.targets import TARGETS
@@ -38,4 +40,5 @@ RUNNER = Runner(
     usual,
     foundation="torch",
     tested=TESTED,
+    proofs=os.path.join(fixes.__path__[0], "proved_code.json"),
 )

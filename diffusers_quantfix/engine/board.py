@@ -64,6 +64,7 @@ class Answer:
         changes: the dotted names of the slots that were written.
         above: for a candidate: whether the release is newer than the claimed range, so that ``newer`` patches it.
         needs: for a target that waits although its module is imported: the module whose import decides it.
+        same_code: whether it is applied above its claimed range, since the code is the one on which it was proved.
         unprobed: whether the probe was not asked, since the claim does not fit a release that was tested.
         targets: of a fix: the answers of its targets; of a target: itself.
     """
@@ -77,6 +78,7 @@ class Answer:
         "needs",
         "parts",
         "reason",
+        "same_code",
         "state",
         "title",
         "unprobed",
@@ -105,6 +107,7 @@ class Answer:
         self.changes = changes
         self.above = above
         self.needs = ""
+        self.same_code = False
         self.unprobed = False
         self.parts: tuple[Answer, ...] = ()
 
@@ -138,6 +141,7 @@ class Answer:
             "claims": dict(self.claims),
             "changes": list(self.changes),
             "above": self.above,
+            "same_code": self.same_code,
         }
 
 
@@ -268,6 +272,7 @@ def _together(fix_id: str, targets: list[Answer]) -> Answer:
         above,
     )
     whole.needs = first.needs
+    whole.same_code = any(answer.same_code for answer in targets)
     whole.parts = tuple(targets)
     return whole
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .draft import Draft
     from .fix import Fix, Target
     from .ledger import Ledger
+    from .proofs import Proofs
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
@@ -57,6 +58,8 @@ class Decider:
         newer: called with the name of a target: whether the user wants its fix above the claimed range.
         surroundings: makes the context in which a probe and a patch run.
         tested: distribution -> the newest release that all fixes were tested with.
+        proofs: the code on which the fixes were proved.
+        claimed: whether the user wants fixes only where their claims fit.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Decider:
         newer: Callable[[str], bool],
         surroundings: Callable[[], AbstractContextManager[None]],
         tested: Mapping[str, str],
+        proofs: Proofs,
+        claimed: Callable[[], bool],
     ) -> None:
         self._targets = targets
         self._package = package
@@ -74,6 +79,8 @@ class Decider:
         self._newer = newer
         self._surroundings = surroundings
         self._tested = tested
+        self._proofs = proofs
+        self._claimed = claimed
         self._fixes: dict[str, LoadedFix] = {}
         self._logged: set[str] = set()
 
@@ -129,8 +136,26 @@ class Decider:
         if not broken:
             return self._sound(name, fix, module, verdict)
         if not verdict.fits and not (verdict.above and self._newer(name)):
-            return self._candidate(name, verdict)
+            why_not = self._not_proved(name, verdict)
+            if why_not:
+                return self._candidate(name, verdict, why_not)
         return self._install(name, fix, module, verdict)
+
+    def _not_proved(self, name: str, verdict: Verdict) -> str:
+        """Why a fix is not proved in releases outside its claim, as a phrase; empty where it is, by the same code."""
+        if not verdict.above:
+            return "not touched"
+        if self._claimed():
+            return f"not touched, since you said {VARIABLE}=claimed"
+        changes = self._proofs.changes(name, verdict.outside)
+        if changes is None:
+            return "not touched"
+        more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
+        return f"not touched: since {self._proved_on(verdict)} {', '.join(changes[:2])}{more}" if changes else ""
+
+    def _proved_on(self, verdict: Verdict) -> str:
+        """The releases on whose code the fixes were proved, of the distributions outside a claim."""
+        return ", ".join(f"{name} {self._proofs.release(name)}" for name in verdict.outside)
 
     def from_metadata(self, name: str) -> Answer | None:
         """The answer, where it is clear without the target's module."""
@@ -218,6 +243,11 @@ class Decider:
         changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(name)))
         if verdict.fits:
             return self.answer(name, states.APPLIED, f"patched here ({verdict.reason})", changes)
+        if not (verdict.above and self._newer(name)):
+            reason = f"patched here ({verdict.reason}, but the code is the same as in {self._proved_on(verdict)})"
+            answer = self.answer(name, states.APPLIED, reason, changes)
+            answer.same_code = True
+            return answer
         reason = f"patched here by your choice, although {verdict.reason}; please report whether it works"
         return self.answer(name, states.UNCLAIMED, reason, changes)
 
@@ -252,12 +282,12 @@ class Decider:
                 return f"{name_of(entry.owner)}.{entry.name} was replaced by code of {home}"
         return ""
 
-    def _candidate(self, name: str, verdict: Verdict) -> Answer:
+    def _candidate(self, name: str, verdict: Verdict, why_not: str) -> Answer:
         step = f"{VARIABLE}=newer:{name} patches it" if verdict.above else "please report it"
         answer = self.answer(
             name,
             states.CANDIDATE,
-            f"the defect seems to be there although {verdict.reason}; not touched; {step}",
+            f"the defect seems to be there although {verdict.reason}; {why_not}; {step}",
         )
         answer.above = verdict.above
         return answer

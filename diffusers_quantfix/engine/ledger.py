@@ -69,6 +69,11 @@ class Ledger:
             for entry in self.entries(other)
         )
 
+    def below(self, owner: Any, name: str, value: Any) -> Any:
+        """What the library itself had in a slot in which ``value`` is now: below our patches, if ``value`` is ours."""
+        entries = [entry for entry in self._entries if entry.is_at(owner, name)]
+        return entries[0].old if any(entry.new is value for entry in entries) else value
+
     def draft(self, fix_id: str) -> Draft:
         """An empty draft for this fix."""
         demanded = [(owner, name) for by, owner, name in self._demanded if by == fix_id]

@@ -16,6 +16,7 @@ from . import board as states
 from .board import Answer, Board
 from .decision import Decider
 from .ledger import Ledger
+from .proofs import Proofs
 from .target import finished, import_target, is_lazy, is_missing, say
 from .versions import installed_version
 
@@ -50,6 +51,7 @@ class Runner:
         surroundings: makes the context in which a probe and a patch run.
         foundation: the library that imports none of the other patched ones.
         tested: distribution -> the newest release that all fixes were tested with.
+        proofs: path of the data file of `proofs`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Runner:
         surroundings: Callable[[], AbstractContextManager[None]],
         foundation: str = "",
         tested: Mapping[str, str] | None = None,
+        proofs: str = "",
     ) -> None:
         self._version = version
         self._targets = dict(targets)
@@ -79,6 +82,8 @@ class Runner:
             lambda name: settings().wants_newer(name),
             surroundings,
             tested or {},
+            Proofs(proofs, self._ledger.below),
+            lambda: settings().claimed,
         )
         self._answers: dict[str, Answer] = {}
         # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and a thread

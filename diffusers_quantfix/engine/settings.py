@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 VARIABLE = "DIFFUSERS_QUANTFIX"
-WORDS = ("off", "strict", "debug", "newer", "hint")
+WORDS = ("off", "strict", "debug", "newer", "claimed", "hint")
 
 
 class Settings:
@@ -25,6 +25,7 @@ class Settings:
         strict: raise where the package would otherwise leave the library unchanged.
         debug: print every decision on standard error.
         hint: after an uncaught error, name a known defect that caused it and is not patched.
+        claimed: a fix is applied only where its claim fits, not by the same code in a newer release.
         newer: what may be applied above its claimed range, as the user named it; everything for True.
         only: when not empty, what may be installed, as the user named it.
         skip: what may not be installed, as the user named it.
@@ -33,6 +34,7 @@ class Settings:
     """
 
     __slots__ = (
+        "claimed",
         "_meant",
         "debug",
         "hint",
@@ -78,7 +80,7 @@ class Settings:
                 problems.append(f"{VARIABLE}: {word!r} is none of {', '.join(choices)}{hint}")
         self.text = text
         self.off, self.strict, self.debug = flags["off"], flags["strict"], flags["debug"]
-        self.hint = flags["hint"]
+        self.hint, self.claimed = flags["hint"], flags["claimed"]
         self.newer: bool | tuple[str, ...] = flags["newer"] or tuple(newer)
         self.only, self.skip, self.problems = tuple(only), tuple(skip), tuple(problems)
         self.options = tuple(dict.fromkeys(chosen))
@@ -108,6 +110,7 @@ class Settings:
             "off": self.off,
             "strict": self.strict,
             "debug": self.debug,
+            "claimed": self.claimed,
             "hint": self.hint,
             "newer": self.newer if self.newer is True else list(self.newer or ()),
             "only": list(self.only),

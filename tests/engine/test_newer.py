@@ -159,3 +159,109 @@ def test_a_foreign_patch_that_makes_the_probe_healthy_is_not_upstreams(world, or
     """)
     assert outcome["f"] == "fine"
     assert "pasted" in outcome["reason"], outcome["reason"]
+
+
+PROVED = """
+import json, sys
+sys.path.insert(0, {site!r})
+import lib.core
+from diffusers_quantfix.engine.same_code import Files, find, mark
+names = {names!r}
+with open({file!r}, "w") as file:
+    json.dump(
+        {{"releases": {{"lib": "2.1"}}, "pieces": {{n: mark(find(n), Files()) for n in names}},
+         "targets": {{"fix-f": list(range(len(names)))}}}}, file)
+"""
+HELPED = """
+def helper():
+    return "broken"
+
+def f(x=0):
+    "What f does."
+    return helper()
+"""
+AFTER = FACTS + "\n    tell(same=answer.same_code, json=board.to_dict()['fixes'][0]['same_code'])"
+
+
+def proved(world, core: str = HELPED, names: tuple[str, ...] = ("lib.core:f", "lib.core:helper")) -> None:
+    """A library of release 3.0 with the code ``core``, whose fix was proved on `HELPED` in release 2.1."""
+    import subprocess
+    import sys
+
+    from .harness import ROOT
+
+    package = world.library(version="3.0", core=HELPED)
+    world.fix(claims={"lib": ">=1,<=2.1"})
+    script = PROVED.format(
+        site=str(world.site), names=names, file=str(world.fixes / "proved_code.json")
+    )
+    subprocess.run([sys.executable, "-B", "-c", script], check=True, cwd=ROOT)
+    (package / "core.py").write_text(core)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_same_code_in_a_newer_release_is_patched(world, order) -> None:
+    proved(world, HELPED.replace("What f does.", "Another text."))
+    outcome = world.run(AFTER.format(order=order))
+    assert (outcome["state"], outcome["ok"], outcome["f"]) == ("applied", True, "patched")
+    assert (outcome["above"], outcome["same"], outcome["json"]) == (False, True, True)
+    assert "lib 3.0 is outside >=1,<=2.1, but the code is the same as in lib 2.1" in outcome["reason"]
+    assert not outcome.err
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_changed_code_in_a_newer_release_is_not_patched_and_named(world, order) -> None:
+    proved(world, HELPED.replace('return "broken"', 'return "bro" + "ken"'))
+    outcome = world.run(AFTER.format(order=order))
+    assert (outcome["state"], outcome["ok"], outcome["f"]) == ("candidate", False, "broken")
+    assert "not touched: since lib 2.1 lib.core:helper has changed; DIFFUSERS_QUANTFIX=newer" in outcome["reason"]
+    assert not outcome["same"]
+
+
+def test_claimed_means_the_number(world) -> None:
+    proved(world)
+    outcome = world.run(AFTER.format(order=ORDERS[0]), "claimed")
+    assert (outcome["state"], outcome["f"]) == ("candidate", "broken")
+    assert "since you said DIFFUSERS_QUANTFIX=claimed" in outcome["reason"]
+    outcome = world.run(AFTER.format(order=ORDERS[0]), "claimed,newer:fix-f")
+    assert (outcome["state"], outcome["f"]) == (APPLIED, "patched")
+
+
+def test_the_same_code_is_patched_again_after_revert_and_stays_what_it_is(world) -> None:
+    proved(world)
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        first = str(qf.status()["fix-f"].reason)
+        qf.revert()
+        off = lib.core.f()
+        qf.apply()
+        again = qf.apply()["fix-f"]
+        tell(first=first, off=off, on=lib.core.f(), again=again.reason, same=again.same_code)
+    """)
+    assert (outcome["off"], outcome["on"], outcome["same"]) == ("broken", "patched", True)
+    assert outcome["again"] == outcome["first"]
+
+
+def test_a_damaged_data_file_leaves_the_claims(world) -> None:
+    proved(world)
+    (world.fixes / "proved_code.json").write_text('{"releases": {"lib"')
+    outcome = world.run(AFTER.format(order=ORDERS[0]))
+    assert (outcome["state"], outcome["f"]) == ("candidate", "broken")
+
+
+def test_in_a_claimed_release_no_proof_is_read(world) -> None:
+    world.library(version="2.0")
+    world.fix(claims={"lib": ">=1,<=2.1"})
+    (world.fixes / "proved_code.json").mkdir()
+    outcome = world.run("""
+        import builtins, sys
+        opened = []
+        real = builtins.open
+        builtins.open = lambda file, *args, **kwargs: opened.append(str(file)) or real(file, *args, **kwargs)
+        import diffusers_quantfix, lib.core
+        tell(s=states("fix-f"), opened=[file for file in opened if "proved_code" in file],
+             loaded=[name for name in sys.modules if name.startswith("diffusers_quantfix.engine.")])
+    """)
+    assert outcome["s"] == "applied"
+    assert outcome["opened"] == []
+    assert not {"diffusers_quantfix.engine.fingerprint", "diffusers_quantfix.engine.same_code"} & {*outcome["loaded"]}

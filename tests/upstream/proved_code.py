@@ -258,13 +258,9 @@ def written(report: dict[str, Any]) -> str:
 
 
 def _targets() -> list[tuple[str, str, str, dict[str, str]]]:
-    from diffusers_quantfix.fixes import INDEX
+    from diffusers_quantfix.fixes.targets import TARGETS
 
-    found = []
-    for name, (file, target) in INDEX.items():
-        claims = importlib.import_module(f"diffusers_quantfix.fixes.{file}").FIX.claims
-        found.append((name, file, target, claims))
-    return found
+    return [(name, target.file, target.module, target.claims) for name, target in TARGETS.items()]
 
 
 def _package(module: str) -> str:

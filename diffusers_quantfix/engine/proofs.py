@@ -1,0 +1,101 @@
+"""The code on which each fix was proved, and what of it has changed in the installed releases.
+
+A claim ends at the newest release on which a fix was proved.  In a newer one it was proved all the same where the code
+that it relies on is the same (`same_code`).  The data file is written by `tests.upstream.proved_code` and is read only
+where an installed release is above a claim.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .target import finished
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+__all__ = ["Proofs"]
+
+_PACKAGES = {"optimum-quanto": "optimum"}  # distribution -> package, where they differ
+
+
+class Proofs:
+    """The proofs of all targets.
+
+    Args:
+        path: of the data file; without one nothing was proved.
+        below: called with (owner, name, value), returns what the library itself has there, below our patches.
+
+    Attributes:
+        releases: distribution -> the release in which the code was recorded; read at first use, as everything is.
+    """
+
+    def __init__(self, path: str, below: Callable[[Any, str, Any], Any]) -> None:
+        self._path = path
+        self._below = below
+        self._data: dict[str, Any] = {}
+        # Piece -> the phrase that says what has changed, empty where nothing has, while its module is this one.
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def release(self, distribution: str) -> str:
+        """The release of a distribution in which the code was recorded; empty where none was."""
+        return str(self._read("releases").get(distribution) or "")
+
+    def pieces(self, target: str) -> dict[str, str]:
+        """What a target relies on: name of a piece of code -> its mark; nothing where nothing was recorded."""
+        names, marks = self._read("names"), self._read("pieces")
+        return {names[number]: marks[names[number]] for number in self._read("targets").get(target, ())}
+
+    def changes(self, target: str, distributions: Iterable[str]) -> list[str] | None:
+        """What of the code that a target relies on is not as it was proved: one phrase each; None without a proof.
+
+        Args:
+            target: its name.
+            distributions: those whose code is compared.
+        """
+        from .same_code import CALLED  # not loaded where every claim fits
+
+        packages = {_PACKAGES.get(name, name) for name in distributions}
+        pieces = self.pieces(target)
+        if not pieces:
+            return None
+        wanted = [name for name in pieces if name.partition(":")[0].partition(".")[0] in packages]
+        for home in dict.fromkeys(name.partition(":")[0] for name in wanted):
+            self._look_at(home)
+        phrases = (self._known.get(name, (None, f"{name.removesuffix(CALLED)} is gone"))[1] for name in wanted)
+        return list(dict.fromkeys(filter(None, phrases)))
+
+    def _look_at(self, home: str) -> None:
+        """Compare all pieces in one module at once, so that its file is read once and is not kept."""
+        from .same_code import Files, differences
+
+        module = sys.modules.get(home)
+        pieces = self._read("by module").get(home, {})
+        known = next((self._known.get(name) for name in pieces), None)
+        if known is not None and known[0] is module and module is not None:
+            return
+        files = Files()
+        for name, mark in pieces.items():
+            phrase = next(iter(differences({name: mark}, files, self._below)), "")
+            if phrase.endswith(" is gone") and finished(home) is None:
+                self._known.pop(name, None)  # it may come yet
+            else:
+                self._known[name] = module, phrase
+
+    def _read(self, part: str) -> Any:
+        if not self._data:
+            import json
+
+            data: dict[str, Any] = {"releases": {}, "pieces": {}, "targets": {}}
+            try:
+                with open(self._path, encoding="utf-8") as file:
+                    data.update(json.load(file))
+            except (OSError, ValueError):  # an incomplete installation: then only claims count
+                pass
+            data["names"], data["by module"] = list(data["pieces"]), {}
+            for name, mark in data["pieces"].items():
+                data["by module"].setdefault(name.partition(":")[0], {})[name] = mark
+            self._data = data
+        return self._data[part]
