@@ -115,11 +115,7 @@ class Decider:
         except Undecided as later:
             if self._ledger.entries(name) and not self._ledger.lost(name):
                 return self._applied(name, verdict)
-            if not verdict.fits:
-                return self._out_of_range(name, verdict)
-            answer = self.answer(name, states.WAITING, f"cannot be decided before {later.needs} is imported")
-            answer.needs = later.needs
-            return answer
+            return self._undecided(name, verdict, later)
         except TargetMissing as gone:
             if verdict.fits:
                 return self.answer(name, states.MISSING, f"nothing to patch here: {gone}")
@@ -136,10 +132,20 @@ class Decider:
         if not broken:
             return self._sound(name, fix, module, verdict)
         if not verdict.fits and not (verdict.above and self._newer(name)):
-            why_not = self._not_proved(name, verdict)
+            try:
+                why_not = self._not_proved(name, verdict)
+            except Undecided as later:
+                return self._undecided(name, verdict, later)
             if why_not:
                 return self._candidate(name, verdict, why_not)
         return self._install(name, fix, module, verdict)
+
+    def _undecided(self, name: str, verdict: Verdict, later: Undecided) -> Answer:
+        if not (verdict.fits or self._may_patch(name, verdict)):
+            return self._out_of_range(name, verdict)
+        answer = self.answer(name, states.WAITING, f"cannot be decided before {later.needs} is imported")
+        answer.needs = later.needs
+        return answer
 
     def _not_proved(self, name: str, verdict: Verdict) -> str:
         """Why a fix is not proved in releases outside its claim, as a phrase; empty where it is, by the same code."""
@@ -151,7 +157,9 @@ class Decider:
         if changes is None:
             return "not touched"
         more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-        return f"not touched: since {self._proved_on(verdict)} {', '.join(changes[:2])}{more}" if changes else ""
+        return (
+            f"not touched: since {self._proved_on(verdict)} {', '.join(changes[:2])}{more}" if changes else ""
+        )
 
     def _proved_on(self, verdict: Verdict) -> str:
         """The releases on whose code the fixes were proved, of the distributions outside a claim."""
@@ -244,7 +252,9 @@ class Decider:
         if verdict.fits:
             return self.answer(name, states.APPLIED, f"patched here ({verdict.reason})", changes)
         if not (verdict.above and self._newer(name)):
-            reason = f"patched here ({verdict.reason}, but the code is the same as in {self._proved_on(verdict)})"
+            reason = (
+                f"patched here ({verdict.reason}, but the code is the same as in {self._proved_on(verdict)})"
+            )
             answer = self.answer(name, states.APPLIED, reason, changes)
             answer.same_code = True
             return answer

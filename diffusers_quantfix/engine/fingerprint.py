@@ -196,7 +196,8 @@ def _merged(values: list[Any]) -> list[Any]:
     merged: list[Any] = []
     for value in values:
         if isinstance(value, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
-            merged[-1] = ast.Constant(merged[-1].value + value.value)
+            texts = str(merged[-1].value), str(value.value)
+            merged[-1] = ast.Constant("".join(texts))
         elif not (isinstance(value, ast.Constant) and value.value == ""):
             merged.append(value)
     return merged

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+from .errors import Undecided
 from .target import finished
 
 TYPE_CHECKING = False
@@ -54,9 +55,10 @@ class Proofs:
         Args:
             target: its name.
             distributions: those whose code is compared.
-        """
-        from .same_code import CALLED  # not loaded where every claim fits
 
+        Raises:
+            Undecided: a module with some of the code is not imported yet.
+        """
         packages = {_PACKAGES.get(name, name) for name in distributions}
         pieces = self.pieces(target)
         if not pieces:
@@ -64,25 +66,24 @@ class Proofs:
         wanted = [name for name in pieces if name.partition(":")[0].partition(".")[0] in packages]
         for home in dict.fromkeys(name.partition(":")[0] for name in wanted):
             self._look_at(home)
-        phrases = (self._known.get(name, (None, f"{name.removesuffix(CALLED)} is gone"))[1] for name in wanted)
-        return list(dict.fromkeys(filter(None, phrases)))
+        return list(dict.fromkeys(filter(None, (self._known[name][1] for name in wanted))))
 
     def _look_at(self, home: str) -> None:
         """Compare all pieces in one module at once, so that its file is read once and is not kept."""
-        from .same_code import Files, differences
+        from .same_code import Files, differences  # not loaded where every claim fits
 
         module = sys.modules.get(home)
+        if module is None and _exists(home):
+            raise Undecided(home)
         pieces = self._read("by module").get(home, {})
-        known = next((self._known.get(name) for name in pieces), None)
-        if known is not None and known[0] is module and module is not None:
+        if module is not None and all(self._known.get(name, (None,))[0] is module for name in pieces):
             return
         files = Files()
         for name, mark in pieces.items():
             phrase = next(iter(differences({name: mark}, files, self._below)), "")
-            if phrase.endswith(" is gone") and finished(home) is None:
-                self._known.pop(name, None)  # it may come yet
-            else:
-                self._known[name] = module, phrase
+            # What a module that is being imported does not have yet may come.
+            passing = phrase.endswith(" is gone") and module is not None and finished(home) is None
+            self._known[name] = (None if passing else module), phrase
 
     def _read(self, part: str) -> Any:
         if not self._data:
@@ -99,3 +100,14 @@ class Proofs:
                 data["by module"].setdefault(name.partition(":")[0], {})[name] = mark
             self._data = data
         return self._data[part]
+
+
+def _exists(home: str) -> bool:
+    """Whether a module that is not imported could be; its package has to be there."""
+    package = home.rpartition(".")[0]
+    parent = sys.modules.get(package)
+    if parent is None:
+        return bool(package) and _exists(package)
+    from importlib.machinery import PathFinder
+
+    return PathFinder.find_spec(home, getattr(parent, "__path__", None)) is not None

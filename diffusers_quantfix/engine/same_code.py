@@ -1,9 +1,9 @@
 """Whether a library still has the code on which a fix was proved.
 
 A fix relies on pieces of code of the libraries, each named ``module:path`` as in
-``diffusers.hooks.group_offloading:ModuleGroup.onload_``: functions, classes and constants.  Of a piece that it replaces,
-edits or inspects all of the code counts.  Of one that it only calls, or that its probe runs, the interface counts
-(`fingerprint.of_interface`), and the name ends in ``()``: the probe itself runs again, before and after patching.
+``diffusers.hooks.group_offloading:ModuleGroup.onload_``: functions, classes and constants.  Of a piece that it
+replaces, edits or inspects, all of the code counts.  Of one that it only calls, or that its probe runs, the interface
+counts (`fingerprint.of_interface`), and the name ends in ``()``: the probe runs again, before and after patching.
 
 The mark of a piece is what is compared: of a function the number of its lines, the hash of their text and the
 fingerprint; of a class its bases; of a constant its value, where that is simple.
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["CALLED", "Files", "differences", "find", "inner_function", "is_same", "mark"]
+__all__ = ["ABSENT", "CALLED", "Files", "differences", "find", "inner_function", "is_same", "mark"]
 
 CALLED = "()"  # ends the name of a piece of which only the interface counts
-
-_ABSENT = object()
+ABSENT = object()  # what `find` returns where there is nothing
 _SIMPLE = (str, bytes, int, float, complex, type(None))
 
 
@@ -65,7 +64,7 @@ def differences(
     found = []
     for name, before in proved.items():
         value = find(name.removesuffix(CALLED), below)
-        if value is None:
+        if value is ABSENT:
             found.append(_gone(name.removesuffix(CALLED), before, files))
         elif not is_same(before, mark(value, files, name.endswith(CALLED), before)):
             found.append(f"{name.removesuffix(CALLED)} has changed")
@@ -73,7 +72,7 @@ def differences(
 
 
 def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
-    """The raw value of a piece of code; None where this release, or this process, does not have it.
+    """The raw value of a piece of code; `ABSENT` where this release, or this process, does not have it.
 
     Args:
         name: ``module:path``.
@@ -82,16 +81,16 @@ def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
     home, _, path = name.partition(":")
     value: Any = sys.modules.get(home)
     if value is None:
-        return None
+        return ABSENT
     for step in path.split("."):
         owner = value
         if isinstance(owner, type):
             owner = next((base for base in owner.__mro__ if step in vars(base)), owner)
-            value = vars(owner).get(step, _ABSENT)
+            value = vars(owner).get(step, ABSENT)
         else:
-            value = vars(owner).get(step, _ABSENT) if isinstance(owner, ModuleType) else _ABSENT
-        if value is _ABSENT:
-            return None
+            value = vars(owner).get(step, ABSENT) if isinstance(owner, ModuleType) else ABSENT
+        if value is ABSENT:
+            return ABSENT
         if below is not None:
             value = below(owner, step, value)
     return value

@@ -34,8 +34,8 @@ class Settings:
     """
 
     __slots__ = (
-        "claimed",
         "_meant",
+        "claimed",
         "debug",
         "hint",
         "newer",

@@ -192,9 +192,7 @@ def proved(world, core: str = HELPED, names: tuple[str, ...] = ("lib.core:f", "l
 
     package = world.library(version="3.0", core=HELPED)
     world.fix(claims={"lib": ">=1,<=2.1"})
-    script = PROVED.format(
-        site=str(world.site), names=names, file=str(world.fixes / "proved_code.json")
-    )
+    script = PROVED.format(site=str(world.site), names=names, file=str(world.fixes / "proved_code.json"))
     subprocess.run([sys.executable, "-B", "-c", script], check=True, cwd=ROOT)
     (package / "core.py").write_text(core)
 
@@ -214,7 +212,10 @@ def test_changed_code_in_a_newer_release_is_not_patched_and_named(world, order) 
     proved(world, HELPED.replace('return "broken"', 'return "bro" + "ken"'))
     outcome = world.run(AFTER.format(order=order))
     assert (outcome["state"], outcome["ok"], outcome["f"]) == ("candidate", False, "broken")
-    assert "not touched: since lib 2.1 lib.core:helper has changed; DIFFUSERS_QUANTFIX=newer" in outcome["reason"]
+    assert (
+        "not touched: since lib 2.1 lib.core:helper has changed; DIFFUSERS_QUANTFIX=newer"
+        in outcome["reason"]
+    )
     assert not outcome["same"]
 
 
@@ -264,4 +265,6 @@ def test_in_a_claimed_release_no_proof_is_read(world) -> None:
     """)
     assert outcome["s"] == "applied"
     assert outcome["opened"] == []
-    assert not {"diffusers_quantfix.engine.fingerprint", "diffusers_quantfix.engine.same_code"} & {*outcome["loaded"]}
+    assert not {"diffusers_quantfix.engine.fingerprint", "diffusers_quantfix.engine.same_code"} & {
+        *outcome["loaded"]
+    }

@@ -216,9 +216,11 @@ def test_each_file_is_read_once(library, monkeypatch):
     opened = []
     from diffusers_quantfix.engine import same_code
 
-    monkeypatch.setattr(
-        same_code, "open", lambda *args, **kwargs: opened.append(args) or open(*args, **kwargs), raising=False
-    )
+    def counted(*args, **kwargs):
+        opened.append(args)
+        return open(*args, **kwargs)
+
+    monkeypatch.setattr(same_code, "open", counted, raising=False)
     assert differences(proved, Files()) == []
     assert len(opened) == 1
 

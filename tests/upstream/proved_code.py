@@ -38,7 +38,20 @@ from diffusers_quantfix.engine.versions import installed_version, judge
 
 DATA = Path(__file__).parents[2] / "diffusers_quantfix" / "fixes" / "proved_code.json"
 _PACKAGES = {"optimum-quanto": "optimum"}
-_NEVER = frozenset(("__version__", "logger", "__name__", "__file__", "__doc__"))
+# Of no function's code, or other ones in each process.
+_NEVER = frozenset(
+    (
+        "__class__",
+        "__dict__",
+        "__doc__",
+        "__file__",
+        "__module__",
+        "__name__",
+        "__qualname__",
+        "__version__",
+        "logger",
+    )
+)
 
 
 class LookUps:
@@ -146,7 +159,11 @@ def used_by(function: FunctionType, owner: Any, packages: set[str]) -> set[str]:
     found = set()
     for name in names - _NEVER:
         if name in around and home is not None:
-            if not isinstance(around[name], ModuleType) and _home(around[name], home) in packages:
+            # An optional library, or whether there is one, depends on what else is installed.
+            if (
+                not isinstance(around[name], (ModuleType, bool, type(None)))
+                and _home(around[name], home) in packages
+            ):
                 found.add(name_at(home, name))
         elif isinstance(owner, type) and inspect.getattr_static(owner, name, None) is not None:
             found.add(name_at(owner, name))
@@ -201,11 +218,11 @@ def relies_on(name: str, fix: Any, module: Any, claims: dict[str, str]) -> set[s
     if still_broken:
         raise RuntimeError("the probe still says broken after the patch")
     places = [*looked_up.places, *((entry.owner, entry.name) for entry in draft.entries)]
-    whole = {name_at(owner, attribute) for owner, attribute in places}
+    whole = {name_at(owner, attribute) for owner, attribute in places if attribute not in _NEVER}
     called = imported_by(fix, packages) | calls.names()
     for owner, attribute in places:
         piece = name_at(owner, attribute)
-        function = inner_function(find(piece)) if piece else None
+        function = inner_function(find(piece))
         if function is not None:
             called |= used_by(function, owner if isinstance(owner, type) else _class_of(piece), packages)
         if isinstance(owner, type):

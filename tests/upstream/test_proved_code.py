@@ -32,18 +32,23 @@ print("BOARD" + json.dumps({"ok": board.ok, "states": {a.id: [a.state, a.same_co
 
 def installed_is_recorded() -> bool:
     return all(
-        importlib.metadata.version(name) == release for name, release in RECORDED["releases"].items() if release
+        importlib.metadata.version(name) == release
+        for name, release in RECORDED["releases"].items()
+        if release
     )
 
 
 needs_the_recorded = pytest.mark.skipif(
-    not installed_is_recorded(), reason="other releases are installed than those in which the code was recorded"
+    not installed_is_recorded(),
+    reason="other releases are installed than those in which the code was recorded",
 )
 
 
 def test_the_recorded_releases_are_the_newest_that_were_tested():
     for distribution, release in TESTED.items():
-        if distribution == "torch":  # of the README's environment: the code of a fix is the same in a newer one, or not
+        if (
+            distribution == "torch"
+        ):  # of the README's environment: the code of a fix is the same in a newer one, or not
             continue
         assert RECORDED["releases"].get(distribution) == release, f"run {DATA.name}'s command: {distribution}"
 
@@ -64,7 +69,9 @@ def test_what_applies_here_has_its_proof_and_the_code_is_the_installed(tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(report.read_text(encoding="utf-8"))
     names = list(RECORDED["pieces"])
-    recorded = {target: [names[number] for number in numbers] for target, numbers in RECORDED["targets"].items()}
+    recorded = {
+        target: [names[number] for number in numbers] for target, numbers in RECORDED["targets"].items()
+    }
     command = "`python -m tests.upstream.proved_code --write`"
     assert found["fixes"] == recorded, f"{command} writes it anew"
     assert found["marks"] == RECORDED["pieces"], f"{command} writes it anew"
@@ -75,11 +82,15 @@ def test_what_applies_here_has_its_proof_and_the_code_is_the_installed(tmp_path)
 
 def board(folder: Path, settings: str = "") -> dict:
     """The board of a process that finds what is in ``folder`` first."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))), "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
+        "HF_HUB_OFFLINE": "1",
+    }
     environment["DIFFUSERS_QUANTFIX"] = settings
     done = subprocess.run(
-        [sys.executable, "-B", "-c", textwrap.dedent(SHOW)], env=environment, cwd=folder, capture_output=True, text=True,
-        check=False,
+        [sys.executable, "-B", "-c", textwrap.dedent(SHOW)],
+        env=environment, cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
     line = next((line for line in done.stdout.splitlines() if line.startswith("BOARD")), "")
     assert line, done.stderr[-2000:]
@@ -98,7 +109,9 @@ def edited(folder: Path, package: str, file: str, old: str, new: str) -> None:
     import importlib.util
 
     home = Path(importlib.util.find_spec(package).origin).parent
-    shutil.copytree(home, folder / package, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        home, folder / package, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__")
+    )
     target = folder / package / file
     text = target.read_text(encoding="utf-8")
     assert text.count(old) == 1, (old, text.count(old))
@@ -130,10 +143,12 @@ def test_one_changed_function_takes_its_fixes_alone_and_a_comment_takes_none(tmp
     """A loop that is written in another way, a docstring and a comment."""
     fake(tmp_path, "diffusers", "0.43.0")
     file = "hooks/group_offloading.py"
-    edited(tmp_path, "diffusers", file, "    while len(atoms) > 0:\n        parent_name", "    # from the end\n    while atoms:\n        parent_name")  # fmt: skip
+    loop = "    while len(atoms) > 0:\n        parent_name"
+    edited(tmp_path, "diffusers", file, loop, loop.replace("len(atoms) > 0", "atoms"))
     path = tmp_path / "diffusers" / file
     text = path.read_text(encoding="utf-8").replace(
-        "    def _init_cpu_param_dict(self):\n", '    def _init_cpu_param_dict(self):\n        """New."""  # and this\n'
+        "    def _init_cpu_param_dict(self):\n",
+        '    def _init_cpu_param_dict(self):\n        """New."""  # and this\n',
     )
     path.write_text(text, encoding="utf-8")
     after = board(tmp_path)
