@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
-from . import fixes
 from .engine.runner import Runner
 from .fixes import DISTRIBUTIONS, TESTED
-from .fixes.targets import TARGETS
+from .fixes.targets import PACKAGES, PROVED_CODE, TARGETS
 from .surroundings import usual
 from .user_settings import settings
 
@@ -40,5 +38,6 @@ RUNNER = Runner(
     usual,
     foundation="torch",
     tested=TESTED,
-    proofs=os.path.join(fixes.__path__[0], "proved_code.json"),
+    proofs=PROVED_CODE,
+    packages=PACKAGES,
 )

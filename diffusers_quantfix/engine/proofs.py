@@ -14,12 +14,10 @@ from .target import finished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
 __all__ = ["Proofs"]
-
-_PACKAGES = {"optimum-quanto": "optimum"}  # distribution -> package, where they differ
 
 
 class Proofs:
@@ -27,14 +25,16 @@ class Proofs:
 
     Args:
         path: of the data file; without one nothing was proved.
+        packages: distribution -> package, where they differ.
         below: called with (owner, name, value), returns what the library itself has there, below our patches.
 
     Attributes:
         releases: distribution -> the release in which the code was recorded; read at first use, as everything is.
     """
 
-    def __init__(self, path: str, below: Callable[[Any, str, Any], Any]) -> None:
+    def __init__(self, path: str, packages: Mapping[str, str], below: Callable[[Any, str, Any], Any]) -> None:
         self._path = path
+        self._packages = packages
         self._below = below
         self._data: dict[str, Any] = {}
         # Piece -> the phrase that says what has changed, empty where nothing has, while its module is this one.
@@ -59,7 +59,7 @@ class Proofs:
         Raises:
             Undecided: a module with some of the code is not imported yet.
         """
-        packages = {_PACKAGES.get(name, name) for name in distributions}
+        packages = {self._packages.get(name, name) for name in distributions}
         pieces = self.pieces(target)
         if not pieces:
             return None

@@ -52,6 +52,7 @@ class Runner:
         foundation: the library that imports none of the other patched ones.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: path of the data file of `proofs`.
+        packages: distribution -> its package, where they have different names.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Runner:
         foundation: str = "",
         tested: Mapping[str, str] | None = None,
         proofs: str = "",
+        packages: Mapping[str, str] | None = None,
     ) -> None:
         self._version = version
         self._targets = dict(targets)
@@ -82,7 +84,7 @@ class Runner:
             lambda name: settings().wants_newer(name),
             surroundings,
             tested or {},
-            Proofs(proofs, self._ledger.below),
+            Proofs(proofs, packages or {}, self._ledger.below),
             lambda: settings().claimed,
         )
         self._answers: dict[str, Answer] = {}

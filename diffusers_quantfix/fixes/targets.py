@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from ..engine.fix import Fix, Target
@@ -11,6 +12,11 @@ from .index import ROWS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+
+PACKAGES = {"optimum-quanto": "optimum"}  # of the distributions whose package has another name
+PROVED_CODE = os.path.join(
+    os.path.dirname(__file__), "proved_code.json"
+)  # see `diffusers_quantfix.engine.proofs`
 
 TARGETS: dict[str, Target] = {row[0]: Target(*row) for row in ROWS}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 KEYS = {"quantfix", "python", "installed", "settings", "loaded", "fixes"}
-ANSWER = {"above", "id", "title", "state", "reason", "module", "claims", "upstream", "changes", "targets"}
+ANSWER = {
+    "above", "id", "title", "state", "reason", "module", "claims", "upstream", "changes", "same_code", "targets",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -118,6 +120,7 @@ def test_the_board(three) -> None:
         "upstream": ["https://example.org/1"],
         "changes": ["lib.core.f"],
         "above": False,
+        "same_code": False,
         "targets": [
             {
                 "id": "fix-f",
@@ -127,6 +130,7 @@ def test_the_board(three) -> None:
                 "claims": {"lib": "<2"},
                 "changes": ["lib.core.f"],
                 "above": False,
+                "same_code": False,
             }
         ],
     }

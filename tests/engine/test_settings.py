@@ -39,7 +39,8 @@ def test_words(text, wanted) -> None:
     [
         (
             "of",
-            "'of' is none of off, strict, debug, newer, hint, only:<id>, skip:<id>, newer:<id>; did you mean off?",
+            "'of' is none of off, strict, debug, newer, claimed, hint, only:<id>, skip:<id>, newer:<id>; "
+            "did you mean off?",
         ),
         ("OFF", "; did you mean off"),
         ("Strict", "; did you mean strict"),
@@ -87,8 +88,8 @@ def test_options_of_fixes(text, chosen) -> None:
     [
         (
             "lib:fsat",
-            "'lib:fsat' is none of off, strict, debug, newer, hint, only:<id>, skip:<id>, newer:<id>, lib:build, "
-            "lib:fast, lib:no-build; "
+            "'lib:fsat' is none of off, strict, debug, newer, claimed, hint, only:<id>, skip:<id>, newer:<id>, "
+            "lib:build, lib:fast, lib:no-build; "
             "did you mean lib:fast",
         ),
         ("lib:no_build", "; did you mean lib:no-build or lib:build?"),
@@ -157,7 +158,7 @@ def test_settings_in_a_program(simple, settings, expected) -> None:
         == outcome["problems"]
         == (
             [
-                "DIFFUSERS_QUANTFIX: 'oof' is none of off, strict, debug, newer, hint, only:<id>, skip:<id>, "
+                "DIFFUSERS_QUANTFIX: 'oof' is none of off, strict, debug, newer, claimed, hint, only:<id>, skip:<id>, "
                 "newer:<id>; did you mean off?"
             ]
             if "oof" in settings

@@ -37,7 +37,6 @@ from diffusers_quantfix.engine.same_code import CALLED, Files, find, inner_funct
 from diffusers_quantfix.engine.versions import installed_version, judge
 
 DATA = Path(__file__).parents[2] / "diffusers_quantfix" / "fixes" / "proved_code.json"
-_PACKAGES = {"optimum-quanto": "optimum"}
 # Of no function's code, or other ones in each process.
 _NEVER = frozenset(
     (
@@ -198,8 +197,9 @@ def relies_on(name: str, fix: Any, module: Any, claims: dict[str, str]) -> set[s
         RuntimeError: the probe still says broken after the patch.
     """
     from diffusers_quantfix.engine.ledger import Ledger
+    from diffusers_quantfix.fixes.targets import PACKAGES
 
-    packages = {_PACKAGES.get(name, name) for name in claims} | {_package(module.__name__)}
+    packages = {PACKAGES.get(name, name) for name in claims} | {_package(module.__name__)}
     calls = Calls(packages)
     ledger = Ledger(packages)
     with LookUps() as looked_up:

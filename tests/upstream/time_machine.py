@@ -28,6 +28,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from diffusers_quantfix.engine.same_code import CALLED
+from diffusers_quantfix.fixes.targets import PACKAGES
 
 from .cells import Cell, Table, digest, read
 from .environments import CannotInstall, _find_links, _uv, cache_folder, prepare
@@ -38,7 +39,6 @@ from .verdict import HEALTHY, NOT_APPLICABLE
 
 FILE = Path(__file__).with_name("time_machine.json")
 PAGE = Path(__file__).with_name("TIME_MACHINE.md")
-_PACKAGES = {"optimum-quanto": "optimum"}
 _RECORDER = ("tests/upstream/proved_code.py", "diffusers_quantfix/engine/same_code.py",
              "diffusers_quantfix/engine/fingerprint.py")  # fmt: skip
 RIGHT, CHANGED, KEPT_AWAY, WRONG = "accepted", "not accepted", "kept away by the probe", "wrong"
@@ -73,7 +73,7 @@ def sources(table: Table, pieces: set[str], folder: Path) -> dict[tuple[str, str
     """The marks in the sources of each release: (library, release) -> marks."""
     found = {}
     for library, releases in table.releases.items():
-        package = _PACKAGES.get(library, library)
+        package = PACKAGES.get(library, library)
         wanted = sorted(piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:")))
         for release in releases:
             home = folder / "sources" / library / release
@@ -140,7 +140,7 @@ def steps(
 
 
 def _of(library: str, pieces: list[str]) -> list[str]:
-    package = _PACKAGES.get(library, library)
+    package = PACKAGES.get(library, library)
     return [piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:"))]
 
 
