@@ -60,6 +60,7 @@ def test_each_piece_has_a_mark_and_each_number_a_piece():
 
 
 @needs_the_recorded
+@pytest.mark.long
 def test_what_applies_here_has_its_proof_and_the_code_is_the_installed(tmp_path):
     """Recorded anew: a new or changed fix relies on other code."""
     report = tmp_path / "report.json"
@@ -119,7 +120,7 @@ def edited(folder: Path, package: str, file: str, old: str, new: str) -> None:
 
 
 @needs_the_recorded
-@pytest.mark.thorough
+@pytest.mark.long
 def test_with_newer_numbers_on_the_same_code_the_fixes_stay(tmp_path):
     before = board(tmp_path)
     fake(tmp_path, "diffusers", "0.43.0")
@@ -137,7 +138,7 @@ def test_with_newer_numbers_on_the_same_code_the_fixes_stay(tmp_path):
 
 
 @needs_the_recorded
-@pytest.mark.thorough
+@pytest.mark.long
 def test_one_changed_function_takes_its_fixes_alone_and_a_comment_takes_none(tmp_path):
     """A loop that is written in another way, a docstring and a comment."""
     fake(tmp_path, "diffusers", "0.43.0")
