@@ -8,7 +8,6 @@ tell them apart (`Fix.frames`), then what the text is about, then the versions.
 from __future__ import annotations
 
 import functools
-import html
 import math
 import re
 
@@ -82,6 +81,8 @@ def plain(text: str) -> str:
     """A text as `Fix.patterns` expects it: one line, ``'`` for every quotation mark, no backticks, ``/`` in paths."""
     text = _ANSI.sub("", text[-LIMIT:])
     if "&" in text:
+        import html
+
         text = html.unescape(text)
     text = _ESCAPE.sub(r"\1", text).replace("\\", "/")
     for mark in '"“”‘’´':
