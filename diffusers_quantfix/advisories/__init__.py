@@ -1,1 +1,1 @@
-"""What versions and the machine can tell before anything runs: known defects of pins, upgrades, combinations."""
+"""What versions and the machine can tell before anything runs: known bugs of pins, upgrades, combinations."""

@@ -1,4 +1,4 @@
-"""An error that ended a program: does it belong to a known defect that is not patched here?"""
+"""An error that ended a program: does it belong to a known bug that is not patched here?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = __name__.partition(".")[0]
 _COMMAND = f"python -m {_PACKAGE}"
 _NEAR = 1.0  # scores that differ by less do not decide
 
-# What to do, by the state of a fix whose defect has ended the program.
+# What to do, by the state of a fix whose bug has ended the program.
 _ADVICE = {
     states.DISABLED: "to patch it, take that back",
     states.CANDIDATE: "a release of diffusers-quantfix that claims yours patches it",
@@ -25,7 +25,7 @@ _ADVICE = {
 
 
 def hint(error: BaseException) -> str:
-    """One sentence on the known defect that an error belongs to and that is not patched here; empty where there is
+    """One sentence on the known bug that an error belongs to and that is not patched here; empty where there is
     none.  It never raises."""
     try:
         return _hint(error)

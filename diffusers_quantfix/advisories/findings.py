@@ -1,4 +1,4 @@
-"""Which defects does a set of pinned versions have?  One table, made of the declarations of the fixes; no library of
+"""Which bugs does a set of pinned versions have?  One table, made of the declarations of the fixes; no library of
 the stack is imported, no registry is asked.
 """
 
@@ -93,7 +93,7 @@ def table() -> list[dict[str, Any]]:
 def findings(
     pins: Mapping[str, str], required: Iterable[str] | None = None, complete: bool = False
 ) -> list[Finding]:
-    """The defects of a set of requirements.
+    """The bugs of a set of requirements.
 
     Args:
         pins: distribution -> pin (``==0.33.1``, ``>=0.33,<0.36``, empty for any version).
@@ -116,7 +116,7 @@ def findings(
 
 
 def fixing_releases(target: Target) -> dict[str, str]:
-    """Distribution -> version of the releases that fix a defect, more than one where only several do together."""
+    """Distribution -> version of the releases that fix a bug, more than one where only several do together."""
     releases = (release.partition(" ") for release in target.fixed_in.split(" with ") if release)
     return {name: version for name, _, version in releases}
 
@@ -148,7 +148,7 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
 
 
 def _patches(fix: Fix, ours: str | None) -> bool:
-    """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, patches a defect."""
+    """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, patches a bug."""
     since = f">={fix.since}"
     return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
 

@@ -1,4 +1,4 @@
-"""How bad a defect is: the values of ``Fix.harm``, worst first, which is the order in which `check` lists what it
+"""How bad a bug is: the values of ``Fix.harm``, worst first, which is the order in which `check` lists what it
 found."""
 
 from __future__ import annotations

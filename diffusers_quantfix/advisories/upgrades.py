@@ -23,7 +23,7 @@ class Upgrade:
     Attributes:
         releases: distribution -> version, more than one where only several fix together.
         fixes: ids of the bugs (names of targets) that are gone with them, those of smaller upgrades included.
-        brings: ids of known defects that these pins do not have and would then have.
+        brings: ids of known bugs that these pins do not have and would then have.
         or_newer: whether these pins allow newer releases as well, so that the versions are the least to ask for.
         conflicts: sentences on releases that would then not fit together.
     """
@@ -66,8 +66,8 @@ def upgrades(pins: Mapping[str, str], found: Iterable[Finding], complete: bool =
     """The releases that fix something that was found, per library from the smallest on.
 
     A pin of one version becomes the release; a range keeps what it allows above it.  So no upgrade counts as the fix of
-    a defect that newer releases have which the pins allow, and none asks for an older release than a pin does.  One
-    that brings a defect which a later release of the same libraries has fixed gives way to that.
+    a bug that newer releases have which the pins allow, and none asks for an older release than a pin does.  One
+    that brings a bug which a later release of the same libraries has fixed gives way to that.
 
     Args:
         pins: distribution -> pin.

@@ -1,4 +1,4 @@
-"""``check FILE...``: the known defects of pinned versions, without importing or fetching anything.
+"""``check FILE...``: the known bugs of pinned versions, without importing or fetching anything.
 
 It runs in CI on untrusted files: it prints only names, versions and line numbers of known libraries from them, reads no
 file outside their project, and always ends with one of three exit codes.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..advisories.findings import Finding
 
 EXIT_CODES = (
-    f"0 no known defect, or each is patched by the {SELF} that the same files pin; 1 a defect is not patched, or there "
+    f"0 no known bug, or each is patched by the {SELF} that the same files pin; 1 a bug is not patched, or there "
     "is one under --fail-on any; 2 an input that cannot be read or contains no requirement, or wrong usage"
 )
 
@@ -59,25 +59,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", help="the same as --format json"
     )
-    parser.add_argument("--explain", action="store_true", help="symptom, versions and links of each defect")
+    parser.add_argument("--explain", action="store_true", help="symptom, versions and links of each bug")
     parser.add_argument(
         "--quiet",
         action="store_true",
-        help="in the text format, print only the defects for which the check fails",
+        help="in the text format, print only the bugs for which the check fails",
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="ID", help="leave this defect out; repeatable"
+        "--ignore", action="append", default=[], metavar="ID", help="leave this bug out; repeatable"
     )
     parser.add_argument(
         "--fail-on",
         choices=("unpatched", "any"),
         default="unpatched",
-        help=f"any: fail also for a defect that the pinned {SELF} patches",
+        help=f"any: fail also for a bug that the pinned {SELF} patches",
     )
     parser.add_argument(
         "--require-libraries",
         action="store_true",
-        help="exit with 2 when none of the libraries that have known defects is required",
+        help="exit with 2 when none of the libraries that have known bugs is required",
     )
     parser.add_argument(
         FOLLOW,
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the defects of the pinned versions; the exit code is one of `EXIT_CODES`."""
+    """Print the bugs of the pinned versions; the exit code is one of `EXIT_CODES`."""
     if not options.files and not options.env:
         return _refused(options, "name a file to check, - for standard input, or --env")
     try:
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
-    """The defects of the inputs.
+    """The bugs of the inputs.
 
     Raises:
         UnreadableInput: one of them cannot be read.
@@ -176,7 +176,7 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
             for sentence in sentences:
                 lines += wrapped(sentence, "  ", "    ")
     if not report.found:
-        return lines if absent else ["no known defect in these versions", *lines]
+        return lines if absent else ["no known bug in these versions", *lines]
     count = len(_by_fix(report.found))
     open_ = len(_by_fix(finding for finding in report.found if not finding.patched))
     advice = f": add {SELF}" if open_ else ""
@@ -184,7 +184,7 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
     return [
         *lines,
         "",
-        f"{count} known defect{'s' * (count != 1)}, {open_} not patched{advice}{explain}",
+        f"{count} known bug{'s' * (count != 1)}, {open_} not patched{advice}{explain}",
     ]
 
 

@@ -78,9 +78,9 @@ def examine(board: Board) -> dict[str, Any]:
     """The other findings as data.
 
     Returns:
-        ``accelerator``, ``problems`` (what is broken now), ``advice`` (for this machine), ``candidates`` (defects in
+        ``accelerator``, ``problems`` (what is broken now), ``advice`` (for this machine), ``candidates`` (bugs in
         releases that no claim covers), ``patched`` (id -> title), ``upgrades`` (see `advisories.upgrades`) and
-        ``not_fixed`` (ids of applied fixes whose defect no upstream release fixes).  All but ``accelerator`` and
+        ``not_fixed`` (ids of applied fixes whose bug no upstream release fixes).  All but ``accelerator`` and
         ``patched`` are lists of sentences, ids or upgrades.
     """
     fixed_in = {name: target.fixed_in for name, target in TARGETS.items()}

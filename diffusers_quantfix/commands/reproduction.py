@@ -1,4 +1,4 @@
-"""``explain ID --script`` and ``--report``: what upstream needs to reproduce a defect, without this package.
+"""``explain ID --script`` and ``--report``: what upstream needs to reproduce a bug, without this package.
 
 The script is built from the case that `verify` runs: every function that the case uses, its own and those of the tiny
 models, in one file.
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        print(case(folder) or "no defect")
+        print(case(folder) or "no bug")
 """
 
 
@@ -239,7 +239,7 @@ def _head(fix_id: str) -> str:
     claims = affected(target_of(fix_id).claims)
     lines = [f'"""{fix.title}.', ""]
     lines += wrapped(
-        "Where the defect exists, this raises the error of the library, or an AssertionError with the figures."
+        "Where the bug exists, this raises the error of the library, or an AssertionError with the figures."
     )
     lines += ["", *wrapped(f"affected: {claims}"), *wrapped(f"here: {_versions()}")]
     lines += [f"upstream: {link}" for link in fix.upstream or ("not reported yet",)]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def patched_libraries(claimed: Iterable[str]) -> set[str]:
-    """Of the distributions that fixes claim, those that are patched: torch only decides about defects of others."""
+    """Of the distributions that fixes claim, those that are patched: torch only decides about bugs of others."""
     return set(claimed) - {"torch"}
 
 

@@ -1,4 +1,4 @@
-"""``verify``: reproduces each defect on this machine, without the package and with it."""
+"""``verify``: reproduces each bug on this machine, without the package and with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 EXIT_CODES = (
-    "0 every defect that is reproduced here is patched; 1 one is not, one that should be reproduced was not, or a case "
+    "0 every bug that is reproduced here is patched; 1 one is not, one that should be reproduced was not, or a case "
     "timed out; 2 wrong usage, none of the libraries is installed, or they end the process that imports them"
 )
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 1 when a defect is not patched or was not reproduced."""
+    """Print the report; 1 when a bug is not patched or was not reproduced."""
     from ..verify import verify
 
     installed = {name: installed_version(name) for name in DISTRIBUTIONS}

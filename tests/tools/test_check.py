@@ -56,7 +56,7 @@ def test_a_defect_that_is_patched_by_the_same_file_is_listed_and_no_failure():
     assert found["ok"]
     assert next(f for f in found["findings"] if f["id"] == CODE)["patched"]
     clean = check("-", stdin="bitsandbytes==0.42.0\n")
-    assert (clean.returncode, clean.stdout.strip()) == (0, "no known defect in these versions")
+    assert (clean.returncode, clean.stdout.strip()) == (0, "no known bug in these versions")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_files_without_the_libraries_say_so_first(check):
     assert (code, out) == (2, "")
     assert "requirements.txt demands none of the libraries: accelerate, bitsandbytes," in err
     assert check("bitsandbytes==0.42.0\n", "--require-libraries")[0] == 0
-    assert check("bitsandbytes==0.42.0\n")[1] == "no known defect in these versions\n"
+    assert check("bitsandbytes==0.42.0\n")[1] == "no known bug in these versions\n"
 
 
 def test_the_worst_comes_first(check):
@@ -86,7 +86,7 @@ def test_the_worst_comes_first(check):
     assert len(listed) == len({line.split(":")[0] for line in listed}) >= 10, "one line each"
     assert out.splitlines()[1].startswith("affected        bnb-cpu-half-blockwise: block-wise ")
     assert re.search(
-        r"\n\d+ known defects, \d+ not patched: add diffusers-quantfix \(details: --explain\)\n$", out
+        r"\n\d+ known bugs, \d+ not patched: add diffusers-quantfix \(details: --explain\)\n$", out
     )
     for line in out.partition("\nupgrades\n")[2].splitlines():
         assert len(line) <= 80
@@ -106,7 +106,7 @@ def test_what_is_ignored(check):
     found = [one["id"] for one in json.loads(check(text, "--json")[1])["findings"]]
     ignore = [word for one in found for word in ("--ignore", one)]
     code, out, _ = check(text, *ignore[:-2])
-    assert code == 1 and f"{found[-1]}: " in out and "1 known defect, 1 not patched" in out
+    assert code == 1 and f"{found[-1]}: " in out and "1 known bug, 1 not patched" in out
     code, out, _ = check(text, *ignore, "--json")
     said = json.loads(out)
     assert (code, said["ok"], said["findings"], said["upgrades"]) == (0, True, [], [])
