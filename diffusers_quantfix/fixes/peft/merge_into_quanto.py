@@ -1,0 +1,72 @@
+"""Merging a LoRA, LoKr or LoHa into weights of optimum-quanto has no effect, and switches it off.
+
+Symptom: after ``fuse_lora()``, ``merge_adapter()`` or ``merge_and_unload()`` of a model with weights of quanto the
+    output is that without the adapter.
+Cause: ``merge`` adds the product of the adapter to ``base_layer.weight.data``. For a tensor of quanto the sum is a new,
+    dequantized tensor, and assigning it to ``.data`` changes nothing that the layer uses; the adapter counts as merged.
+    So do the layers of LoRA, and those that LoKr, LoHa and others share.
+Upstream: not reported; peft has layers of its own for other quantization methods, and none for quanto.
+Patch: while peft merges, the layer has a plain weight; then it is quantized anew, as quanto quantizes it. The packed
+    weight from before is kept in host memory until the adapter is taken out or unloaded, so that unmerging gives the
+    very same bits back. When merging fails, the layer is what it was.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...adapters.merging_quanto import adds_to_data, on_plain_weight
+from ...engine.draft import Draft
+from ...engine.errors import TargetMissing
+from ...engine.fix import Fix, Target
+
+# Of LoRA those of linear layers and convolutions: quanto quantizes no others.
+_CLASSES = ("Linear", "_ConvNd", "Conv2d", "LycorisLayer")
+
+FIX = Fix(
+    id="peft-merge-into-quanto",
+    title="merging a LoRA, LoKr or LoHa into weights of quanto has no effect",
+    targets=(
+        Target(
+            "peft-merge-lycoris-quanto",
+            "peft.tuners.lycoris_utils",
+            {"peft": ">=0.13.2,<=0.21.2", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+        ),
+        Target(
+            "peft-merge-quanto",
+            "peft.tuners.lora.layer",
+            {"peft": ">=0.13.2,<=0.21.2", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+        ),
+    ),
+    upstream=(
+        "https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/layer.py",
+        "https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lycoris_utils.py",
+    ),
+    symptom="no effect of a LoRA, LoKr or LoHa after fuse_lora() or merge_and_unload() where quanto has quantized the "
+    "model",
+    harm="wrong result",
+    frames=("merge_and_unload|fuse_lora", r"\blora\b|lokr|loha|lycoris", "quanto"),
+    hot=True,
+)
+
+
+def broken(module: ModuleType) -> bool:
+    """Does a class add to the data of the weight, and is not yet patched?"""
+    return any(adds_to_data(cls) for cls in _classes(module))
+
+
+def patch(module: ModuleType, draft: Draft) -> None:
+    for cls in _classes(module):
+        draft.wrap_plain(cls, "merge", on_plain_weight)
+        draft.wrap_plain(cls, "unmerge", on_plain_weight)
+
+
+def _classes(module: ModuleType) -> list[type]:
+    found = [
+        cls
+        for name, cls in vars(module).items()
+        if name in _CLASSES and cls.__module__ == module.__name__ and {"merge", "unmerge"} <= set(vars(cls))
+    ]
+    if not found:
+        raise TargetMissing(f"{module.__name__} has no layer with a merge of its own")
+    return found
