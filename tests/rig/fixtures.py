@@ -1,7 +1,8 @@
 """The ``gpu`` fixture: CUDA devices to test on, real ones where there are any and the rig's otherwise.
 
 Listed in ``pytest_plugins`` of the top conftest. With ``--late`` the rig's devices take time, and a test fails where
-its program does not wait for them (`tests.rig.late`); a test that is marked ``late`` always runs so.
+its program does not wait for them (`tests.rig.late`); a test that is marked ``late(needs=...)`` always
+runs so, with the package and where the release is as it says.
 With ``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails the tests that need it; otherwise they are skipped
 with the reason.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import rig
+from tests.gate import unmet
 from tests.rig import accelerator, toolchain, without_cuda
 
 # Before anything imports torch. Where it cannot be done, `rig.unavailable_reason` tells those who ask for devices.
@@ -49,8 +51,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function):
 
 def _is_late(item: pytest.Item) -> bool:
     """Whether the devices of a test take time; a test of its own devices decides for itself."""
-    asks = {"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ()))
-    return bool(asks and (item.get_closest_marker("late") or item.config.getoption("--late")))
+    if not {"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ())):
+        return False
+    if item.config.getoption("--late"):
+        return True
+    mark = item.get_closest_marker("late")
+    # Upstream's own hazards are no symptom of the fix that a test is about.
+    return (
+        mark is not None and item.config.getoption("--side") == "patched" and not unmet(mark.kwargs["needs"])
+    )
 
 
 def _no_hazards(hazards: list) -> None:

@@ -244,6 +244,8 @@ def test_blocking_copies_are_waited_for(late):
     with torch.cuda.stream(late.transfer):
         weight = torch.ones(SIZE).to(late.device)
         pinned = late.pinned.to(late.device)
+    late.pinned.copy_(weight + pinned)
+    assert (late.pinned == 2).all()
     assert ((weight + pinned).cpu() == 2).all()
     assert not rig.hazards()
 
