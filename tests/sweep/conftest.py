@@ -1,4 +1,7 @@
-"""Which of a sweep's combinations run with the README's test command: each with one backend of `OFTEN`, in turn."""
+"""Which of a sweep's combinations run with the README's test command: each with one backend of `OFTEN`, in turn.
+
+Placements on a stream run with devices that take time (`tests.rig.late`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ def pytest_collection_modifyitems(items):
         if not item.nodeid.startswith("tests/sweep/") or not hasattr(item, "callspec"):
             continue
         parameters = dict(item.callspec.params)
+        if any("stream" in str(value) for value in parameters.values()):
+            item.add_marker(pytest.mark.late(needs="diffusers>=0.42"))
         backend = next((parameters.pop(name) for name in BACKEND if name in parameters), None)
         if backend not in OFTEN or not parameters:
             continue
