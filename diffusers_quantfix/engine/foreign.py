@@ -95,7 +95,7 @@ def foreign_home(owner: Any, value: Any) -> str:
 def _module_of(owner: Any) -> ModuleType | None:
     if isinstance(owner, ModuleType):
         return owner
-    return sys.modules.get(getattr(owner, "__module__", None) or "")
+    return sys.modules.get(home_of(owner))
 
 
 def _names_defined(module: ModuleType) -> frozenset[str]:

@@ -7,6 +7,7 @@ import functools
 import threading
 from types import CodeType, FunctionType, ModuleType
 
+from .classes import module_name
 from .errors import TargetMissing
 
 TYPE_CHECKING = False
@@ -147,7 +148,7 @@ def name_of(owner: object) -> str:
     """The dotted name of a module, class or function, for a sentence."""
     if isinstance(owner, ModuleType):
         return owner.__name__
-    home = getattr(owner, "__module__", "")
+    home = _said_module(owner)
     name = getattr(owner, "__qualname__", None)
     if not isinstance(name, str):  # a native library answers to every name
         name = type(owner).__name__
@@ -161,7 +162,7 @@ def home_of(value: Any) -> str:
     """
     wrapper = getattr(value, "_self_wrapper", None)
     if wrapper is not None:
-        return getattr(wrapper, "__module__", None) or ""
+        return _said_module(wrapper)
     if isinstance(value, property):
         value = value.fget
     elif isinstance(value, (staticmethod, classmethod)):
@@ -170,5 +171,17 @@ def home_of(value: Any) -> str:
         value = value.func
     if isinstance(value, FunctionType):
         # functools.wraps copies __module__ from the wrapped function; the globals are reliable.
-        return value.__globals__.get("__name__") or ""
-    return getattr(value, "__module__", None) or ""
+        name = value.__globals__.get("__name__")
+        return name if type(name) is str else ""
+    return _said_module(value)
+
+
+def _said_module(value: Any) -> str:
+    """The ``__module__`` of a class or function; empty where that is no string, or raises."""
+    if isinstance(value, type):
+        return module_name(value)
+    try:
+        name = value.__module__
+    except Exception:
+        return ""
+    return name if type(name) is str else ""

@@ -8,6 +8,8 @@ torch and accelerate are imported inside the functions.
 
 from __future__ import annotations
 
+from ..engine.classes import mro, package_name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,4 +98,4 @@ def _element_size(quantizer: Any, model: Any, dtype: Any) -> Callable[[str, Any]
 
 
 def _is_of_transformers(model: Any) -> bool:
-    return any(cls.__module__.partition(".")[0] == "transformers" for cls in type(model).__mro__)
+    return any(package_name(cls) == "transformers" for cls in mro(type(model)))

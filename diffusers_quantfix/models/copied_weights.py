@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from ..engine.classes import module_name
 from ..engine.errors import TargetMissing
 from ..engine.probe import names_used, written_in
 
@@ -44,7 +45,7 @@ def conversions(module: ModuleType) -> list[tuple[type, str]]:
     found = [
         (value, name)
         for value in vars(module).values()
-        if isinstance(value, type) and f"{value.__module__}.".startswith(home)
+        if isinstance(value, type) and f"{module_name(value)}.".startswith(home)
         for name in _NAMES
         if isinstance(vars(value).get(name), classmethod)
         and "load_state_dict" in names_used(vars(value)[name])
@@ -105,7 +106,7 @@ def _packages(layer: Any) -> set[str]:
     """What has quantized the weights of ``layer`` itself."""
     from ..weights.wrappers import backend_of
 
-    home = f"{type(layer).__module__}."
+    home = f"{module_name(type(layer))}."
     found = {name for place, name in _LAYERS.items() if home.startswith(f"{place}.")}
     for parameter in layer._parameters.values():
         found.add("gguf" if type(parameter).__name__ == "GGUFParameter" else backend_of(parameter))

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ..engine.classes import class_name, is_a, mro, namespace
+
 __all__ = [
     "accelerators_first",
     "components_of",
     "is_module",
     "is_pipeline",
     "is_pipeline_type",
+    "is_script",
     "readable_name",
 ]
 
@@ -61,6 +64,12 @@ def is_module(value: Any) -> bool:
     return torch is not None and issubclass(type(value), torch.nn.Module)
 
 
+def is_script(module: Any) -> bool:
+    """Whether a module is of TorchScript: its tensors are in C++, and it takes no hooks."""
+    jit = sys.modules.get("torch.jit")
+    return jit is not None and issubclass(type(module), jit.ScriptModule)
+
+
 def is_pipeline(value: Any) -> bool:
     """Whether ``value`` is a pipeline of diffusers or transformers, without importing them."""
     return is_pipeline_type(type(value))
@@ -83,7 +92,7 @@ def readable_name(target: Any) -> str:
 
 def _of_pipeline(prefix: str, pipeline: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     seen.add(id(pipeline))
-    for name, value in list(vars(pipeline).items()):
+    for name, value in list((namespace(pipeline) or {}).items()):
         if not is_pipeline(value):
             if _may_be_component(name, value):
                 yield prefix + name, value
@@ -93,11 +102,11 @@ def _of_pipeline(prefix: str, pipeline: Any, seen: set[int]) -> Iterator[tuple[s
 
 def _may_be_component(name: str, value: Any) -> bool:
     # The rest of a pipeline's attributes is configuration, but a private attribute may hold a model or tensors.
-    if isinstance(value, (str, bytes, int, float, type, FunctionType, ModuleType)):
+    if is_a(value, (str, bytes, int, float, type, FunctionType, ModuleType)):
         return False
     return value is not None or not name.startswith("_")
 
 
 def _is_named(kind: type, names: frozenset[str]) -> bool:
     # The callers ask for type(value), not value.__class__: that would wake a lazy proxy up.
-    return not issubclass(kind, type) and any(cls.__name__ in names for cls in kind.__mro__)
+    return not issubclass(kind, type) and any(class_name(cls) in names for cls in mro(kind))

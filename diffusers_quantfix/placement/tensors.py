@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ..adapters.before_merge import KEPT
+from ..engine.classes import class_name, is_a, namespace
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
 from .hooks import HOOK_ATTRIBUTES, Resting
@@ -31,6 +32,7 @@ __all__ = [
     "PLAIN",
     "Held",
     "device_name",
+    "held_in",
     "held_tensors",
     "is_lazy",
     "nbytes",
@@ -70,6 +72,7 @@ _LEAVES = (
     functools.partial,
 )
 _LEAF_TYPES = frozenset({*_LEAVES, bool})
+_LISTS: tuple[Any, ...] = (list, tuple, set, frozenset)
 
 
 @dataclass(eq=False, slots=True)
@@ -202,32 +205,34 @@ def _of_object(
     kind: str = "attribute",
     depth: int = 0,
 ) -> Iterator[Held]:
-    if isinstance(value, torch.Tensor):
+    # Only types are asked: `isinstance` would run the code of a lazy proxy.
+    if is_a(value, torch.Tensor):
         for inner, plain, _ in plain_tensors(name, value):
             yield Held(component, inner, kind, plain, module)
         return
-    if (
-        depth > _DEPTH
-        or isinstance(value, _LEAVES)
-        or id(value) in seen
-        or is_module(value)
-        or is_pipeline(value)
-    ):
+    if depth > _DEPTH or is_a(value, _LEAVES) or id(value) in seen or is_module(value) or is_pipeline(value):
         return
     seen.add(id(value))
     children: Iterator[tuple[str, Any]]
-    if isinstance(value, dict):
-        children = ((f"{name}[{_short(key)}]", item) for key, item in list(value.items()))
+    # As the base class has it: a subclass may compute or fetch what it is asked for.
+    if is_a(value, dict):
+        children = ((f"{name}[{_short(key)}]", item) for key, item in list(dict.items(value)))
         # diffusers' group offloading has dicts whose keys are the parameters: those are walked as weights.
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        children = ((f"{name}[{index}]", item) for index, item in enumerate(list(value)))
-    elif hasattr(type(value), "__dict__") and hasattr(value, "__dict__"):
-        children = ((f"{name}.{key}" if name else key, item) for key, item in list(vars(value).items()))
+    elif (base := next((base for base in _LISTS if is_a(value, base)), None)) is not None:
+        children = ((f"{name}[{index}]", item) for index, item in enumerate(list(base.__iter__(value))))
+    elif (held := namespace(value)) is not None:
+        children = ((f"{name}.{key}" if name else key, item) for key, item in list(held.items()))
     else:
         return
     for child, item in children:
-        if not isinstance(item, _LEAVES):
+        if not is_a(item, _LEAVES):
             yield from _of_object(component, child, item, seen, module, kind, depth + 1)
+
+
+def held_in(value: Any) -> Iterator[torch.Tensor]:
+    """The plain tensors in an attribute of a module, those of inner containers and objects included."""
+    for held in _of_object("", "", value, set()):
+        yield held.tensor
 
 
 def plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -246,7 +251,7 @@ def plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor, b
 def is_lazy(tensor: torch.Tensor) -> bool:
     """Whether this is a parameter or buffer of a lazy module before its first forward pass: it has no shape and no
     memory, and torch raises when it is asked for them."""
-    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+    return is_a(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -255,7 +260,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except Exception:  # a subclass may raise anything
         return None
 
 
@@ -281,6 +286,6 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 def _short(key: Any) -> str:
-    if isinstance(key, (str, int, float, bool)):
+    if type(key) in (str, int, float, bool):
         return repr(key)[:60]
-    return type(key).__name__
+    return class_name(type(key))

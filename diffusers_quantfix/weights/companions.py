@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import sys
 
+from ..engine.classes import class_name, is_a, mro
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +53,7 @@ class _Named(dict[type, bool]):
         self._names = names
 
     def __missing__(self, kind: type) -> bool:
-        known = self[kind] = any(cls.__name__ in self._names for cls in kind.__mro__)
+        known = self[kind] = any(class_name(cls) in self._names for cls in mro(kind))
         return known
 
 
@@ -235,7 +237,7 @@ def _layout(held: dict[str, Any]) -> _Layout:
     if known is None:
         tensor = sys.modules["torch"].Tensor
         items = list(held.items())
-        tensors = tuple(name for name, value in items if isinstance(value, tensor))
+        tensors = tuple(name for name, value in items if is_a(value, tensor))
         carriers = tuple(name for name, value in items if _carriers[type(value)])
         if len(_layouts) >= _MOST_LAYOUTS:
             _layouts.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+from ..engine.classes import defines, mro, package_name
 from ..engine.probe import written_in
 
 TYPE_CHECKING = False
@@ -47,7 +48,7 @@ def backend_of(tensor: Any) -> str:
     kind = type(tensor)
     known = _known_types.get(kind)
     if known is None:
-        packages = [cls.__module__.partition(".")[0] for cls in kind.__mro__]
+        packages = [package_name(cls) for cls in mro(kind)]
         known = _known_types[kind] = next((name for name in packages if name in BACKENDS), "")
     return known
 
@@ -81,7 +82,7 @@ def is_wrapper(tensor: Any) -> bool:
     kind = type(tensor)
     known = _are_wrappers.get(kind)
     if known is None:
-        known = backend_of(tensor) in WITH_WRAPPERS and hasattr(kind, "__tensor_flatten__")
+        known = backend_of(tensor) in WITH_WRAPPERS and defines(kind, "__tensor_flatten__")
         _are_wrappers[kind] = known
     return known
 

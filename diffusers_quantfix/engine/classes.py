@@ -1,0 +1,74 @@
+"""What an object is and holds, read without running any of its code.
+
+A class can answer anything: ``__module__`` is None for what ``numpy.ctypeslib.as_array`` makes, properties of a
+metaclass raise, and ``__class__`` of a lazy proxy imports a library.  ``isinstance`` asks for ``__class__``, so none of
+that is safe for objects of unknown origin.  CPython's own descriptors are: they read the structures of the interpreter.
+"""
+
+from __future__ import annotations
+
+from types import GetSetDescriptorType, MemberDescriptorType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["attributes", "class_name", "defines", "is_a", "module_name", "mro", "namespace", "package_name"]
+
+_of_type: dict[str, Any] = {
+    name: vars(type)[name] for name in ("__dict__", "__module__", "__mro__", "__name__")
+}
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """As ``isinstance``, but only the type of ``value`` counts, not its ``__class__``."""
+    return issubclass(type(value), kinds)
+
+
+def mro(kind: type) -> tuple[type, ...]:
+    """The classes that ``kind`` is derived from, itself first; empty while another thread is still making it."""
+    return _of_type["__mro__"].__get__(kind) or ()
+
+
+def class_name(kind: type) -> str:
+    """The ``__name__`` of a class."""
+    return str(_of_type["__name__"].__get__(kind))
+
+
+def module_name(kind: type) -> str:
+    """The ``__module__`` of a class, "" where that is no string."""
+    try:
+        name = _of_type["__module__"].__get__(kind)
+    except AttributeError:  # deleted
+        return ""
+    return name if type(name) is str else ""
+
+
+def package_name(kind: type) -> str:
+    """The top-level package of `module_name`."""
+    return module_name(kind).partition(".")[0]
+
+
+def attributes(kind: type) -> Mapping[str, Any]:
+    """The ``__dict__`` of a class."""
+    found: Mapping[str, Any] = _of_type["__dict__"].__get__(kind)
+    return found
+
+
+def defines(kind: type, name: str) -> bool:
+    """Whether a class or one of its bases has an attribute of this name."""
+    return any(name in attributes(cls) for cls in mro(kind))
+
+
+def namespace(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object that is no class, None for one without."""
+    for cls in mro(type(value)):
+        descriptor: Any = attributes(cls).get("__dict__")
+        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+            try:
+                found = descriptor.__get__(value)
+            except Exception:  # of an extension type
+                return None
+            return found if issubclass(type(found), dict) else None
+    return None
