@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _sentence: Callable[[BaseException], str] | None = None
-_last: BaseException | None = None
+_last: tuple[int, str] = (
+    0,
+    "",
+)  # the address of an error and its sentence: the error would keep all its frames
 _notebook: Any = None
 
 
@@ -67,12 +70,12 @@ def _at_exit() -> None:
 def _print(error: BaseException | None) -> None:
     """Print the sentence for an error, once."""
     global _last
-    if not isinstance(error, Exception) or error is _last or _sentence is None:
+    if not isinstance(error, Exception) or _sentence is None:
         return
-    _last = error
     try:
         sentence = _sentence(error)
-        if sentence and sys.stderr is not None:
+        last, _last = _last, (id(error), sentence)
+        if sentence and _last != last and sys.stderr is not None:
             sys.stderr.write(f"diffusers-quantfix: {sentence}\n")
             sys.stderr.flush()
     except Exception:

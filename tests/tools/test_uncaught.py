@@ -143,3 +143,24 @@ def test_a_notebook_cell():
     assert done.returncode == 0
     assert done.stderr.index(HINT) < done.stderr.index("next\n")
     assert done.stderr.count("diffusers-quantfix: ") == 1
+
+
+def test_an_error_is_not_kept():
+    """Before: the last error of a thread stayed, with all variables of the functions that it went through."""
+    program = f"""
+import gc, threading, weakref, diffusers_quantfix
+class Activation: pass
+def work():
+    value = Activation()
+    kept.append(weakref.ref(value))
+    raise {ERROR}
+kept = []
+for _ in range(2):
+    thread = threading.Thread(target=work); thread.start(); thread.join()
+del thread
+gc.collect()
+print([one() for one in kept])
+"""
+    done = run(program)
+    assert done.stdout == "[None, None]\n", done
+    assert "diffusers-quantfix: " in done.stderr
