@@ -33,19 +33,21 @@ logger = logging.getLogger(__name__.partition(".")[0])
 
 
 class LoadedFix:
-    """A fix whose file has been read: its declaration, its probe, and its patch function."""
+    """A fix whose file has been read: its declaration, its probe, its patch function, and what asks for its use."""
 
-    __slots__ = ("broken", "declaration", "patch")
+    __slots__ = ("broken", "declaration", "in_use", "patch")
 
     def __init__(
         self,
         declaration: Fix,
         broken: Callable[[ModuleType], bool],
         patch: Callable[[ModuleType, Draft], None],
+        in_use: Callable[[], str] = str,
     ) -> None:
         self.declaration = declaration
         self.broken = broken
         self.patch = patch
+        self.in_use = in_use
 
 
 class Decider:
@@ -184,6 +186,13 @@ class Decider:
             answer.title, answer.upstream = said.title, said.upstream
         return answer
 
+    def in_use(self, name: str) -> str:
+        """Why an installed fix must not be removed now, as a sentence; empty where it may."""
+        try:
+            return self._load(name).in_use() if self._ledger.entries(name) else ""
+        except Exception:
+            return ""
+
     def failed(self, name: str, reason: str, once: str = "") -> Answer:
         """A failure is logged once; one of the environment (``once``) only for the first fix that has it."""
         key = once or f"{name} {reason}"
@@ -210,7 +219,9 @@ class Decider:
         fix = self._fixes.get(file)
         if fix is None:
             module = importlib.import_module(f"{self._package}.{file}")
-            fix = self._fixes[file] = LoadedFix(module.FIX, module.broken, module.patch)
+            fix = self._fixes[file] = LoadedFix(
+                module.FIX, module.broken, module.patch, getattr(module, "in_use", str)
+            )
         return fix
 
     def _may_patch(self, name: str, verdict: Verdict) -> bool:

@@ -12,6 +12,9 @@ One file under ``fixes/`` holds one bug: a ``FIX`` declaration and two functions
     The ledger writes the whole draft or nothing after it has returned. It is also run on healthy modules, to find out
     whose code is in its slots, and that draft is dropped: it must be pure.
 
+``in_use()``, where it is defined: why `revert` must not remove the patch now, as a sentence, or "".
+    For a patch without which a live object would be damaged for good.
+
 These files are read without any library loaded, so this module imports none.
 """
 

@@ -218,6 +218,10 @@ class Runner:
             self._remove(set(names))
 
     def _remove(self, names: set[str]) -> None:
+        used = {
+            name: why for name in self._ledger.order if name in names and (why := self._decider.in_use(name))
+        }
+        names -= used.keys()
         self._reverted.update(names)
         order = self._ledger.order
         going = [name for name in order if name in names]
@@ -241,6 +245,8 @@ class Runner:
             else:
                 self._answers[name] = self._decider.answer(name, states.DISABLED, REVERTED)
         self.check(aside, again=True)
+        for name, why in used.items():
+            self._answers[name].reason = f"not removed by revert(): {why}"
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
         """A snapshot of all answers, after a check that all patches are still in place."""

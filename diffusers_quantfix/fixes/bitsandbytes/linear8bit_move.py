@@ -23,6 +23,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import offloaded_eight_bit as in_use  # noqa: F401
 from ...weights import companions
 
 FIX = Fix(

@@ -21,6 +21,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import four_bit_on_meta as in_use  # noqa: F401
 from ...weights import companions, params_4bit
 
 FIX = Fix(
