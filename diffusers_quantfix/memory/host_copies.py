@@ -12,14 +12,17 @@ through ``weight.data``, which is how LoRAs are merged and averaged weights are 
 from __future__ import annotations
 
 import contextlib
-import types
+import functools
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..engine.classes import attributes
 from ..loading.device import accelerator_types
 from ..placement.modules import modules_of
 from ..weights.companions import companions
@@ -29,8 +32,11 @@ from ..weights.wrappers import follow, inner_places, is_wrapper
 __all__ = ["keep", "stop"]
 
 _METHOD = "_apply"
+_KEPT = "_quantfix_host_copies"
 _CPU = torch.device("cpu")
 _Key = tuple[int, str]
+_lock = threading.RLock()  # a garbage collection may come in between
+_of_classes: dict[type, tuple[Any, Any, weakref.WeakSet[_Kept]]] = {}
 
 
 def keep(models: list[Any], pin: bool) -> None:
@@ -47,14 +53,52 @@ def keep(models: list[Any], pin: bool) -> None:
             "leave out keep_host_copies(), or use sequential or group offload"
         )
     for model in models:
-        vars(model)[_METHOD] = _Apply(model, pin)
+        kept = vars(model)[_KEPT] = _Kept(model, pin)
+        weakref.finalize(kept, _let_go, type(model)).atexit = False
+        with _lock:
+            _intercept(type(model)).add(kept)
 
 
 def stop(models: list[Any]) -> None:
     """Keep none any more."""
     for model in models:
-        if isinstance(vars(model).get(_METHOD), _Apply):
-            del vars(model)[_METHOD]
+        vars(model).pop(_KEPT, None)
+
+
+def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
+    """Let ``cls`` ask before it moves an instance. An attribute of the instance would go to copies of it, and could not
+    tell which of them is to be moved.
+
+    Returns:
+        What its instances have of ours.
+    """
+    if cls not in _of_classes:
+        own = attributes(cls).get(_METHOD)
+
+        @functools.wraps(getattr(cls, _METHOD))
+        def _apply(self: Any, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+            upstream = functools.partial(own, self) if own is not None else getattr(super(cls, self), _METHOD)
+            kept = vars(self).get(_KEPT)
+            if kept is None or kept.module() is not self:
+                return upstream(fn, *args, **kwargs)
+            return kept.move(functools.partial(upstream, fn, *args, **kwargs), fn)
+
+        setattr(cls, _METHOD, _apply)
+        _of_classes[cls] = _apply, own, weakref.WeakSet()
+    return _of_classes[cls][2]
+
+
+def _let_go(cls: type) -> None:
+    """Leave ``cls`` as it was, once no instance has copies."""
+    with _lock:
+        function, own, kept = _of_classes.get(cls, (None, None, ()))
+        if function is None or list(kept) or attributes(cls).get(_METHOD) is not function:
+            return
+        del _of_classes[cls]
+        if own is None:
+            delattr(cls, _METHOD)
+        else:
+            setattr(cls, _METHOD, own)
 
 
 class _Slot:
@@ -94,24 +138,28 @@ class _Copy:
         self.checksum = checksum
 
 
-class _Apply:
-    """Stands before ``_apply`` of one module. What it holds is found by `audit`, and freed by `release`."""
+class _Kept:
+    """The copies of one module. `audit` finds them, and `release` frees them.
+
+    Attributes:
+        module: a weak reference to the module. A copy of it has this object too, and moves as upstream does.
+    """
 
     def __init__(self, module: Any, pin: bool) -> None:
-        self._module: Any = weakref.ref(module)
+        self.module: Any = weakref.ref(module)
         self._pin = pin
         self.copies: dict[_Key, _Copy] = {}
         # Of memory on the CPU: computed there once, since that takes as long as copying it.
         self._checksums: dict[_Key, tuple[StorageWeakRef, int]] = {}
 
-    def __call__(self, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
-        leaving: dict[_Key, torch.Tensor] = {}
+    def move(self, upstream: Callable[[], Any], fn: Callable[[Any], Any]) -> Any:
+        """Call ``upstream``, which gives each tensor of the module to ``fn``, and returns what it returns."""
+        module = self.module()
         try:
             # Subclasses (GGUF) intercept even the setting of data; the plain one is meant.
             with torch._C.DisableTorchFunctionSubclass():
                 leaving = self._prepare(module, fn)
-            result = type(module)._apply(module, fn, *args, **kwargs)
+            result = upstream()
             with torch._C.DisableTorchFunctionSubclass():
                 self._keep(module, leaving)
             return result
@@ -139,11 +187,13 @@ class _Apply:
         leaving = [slot for slot in slots if slot.get().device == _CPU]
         if self._pin and set(accelerator_types()) - {"mps"}:  # which has no memory of its own
             _pin(leaving)
-        return {slot.key: slot.get() for slot in leaving}
+        # Not the tensor of a buffer itself: the module gives that up, and if it lives on, another has it.
+        return {slot.key: slot.get().detach() for slot in leaving if not slot.get().requires_grad}
 
     def _keep(self, module: Any, left: dict[_Key, torch.Tensor]) -> None:
         """Keep of what ``left`` the CPU all that has the same content on its device."""
-        arrived = [slot for slot in _slots(module) if slot.key in left]
+        shared = _held_by_others(left)
+        arrived = [slot for slot in _slots(module) if slot.key in left and slot.key not in shared]
         for slot, checksum in _checksums(arrived, left):
             tensor = left[slot.key]
             memory = StorageWeakRef(tensor.untyped_storage())
@@ -155,13 +205,12 @@ class _Apply:
                 self._checksums[slot.key] = memory, checksum
             self.copies[slot.key] = _Copy(tensor, checksum)
 
-    # A copy or a pickle of the module moves its weights as upstream does: these copies are not its own.
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        module = memo[id(self._module())]
-        return types.MethodType(type(module)._apply, module)
+    # A deep copy or a pickle of the module has no copies.
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
 
     def __reduce__(self) -> Any:
-        return getattr, (self._module(), _METHOD)
+        return type(None), ()
 
 
 def _slots(module: Any) -> Iterator[_Slot]:
@@ -202,9 +251,24 @@ def _is_in_a_graph(wrapper: Any) -> bool:
     return bool(wrapper.requires_grad) and (not hasattr(wrapper, "_use_count") or wrapper._use_count() > 1)
 
 
+def _held_by_others(left: dict[_Key, torch.Tensor]) -> set[_Key]:
+    """The keys of tensors whose memory something else has too (a state dict, an array): back in the module, a change of
+    the one would be a change of the other."""
+    storages = {key: tensor.untyped_storage() for key, tensor in left.items()}
+    own = Counter(storage._cdata for storage in storages.values())
+    return {
+        key
+        for key, storage in storages.items()
+        # One more is that of `storage`.
+        if torch._C._storage_Use_Count(storage._cdata) > own[storage._cdata] + 1
+    }
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return not hasattr(type(tensor), "__tensor_flatten__") and not isinstance(
-        tensor, torch.nn.parameter.UninitializedTensorMixin
+    return (
+        tensor.layout == torch.strided
+        and not hasattr(type(tensor), "__tensor_flatten__")
+        and not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
     )
 
 

@@ -7,10 +7,12 @@ import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
+from string import Formatter
 from typing import Any
 
-from ..placement.components import components_of, is_module, readable_name
+from ..placement.components import components_of, is_module, is_script, readable_name
 from .samples import Recording, Sample, peak_of
 
 __all__ = ["Track", "track"]
@@ -75,8 +77,12 @@ class Track:
             self._counted = devices()
             for device in self._counted:
                 reset_peak(device)
-        for name, component in self._components.items():
-            self._watch(name, component)
+        try:
+            for name, component in self._components.items():
+                self._watch(name, component)
+        except BaseException:
+            self._remove_hooks()
+            raise
         # What a pipeline gives up inside the block has to be free to go.
         self._components = {}
         self._take("start", 0.0)
@@ -88,12 +94,14 @@ class Track:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        for each in self._watched:
-            each.remove()
+        self._remove_hooks()
         self._take("end" if kind is None else f"{kind.__name__}")
-        self._watched = []
         if self._bytes is not None and not self._bytes.estimated:
             self._bytes = None
+
+    def _remove_hooks(self) -> None:
+        while self._watched:
+            self._watched.pop().remove()
 
     def mark(self, label: str) -> None:
         """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the picture."""
@@ -216,13 +224,13 @@ class _Calls:
         self.watched: list[Any] = []
 
     def watch(self, module: Any, parts: Sequence[Any] = ()) -> None:
-        """Watch the calls of ``module``, unless it was compiled in place.
+        """Watch the calls of ``module``, unless it was compiled in place or is of TorchScript, which takes no hooks.
 
         Args:
             parts: what to watch no more once ``module`` is called itself: it is the component, used as a whole, and
                 its parts are called inside.
         """
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if getattr(module, "_compiled_call_impl", None) is not None or is_script(module):
             return
         self.watched.append(_Watched(self, module))
         if parts:
@@ -232,7 +240,7 @@ class _Calls:
                     for each in (here, *parts):
                         each.remove()
 
-            here = module.register_forward_pre_hook(first, prepend=True)
+            here = module.register_forward_pre_hook(_Hook(first), prepend=True)
             self.watched.append(here)
 
     def sample(self, label: str) -> None:
@@ -242,6 +250,23 @@ class _Calls:
             track.left_out += 1
         else:
             track._take(label)
+
+
+class _Hook:
+    """A hook of ours. A copy or a pickle of its module has a function in its place that does nothing: one of the
+    standard library, so that the file can be loaded without this package."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        of_three = getattr, (Formatter(), "check_unused_args")
+        return of_three if self._call.__name__ == "_end" else (partial, (Formatter().check_unused_args, None))
 
 
 class _Watched:
@@ -267,8 +292,8 @@ class _Watched:
         self._counted = 0
 
     def _watch(self, module: Any) -> None:
-        at_end = module.register_forward_hook(self._end, always_call=True)
-        self._handles = module.register_forward_pre_hook(self._begin), at_end
+        at_end = module.register_forward_hook(_Hook(self._end), always_call=True)
+        self._handles = module.register_forward_pre_hook(_Hook(self._begin)), at_end
 
     def _begin(self, module: Any, args: Any) -> None:
         calls = self._calls
@@ -276,7 +301,7 @@ class _Watched:
         if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
             self.remove()
             self._counted = 1
-            self._handles = (module.register_forward_pre_hook(self._count),)
+            self._handles = (module.register_forward_pre_hook(_Hook(self._count)),)
             return
         calls.inside += 1
         if calls.inside == 1:
@@ -315,7 +340,8 @@ def track(pipe: Any, interval: float | None = None) -> Track:
     There is no thread: a sample is taken when a component is called and when it returns, at `Track.mark`, and at both
     ends of the block. What an accelerator holds is asked of torch, the peak between two samples as well, for which
     torch's peak statistics are reset (``torch.cuda.reset_peak_memory_stats``). A component that was compiled in place
-    (``module.compile()``) is not sampled at its calls.
+    (``module.compile()``) or is of TorchScript is not sampled at its calls. A copy or a pickle of the model made
+    inside the block is not sampled.
 
     What is exact: the peak of an accelerator, whatever is sampled; the bytes of each component in a sample, but for
     what follows. What is left out:

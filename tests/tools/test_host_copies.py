@@ -220,6 +220,7 @@ def test_weights_with_inner_tensors_are_not_copied_back(rig_devices, make):
         assert rig_devices.traffic().d2h <= 8 * len(tensors)
         assert [tensor.data_ptr() for tensor in _inner(model)] == hosts
         assert all(tensor.device.type == "cpu" for tensor in [*model.parameters(), *_inner(model)])
+        del tensors  # no copies are kept of what something else has
     assert rig_devices.allocated(here) == 0
     assert all(map(torch.equal, _dequantized(model), expected))
 
@@ -347,7 +348,7 @@ def test_without_memory_for_the_copies_it_is_refused(gpu, monkeypatch, tmp_path)
     monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
     with pytest.raises(MemoryError, match=r"need 0\.0 GB on the CPU.*leave out keep_host_copies"):
         qf.keep_host_copies(model)
-    assert "_apply" not in vars(model)
+    assert vars(model).keys() == vars(torch.nn.Linear(1, 1)).keys() and "_apply" not in vars(torch.nn.Linear)
 
 
 def test_what_is_no_pipeline_or_released_is_refused():
@@ -382,3 +383,81 @@ def test_a_checksum_depends_on_every_bit_and_on_its_place(count):
         if 2 * length <= count:
             swapped = torch.cat((data[length : 2 * length], data[:length], data[2 * length :]))
             assert torch.equal(swapped, data) or int(fingerprint(swapped, numbers)) != of_data
+
+
+def test_a_backup_on_the_cpu_stays_a_backup(gpu):
+    """Before: the weights came back as the very memory that the backup has, and a change of them changed it."""
+    import torch
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+            self.register_buffer("table", torch.arange(8.0))
+
+    model = Layer()
+    wanted, backup, table = _state(model), model.state_dict(), model.table
+    qf.keep_host_copies(model)
+    for _ in range(2):
+        model.to(gpu.devices[0])
+        model.to("cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(1)
+    assert torch.equal(table, wanted["table"])
+    model.load_state_dict(backup)
+    assert _same(_state(model), wanted)
+
+
+def test_a_shallow_copy_moves_itself(gpu):
+    """Before: `.to()` of the copy moved the model that it was made of, and returned that."""
+    import gc
+
+    import torch
+
+    here, model = gpu.devices[0], torch.nn.Linear(8, 8)
+    qf.keep_host_copies(model)
+    other = copy.copy(model)
+    other._parameters = {
+        name: torch.nn.Parameter(one.detach().clone()) for name, one in model._parameters.items()
+    }
+    assert other.to(here) is other
+    assert (other.weight.device, model.weight.device.type) == (here, "cpu")
+    replica = model.to(here)._replicate_for_data_parallel()
+    replica.weight = model.weight.detach()
+    assert replica.cpu() is replica and model.weight.device == here
+    assert model.to("cpu") is model
+    del model
+    gc.collect()
+    assert other.to("cpu") is other and other.weight.device.type == "cpu"
+
+
+def test_a_sparse_buffer_is_moved_as_upstream_does(gpu):
+    """Before: RuntimeError after the move."""
+    import torch
+
+    for sparse in (torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()):
+        model = torch.nn.Linear(4, 4)
+        model.register_buffer("mask", sparse)
+        qf.keep_host_copies(model)
+        model._apply(lambda tensor: tensor.to(gpu.devices[0]) if tensor.layout == torch.strided else tensor)
+        assert model.weight.device == gpu.devices[0] and model.mask is sparse
+        model.to("cpu")
+
+
+def test_the_class_is_as_it_was_once_nothing_is_kept():
+    import torch
+
+    class Own(torch.nn.Linear):
+        def _apply(self, fn, recurse=True):
+            return super()._apply(fn, recurse)
+
+    for cls in (torch.nn.Linear, Own):
+        before = dict(vars(cls))
+        one, other = cls(2, 2), cls(2, 2)
+        qf.keep_host_copies(one)
+        qf.keep_host_copies(other)
+        qf.keep_host_copies(one, keep=False)
+        assert other.to(torch.float64).weight.dtype == torch.float64
+        qf.keep_host_copies(other, keep=False)
+        assert dict(vars(cls)) == before

@@ -125,3 +125,57 @@ def test_nothing_to_track():
         pass
     assert memory.peak == {}
     assert "no memory" in memory.table()
+
+
+def test_a_file_and_a_copy_that_are_made_inside_have_no_hooks_of_ours(tmp_path):
+    """Before: the pickle raised, and a copy recorded, too."""
+    import copy
+    import subprocess
+    import sys
+
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    with qf.track(model, interval=0) as memory:
+        model(torch.ones(1, 4))
+        torch.save(model, tmp_path / "model.pt")
+        other = copy.deepcopy(model)
+        count = len(memory.samples)
+        assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
+        assert len(memory.samples) == count + 2
+        torch.save(other, tmp_path / "other.pt")
+    code = (
+        "import sys, torch; sys.modules['diffusers_quantfix'] = None\n"
+        "for name in sys.argv[1:]:\n"
+        "    model = torch.load(name, weights_only=False)\n"
+        "    model(torch.ones(1, 4)); torch.save(model, name)\n"
+    )
+    files = [str(tmp_path / "model.pt"), str(tmp_path / "other.pt")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=120)
+
+
+def test_a_part_of_torchscript_is_counted_and_not_watched():
+    """Before: RuntimeError "register_forward_hook is not supported on ScriptModules", and three hooks stayed."""
+    import torch
+
+    model = torch.nn.ModuleDict(
+        {"plain": torch.nn.Linear(4, 4), "script": torch.jit.script(torch.nn.Linear(4, 4))}
+    )
+    with qf.track({"all": model, "script": model["script"]}) as memory:
+        model["script"](model["plain"](torch.ones(1, 4)))
+    assert memory.samples[-1].components["all"] == {"cpu": 160}
+    for module in (model, model["plain"]):
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_a_component_that_refuses_hooks_leaves_none_on_the_others():
+    import torch
+
+    class Refuses(torch.nn.Linear):
+        def register_forward_hook(self, *args, **kwargs):
+            raise RuntimeError("no hooks")
+
+    parts = {"first": torch.nn.Linear(4, 4), "second": Refuses(4, 4)}
+    with pytest.raises(RuntimeError, match="no hooks"), qf.track(parts):
+        pass
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in parts.values())
