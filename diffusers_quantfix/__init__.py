@@ -10,7 +10,7 @@ the release and its probe finds the defect; `status` prints the state of every f
     qf.apply()              # and install it again
 
     qf.audit(pipe)          # every tensor by device, companions of quantized weights included
-    qf.release(pipe)        # free its memory now, even if it is still referenced; `releasing` is the context manager
+    qf.release(pipe)        # free its memory now, though variables still refer to it; `releasing`: with a block
     qf.track(pipe)          # a context manager that samples the memory of a run
     qf.keep_host_copies(pipe)  # model offload without copying unchanged weights back to the CPU
 

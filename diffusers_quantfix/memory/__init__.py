@@ -1,14 +1,14 @@
 """Free the memory of pipelines and models, record it during a run, and save copies of weights.
 
 `release` and `releasing` free, `track` records, `keep_host_copies` saves copies. Inside: `plan` decides what is
-released, `threads` waits for other threads inside it, `guard` makes a later use a clear error, `references` finds what
-cannot be freed safely, `emptying` frees the rest in place, `census` and `holders` find live objects and what holds
-them, `samples` is what `tracking` records and what `plot` and `track_table` show, `host_copies` puts copies in place.
+released, `guard` makes a later use a clear error, `emptying` takes the tensors out, `census` finds live objects and
+`holders` what holds them, `frames` reads what other threads are in, `samples` is what `tracking` records and what
+`plot` and `track_table` show, `host_copies` puts copies in place.
 """
 
 from __future__ import annotations
 
-from ..placement.released import InUseError, ReleasedError
+from ..placement.released import ReleasedError
 from .freeing import release, releasing
 from .keeping import keep_host_copies
 from .report import Bystander, Kept, Release, Survivor
@@ -17,7 +17,6 @@ from .tracking import Track, track
 
 __all__ = [
     "Bystander",
-    "InUseError",
     "Kept",
     "Release",
     "ReleasedError",

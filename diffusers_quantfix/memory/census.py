@@ -1,70 +1,65 @@
-"""Live objects of this process: pipelines, modules, tensors, tracebacks, found in one walk over the Python heap."""
+"""Live objects of this process: pipelines, modules and tensors, found in one walk over the Python heap.
+
+The objects are those of other code, perhaps half-made by another thread: none of their attributes is asked for.
+"""
 
 from __future__ import annotations
 
 import gc
-import operator
 import sys
-import types
 from collections.abc import Iterable, Iterator
-from itertools import chain, compress, starmap
+from itertools import compress
 from typing import Any
 
 import torch
 
+from ..engine.classes import class_name, defines, is_a, module_name, mro, namespace
+from ..engine.heap import PLAIN, objects_of
 from ..placement.components import components_of, is_module, is_pipeline_type
 from ..placement.released import released_message
-from ..placement.tensors import nbytes, plain_tensors, storage_of
+from ..placement.tensors import plain_tensors, storage_of
 from ..weights.companions import companions
-from .trees import bearing_modules
+from .trees import bearing_modules, is_whole
 
-__all__ = ["Census", "all_but_plain", "device_tensors", "library_constants", "weights_of"]
+__all__ = ["Census", "has_no_memory", "library_constants"]
 
-# What `torch.nn.Module.__init__` gives every module.
-_OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
-_GRAPHS = tuple(
-    getattr(module, name)
+# The classes of captured graphs, and the device types whose memory they read.
+_GRAPHS = {
+    getattr(module, name): module.__name__.rpartition(".")[2]
     for module, name in ((torch.cuda, "CUDAGraph"), (getattr(torch, "xpu", None), "XPUGraph"))
-    if hasattr(module, name)
-)
+    if module is not None and hasattr(module, name)
+}
 
 
 class Census:
-    """A look at all live objects.
+    """A look at all live objects, except those that ``gc.freeze()`` hides.
 
     Attributes:
         pipelines: live pipelines that are not released.
-        modules: live modules.
+        modules: live modules, except those whose constructor has not finished: they have no weights yet.
         managers: diffusers' ComponentsManager objects.
-        tracebacks: traceback objects, which keep the frames of failed calls alive.
-        tensors: live tensors, but for wrappers of other tensors and the stand-ins of torch.compile.
-        nodes: nodes of autograd graphs that Python has met.
-        addresses: ctypes objects: they are, or point to, memory at an address.
+        tensors: live tensors, except wrappers of other tensors and fake tensors of torch.compile.
         graphs: captured graphs of CUDA and XPU.
     """
 
     def __init__(self) -> None:
-        # Frozen objects are invisible. They stay unfrozen: freezing all that is there now would make the cycles of
-        # pipelines that are still in use immortal.
-        gc.unfreeze()
         self.pipelines: list[Any] = []
         self.modules: list[Any] = []
         self.managers: list[Any] = []
-        self.tracebacks: list[types.TracebackType] = []
         self.tensors: list[torch.Tensor] = []
-        self.nodes: list[Any] = []
-        self.addresses: list[Any] = []
         self.graphs: list[Any] = []
         self._users: dict[int, list[tuple[int, str]]] | None = None
-        # By type: asking a lazy proxy for its class would wake it up.
-        kinds = _Kinds()
-        objects = all_but_plain()
-        # Without a step of Python for each: nearly all of them are of no kind.
-        for value in compress(objects, map(kinds.__getitem__, map(type, objects))):
-            getattr(self, kinds[type(value)]).append(value)
+        self._visible: set[int] | None = None
+        # By id: a metaclass may have made its classes unhashable. In C: nearly all objects are of no kind.
+        objects = objects_of(gc.get_objects, but=PLAIN)
+        kinds = {
+            key: _kind(kind)
+            for key, kind in dict(zip(map(id, map(type, objects)), map(type, objects), strict=True)).items()
+        }
+        for value in compress(objects, map(kinds.__getitem__, map(id, map(type, objects)))):
+            getattr(self, kinds[id(type(value))]).append(value)
         del objects
-        # Another thread may be building one right now, or its constructor failed: it has no weights yet.
-        self.modules[:] = [module for module in self.modules if vars(module).keys() >= _OF_EVERY_MODULE]
+        self.modules[:] = filter(is_whole, self.modules)
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
 
     def users_of(self, modules: Iterable[Any], but: set[int]) -> list[str]:
@@ -77,19 +72,32 @@ class Census:
                     users.setdefault(pipeline, user)
         return [users[id(pipeline)] for pipeline in self.pipelines if id(pipeline) in users]
 
-    def other_owners(self, storages: Iterable[int], trees: set[int]) -> dict[int, tuple[str, torch.Tensor]]:
-        """Of ``storages``, those that a live module outside of ``trees`` has too: its name, and the weight."""
-        wanted = set(storages)
-        owners: dict[int, tuple[str, torch.Tensor]] = {}
+    def sees(self, module: Any) -> bool:
+        """Whether ``gc.freeze()`` does not hide a module, and with it perhaps a pipeline that uses it."""
+        if self._visible is None:
+            self._visible = set(map(id, self.modules))
+        return id(module) in self._visible
+
+    def weights(self) -> set[int]:
+        """The storages of the weights of all live modules, and those of library constants."""
+        found = set(library_constants())
         for module in self.modules:
-            if id(module) in trees:
-                continue
-            for name, tensor in _own_tensors(module):
+            for tensor in _weights_of(module):
                 storage = storage_of(tensor)
-                if storage is not None and storage._cdata in wanted:
-                    why = f"also {name} of a live {type(module).__name__}"
-                    owners.setdefault(storage._cdata, (why, tensor))
-        return owners
+                if storage is not None:
+                    found.add(storage._cdata)
+        return found
+
+    def captured(self) -> set[str]:
+        """The device types ("cuda") whose memory a captured graph may read."""
+        found: set[str] = set()
+        for graph in self.graphs:
+            try:
+                graph.pool()
+            except Exception:  # nothing is captured, or it was reset
+                continue
+            found |= {kind for cls, kind in _GRAPHS.items() if is_a(graph, cls)}
+        return found
 
     def _by_module(self) -> dict[int, list[tuple[int, str]]]:
         """``id`` of a module -> the pipelines that use it: their ``id``, and the component."""
@@ -97,100 +105,53 @@ class Census:
             self._users = {}
             for pipeline in self.pipelines:
                 for name, component in components_of(pipeline, "release").items():
-                    if is_module(component):
-                        user = (id(pipeline), f"{type(pipeline).__name__}.{name}")
+                    if is_module(component) and is_whole(component):
+                        user = (id(pipeline), f"{class_name(type(pipeline))}.{name}")
                         for module in bearing_modules(component):
                             self._users.setdefault(id(module), []).append(user)
         return self._users
 
 
-_PLAIN = frozenset(
-    (tuple, dict, list, set, frozenset, types.FunctionType, types.BuiltinFunctionType, types.CellType)
-)
-
-
-def all_but_plain() -> list[Any]:
-    """All objects that the garbage collector knows, but for the millions that are of the types `_PLAIN`.
-
-    In one call, so that no other thread goes on meanwhile: the objects include tuples that other threads are about to
-    build, and those fail with SystemError while anybody else, like a list, refers to such a tuple.
-    """
-    objects: list[Any] = []
-    # The iterators read the list once it is filled.
-    plain = map(_PLAIN.__contains__, map(type, objects))
-    return list(
-        chain(
-            filter(None, map(objects.extend, map(gc.get_objects, (None,)))),
-            compress(objects, map(operator.not_, plain)),
-            filter(None, starmap(objects.clear, ((),))),
-        )
-    )
-
-
-class _Kinds(dict[type, str]):
-    """Type -> the attribute of `Census` that has its objects, "" for none. Each type is asked once."""
-
-    def __missing__(self, kind: type) -> str:
-        self[kind] = _kind(kind)
-        return self[kind]
-
-
 def _kind(kind: type) -> str:
     """The attribute of `Census` that has the objects of a type, "" for none."""
-    if kind is types.TracebackType:
-        return "tracebacks"
     if issubclass(kind, torch.nn.Module):
         return "modules"
     if issubclass(kind, torch.Tensor):
-        # A wrapper's inner tensors are met by themselves. Those that torch.compile keeps stand for tensors and have no
-        # memory; the symbols in their shapes cannot even be compared any more once it is done.
-        no_memory = hasattr(kind, "__tensor_flatten__") or kind.__module__.startswith("torch._subclasses.")
-        return "" if no_memory else "tensors"
-    if issubclass(kind, _GRAPHS):
+        return "" if has_no_memory(kind) else "tensors"
+    if issubclass(kind, tuple(_GRAPHS)):
         return "graphs"
-    if any(base.__module__ == "_ctypes" for base in kind.__mro__) and not issubclass(kind, type):
-        return "addresses"
-    if issubclass(kind, torch.autograd.graph.Node):
-        return "nodes"
     if is_pipeline_type(kind):
         return "pipelines"
-    return "managers" if kind.__name__ == "ComponentsManager" else ""
+    return "managers" if class_name(kind) == "ComponentsManager" else ""
+
+
+def has_no_memory(kind: type) -> bool:
+    """Whether tensors of a type have no memory of their own.
+
+    A wrapper's inner tensors are met by themselves. A fake tensor has symbols in its shape that cannot even be compared
+    once torch.compile is done.
+    """
+    fake = any(module_name(cls).startswith("torch._subclasses.") for cls in mro(kind))
+    return fake or defines(kind, "__tensor_flatten__")
 
 
 def library_constants() -> dict[int, str]:
     """Storages of constants that libraries keep for all models: the code books of bitsandbytes."""
     functional = sys.modules.get("bitsandbytes.functional")
     constants: dict[int, str] = {}
-    for name, tensor in getattr(functional, "name2qmap", {}).items():
+    for name, tensor in list(getattr(functional, "name2qmap", {}).items()):
         storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if storage is not None:
             constants[storage._cdata] = f"bitsandbytes.functional.name2qmap[{name!r}], which all models share"
     return constants
 
 
-def weights_of(modules: Iterable[Any]) -> set[int]:
-    """The storages of the weights of ``modules``, and those of library constants."""
-    found = set(library_constants())
-    for module in modules:
-        for _, tensor in _own_tensors(module):
-            storage = storage_of(tensor)
-            if storage is not None:
-                found.add(storage._cdata)
-    return found
-
-
-def device_tensors(tensors: Iterable[torch.Tensor], devices: set[str]) -> Iterator[torch.Tensor]:
-    """Those of ``tensors`` that have memory on one of ``devices`` ("cuda:0")."""
-    for value in tensors:
-        if str(value.device) in devices and nbytes(value):
-            yield value
-
-
-def _own_tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    for named in (module._parameters, module._buffers):
-        for name, tensor in named.items():
-            if isinstance(tensor, torch.Tensor):
-                for inner, plain, _ in plain_tensors(name, tensor):
-                    yield inner, plain
+def _weights_of(module: Any) -> Iterator[torch.Tensor]:
+    held = namespace(module) or {}
+    for named in (held["_parameters"], held["_buffers"]):
+        for tensor in list(named.values()):
+            if is_a(tensor, torch.Tensor):
+                for _, plain, _ in plain_tensors("", tensor):
+                    yield plain
     for found in companions(module):
-        yield found.name, found.tensor
+        yield found.tensor

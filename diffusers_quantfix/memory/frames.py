@@ -1,48 +1,81 @@
-"""The functions that run in this process, and their variables: the garbage collector sees neither since Python 3.11."""
+"""The functions that run in this process. They are only read: a frame belongs to the function that runs in it.
+
+Before Python 3.13 even reading ``frame.f_locals`` writes into the frame: it overwrites what a debugger has set, and a
+dict that ``locals()`` returned earlier. So the variables are read from 3.13 on only.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import sysconfig
+import threading
 import types
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-__all__ = ["is_ours", "locals_of", "running"]
+__all__ = ["NAMED", "in_a_model", "is_ours", "place", "running", "users_functions", "variables"]
 
+NAMED = sys.version_info >= (3, 13)  # whether the variables of a frame can be read without changing it
 _PACKAGE = __name__.partition(".")[0]
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
+_IN_A_MODEL = {"torch.nn.modules.module": "_call_impl", "torch.autograd.graph": "_engine_run_backward"}
 
 
-def running(ours: bool = False) -> dict[int, list[types.FrameType]]:
-    """Thread ``ident`` -> its frames, the innermost first.
-
-    Args:
-        ours: with those of this package. Who has its own frame among its variables has to delete them.
-    """
+def running() -> dict[int, list[types.FrameType]]:
+    """Thread ``ident`` -> its frames, the innermost first, without those of this package."""
     found: dict[int, list[types.FrameType]] = {}
     for ident, frame in sys._current_frames().items():
         found[ident] = []
         following: types.FrameType | None = frame
         while following is not None:
-            if following.f_code is not running.__code__ and (ours or not is_ours(following)):
+            if not is_ours(following):
                 found[ident].append(following)
             following = following.f_back
-        del frame
+    del frame  # perhaps of this very function: a cycle, which would keep the variables of all callers
     return found
 
 
 def is_ours(frame: types.FrameType) -> bool:
     """Whether a frame runs code of this package."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
+    return _home(frame).partition(".")[0] == _PACKAGE
 
 
-def locals_of(frame: types.FrameType) -> dict[str, Any]:
-    """The variables of a running function; empty for the body of a module or class, whose variables are in a dict."""
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        return {}
-    variables = frame.f_locals
-    found = dict(variables)
-    # Before 3.13 it is a copy that stays with the frame: it would keep everything alive that the function deletes. The
-    # frame, our variable and the argument have it; if someone else has it, it is what locals() gave them.
-    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= 3:
-        variables.clear()
-    return found
+def in_a_model() -> bool:
+    """Whether another thread is inside any ``torch.nn.Module`` or backward pass."""
+    return any(
+        _IN_A_MODEL.get(_home(frame)) == frame.f_code.co_name
+        for ident, frames in running().items()
+        if ident != threading.get_ident()
+        for frame in frames
+    )
+
+
+def _home(frame: types.FrameType) -> str:
+    name = dict.get(frame.f_globals, "__name__")
+    return name if type(name) is str else ""
+
+
+def variables(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
+    """The variables of a function, where they can be read; not of a module or class body, whose variables are in a
+    dict."""
+    if NAMED and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        yield from list(frame.f_locals.items())
+
+
+def place(frame: types.FrameType) -> str:
+    """A function for a person: "main (app.py:12)"."""
+    code = frame.f_code
+    function = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has the short name only
+    return f"{function} ({Path(code.co_filename).name}:{frame.f_lineno})"
+
+
+def users_functions() -> list[str]:
+    """The functions of the calling thread that belong to no library, the innermost first."""
+    return [
+        place(frame)
+        for frame in running()[threading.get_ident()]
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        and not frame.f_code.co_filename.startswith(_LIBRARIES)
+    ]

@@ -7,13 +7,14 @@ gets a subclass of its own class; ``isinstance`` goes on to hold. torch is not i
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
+from ..engine.classes import attributes, class_name, is_a, module_name, mro, namespace
 from ..placement.released import MARK, ReleasedError
 
-__all__ = ["Guards"]
+__all__ = ["guard_module", "guard_pipeline"]
 
 # Of every module, inner ones as well: what computes with the weights, moves them or hands them out.
 _OF_MODULES: tuple[str, ...] = (
@@ -37,59 +38,52 @@ class _Refusal:
         raise ReleasedError(self.message)
 
 
-class Guards:
-    """The guards of one release; they can be taken back as long as nothing is emptied."""
+def _describe() -> str:
+    return "released"
 
-    def __init__(self) -> None:
-        self._before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
-        self._classes: list[tuple[Any, type]] = []
 
-    def guard_module(self, root: Any, modules: Iterable[Any], message: str) -> None:
-        """Make every use of the weights of ``root`` and of ``modules`` below it raise `ReleasedError`. Never raises."""
-        refusal = _Refusal(message)
-        shadow = {MARK: message, "_compiled_call_impl": None, **dict.fromkeys(_OF_MODULES, refusal)}
-        own = {name: refusal for name in _methods(type(root)) if name.startswith(_PREFIXES)}
-        for module in modules:
-            self._shadow(vars(module), shadow | own if module is root else shadow)
+def guard_module(root: Any, modules: Iterable[Any], message: str) -> None:
+    """Make every use of the weights of ``root`` and of ``modules`` below it raise `ReleasedError`."""
+    refusal = _Refusal(message)
+    shadow: dict[str, Any] = {
+        MARK: message,
+        "extra_repr": _describe,  # many classes describe themselves by their weights
+        "_compiled_call_impl": None,
+        **dict.fromkeys(_OF_MODULES, refusal),
+    }
+    own = {name: refusal for name in _methods(type(root)) if name.startswith(_PREFIXES)}
+    for module in modules:
+        (namespace(module) or {}).update(shadow | own if module is root else shadow)
 
-    def guard_pipeline(self, pipeline: Any, message: str) -> None:
-        """Make every public method of ``pipeline``, and calling it, raise `ReleasedError`. Never raises."""
-        self._shadow(vars(pipeline), {MARK: message})
-        cls = type(pipeline)
 
-        def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-            raise ReleasedError(message)
+def guard_pipeline(pipeline: Any, message: str) -> None:
+    """Make every public method of ``pipeline``, and calling it, raise `ReleasedError`."""
+    (namespace(pipeline) or {})[MARK] = message
+    cls = type(pipeline)
 
-        def describe(self: Any) -> str:
-            return f"<{message}>"
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise ReleasedError(message)
 
-        body: dict[str, Any] = dict.fromkeys(_methods(cls), refuse)
-        body.update(__call__=refuse, __repr__=describe, __doc__=message)
-        body.update(__module__=cls.__module__, __qualname__=cls.__qualname__)
-        # A class that forbids subclasses or exotic layouts keeps its own; its components refuse all the same.
-        with contextlib.suppress(Exception):
-            metaclass: Any = type(cls)
-            object.__setattr__(pipeline, "__class__", metaclass(cls.__name__, (cls,), body))
-            self._classes.append((pipeline, cls))
+    def describe(self: Any) -> str:
+        return f"<{message}>"
 
-    def undo(self) -> None:
-        """Take all guards back."""
-        for held, shadow, before in self._before:
-            for name in shadow:
-                held.pop(name, None)
-            held.update(before)
-        for pipeline, cls in self._classes:
-            object.__setattr__(pipeline, "__class__", cls)
-
-    def _shadow(self, held: dict[str, Any], shadow: dict[str, Any]) -> None:
-        self._before.append((held, shadow, {name: held[name] for name in held.keys() & shadow.keys()}))
-        held.update(shadow)
+    body: dict[str, Any] = dict.fromkeys(_methods(cls), refuse)
+    body.update(__call__=refuse, __repr__=describe, __doc__=message)
+    body.update(__module__=module_name(cls), __qualname__=class_name(cls))
+    # A class that forbids subclasses or exotic layouts keeps its own; its components refuse all the same.
+    with contextlib.suppress(Exception):
+        metaclass: Any = type(cls)
+        object.__setattr__(pipeline, "__class__", metaclass(class_name(cls), (cls,), body))
 
 
 def _methods(cls: type) -> list[str]:
     """The public methods of ``cls``; no properties, class methods or static methods."""
-    found = []
-    for name in dir(cls):
-        if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(cls, name)):
-            found.append(name)
-    return found
+    found: dict[str, Any] = {}
+    for base in mro(cls):
+        for name, value in list(attributes(base).items()):
+            found.setdefault(name, value)
+    return [
+        name
+        for name, value in found.items()
+        if is_a(name, str) and not name.startswith("_") and is_a(value, FunctionType)
+    ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..engine.classes import namespace
 from ..offloading.hooks import accelerate_hooks
+from ..placement.components import is_module
 from .census import Census
 
 __all__ = ["forget_in_managers", "strip", "unlink"]
@@ -17,7 +19,7 @@ def strip(modules: Iterable[Any]) -> None:
     """Remove the hooks of accelerate and diffusers from ``modules``; nothing is moved."""
     for module in modules:
         for name in _OF_MODULES:
-            vars(module).pop(name, None)
+            (namespace(module) or {}).pop(name, None)
 
 
 def unlink(root: Any, released: set[int]) -> None:
@@ -34,13 +36,17 @@ def unlink(root: Any, released: set[int]) -> None:
 def forget_in_managers(census: Census, released: set[int]) -> None:
     """Drop released components from diffusers' ComponentsManager: it would hand them out, and offload them."""
     for manager in census.managers:
-        for key, component in list(getattr(manager, "components", {}).items()):
+        held = namespace(manager) or {}
+        components: Any = held.get("components")
+        if not issubclass(type(components), dict):
+            continue  # another class of this name, or one that is being made
+        for key, component in list(components.items()):
             if id(component) in released:
-                manager.components.pop(key)
-                manager.added_time.pop(key, None)
-                for names in manager.collections.values():
+                components.pop(key, None)
+                held.get("added_time", {}).pop(key, None)
+                for names in list(held.get("collections", {}).values()):
                     names.discard(key)
-            elif hasattr(component, "modules"):
+            elif is_module(component):
                 unlink(component, released)
-        if getattr(manager, "model_hooks", None):
-            manager.model_hooks = [hook for hook in manager.model_hooks if id(hook.model) not in released]
+        if held.get("model_hooks"):
+            held["model_hooks"] = [hook for hook in held["model_hooks"] if id(hook.model) not in released]

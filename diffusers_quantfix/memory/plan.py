@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..engine.classes import namespace
 from ..placement.components import components_of, is_module, is_pipeline, readable_name
 from ..placement.released import released_message
 from .census import Census
@@ -43,7 +44,6 @@ class Plan:
         models: the modules that will be emptied, each once.
         again: modules that were released before: what had to be left then may be free now.
         kept: the modules that others use.
-        others: components that are no modules (schedulers, tokenizers, tensors) and belong to nobody else.
         pipelines: the pipelines that are released, those inside combined ones as well.
         already: what had been released before.
     """
@@ -65,25 +65,10 @@ class Plan:
                 # A model given by itself is meant, although the one pipeline that it was taken from is alive.
                 if len(users) > (0 if is_pipeline(part.target) else 1):
                     part.users = tuple(users)
+                elif not census.sees(part.value):
+                    part.users = ("whatever gc.freeze() hides (gc.unfreeze() shows it)",)
             (self.kept if part.users else self.models).append(part)
         self._keep_what_contains_kept()
-        foreign = {
-            id(value)
-            for pipeline in census.pipelines
-            if id(pipeline) not in ours
-            for value in components_of(pipeline, "release").values()
-        }
-        self.others = [
-            part
-            for part in _distinct(
-                part for part in parts if part.value is not None and not is_module(part.value)
-            )
-            if is_pipeline(part.target) and (force or id(part.value) not in foreign)
-        ]
-
-    def modules(self) -> dict[int, Any]:
-        """Every module that will be emptied, by ``id``."""
-        return {id(module): module for part in self.models for module in part.modules}
 
     def _keep_what_contains_kept(self) -> None:
         """A model that contains a kept one (a PEFT wrapper) cannot be emptied without it."""
@@ -123,7 +108,7 @@ def _with_inner_pipelines(targets: list[Any]) -> Iterator[Any]:
         if id(pipeline) not in seen:
             seen.add(id(pipeline))
             yield pipeline
-            pending += [value for value in vars(pipeline).values() if is_pipeline(value)]
+            pending += [value for value in list((namespace(pipeline) or {}).values()) if is_pipeline(value)]
 
 
 def _distinct(parts: Iterable[Part]) -> Iterator[Part]:

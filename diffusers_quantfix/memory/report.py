@@ -9,6 +9,12 @@ from ..text import human, sums, wrapped
 
 __all__ = ["Bystander", "Kept", "Release", "Survivor"]
 
+_MOST = 10
+_OF_AN_ERROR = (
+    "the traceback of an error keeps the variables of the functions that it went through: end the `except` block, or "
+    "`del` the error; at a prompt or in a notebook `sys.last_value = sys.last_traceback = sys.last_exc = None`"
+)
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -29,7 +35,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Survivor:
-    """A tensor of something released that still has its memory.
+    """Memory of something released that is still there, because something else has a tensor on it.
 
     Attributes:
         path: its dotted name, with the component.
@@ -65,7 +71,7 @@ class Release:
         released: names of the components that were emptied by this call.
         freed: device -> bytes freed by this call ("cpu" included, "meta" has none).
         kept: components that others use.
-        survivors: tensors of the released components that still have their memory. Empty if all went well.
+        survivors: memory of the released components that something else still has, the largest first.
         bystanders: the largest other tensors on the devices that were freed (with ``verify``).
         allocated: accelerator device -> bytes allocated (before, after), as torch counts them.
         already: what had been released before.
@@ -108,11 +114,14 @@ class Release:
             lines += wrapped(
                 f"kept: {kept.component} ({kept.type}), {sums(kept.bytes)}, used by {users}", "  ", "    "
             )
-        for survivor in self.survivors:
+        for survivor in self.survivors[:_MOST]:
             about = (
                 f"survivor: {survivor.path}, {human(survivor.bytes)} on {survivor.device}: {survivor.reason}"
             )
             lines += wrapped(about, "  ", "    ") + _chains(survivor.holders)
+        if len(self.survivors) > _MOST:
+            rest = sum(survivor.bytes for survivor in self.survivors[_MOST:])
+            lines.append(f"  and {len(self.survivors) - _MOST} more survivors, {human(rest)}")
         for path, owner in (self.constants or {}).items():
             lines += wrapped(f"not freed: {path} is {owner}", "  ", "    ")
         if self.bystanders:
@@ -120,6 +129,10 @@ class Release:
         for other in self.bystanders:
             about = f"{other.dtype} {list(other.shape)}, {human(other.bytes)} on {other.device}"
             lines += [f"    {about}", *_chains(other.holders)]
+        held = [one.holders for one in self.survivors] + [one.holders for one in self.bystanders]
+        chains = [chain for found in held for chain in found]
+        if any("the traceback of a " in chain for chain in chains):
+            lines += wrapped(_OF_AN_ERROR, "  ", "    ")
         return "\n".join(lines)
 
     __repr__ = __str__

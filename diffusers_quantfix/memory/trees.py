@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..engine.classes import namespace
 from ..placement.modules import named_modules
 from ..weights.companions import companions
 
-__all__ = ["bearing_modules", "with_ancestors"]
+__all__ = ["bearing_modules", "is_whole"]
+
+# What `torch.nn.Module.__init__` gives every module.
+_OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
+
+
+def is_whole(module: Any) -> bool:
+    """Whether a module can have weights: the constructor of one may have failed, or run in another thread right now."""
+    return (namespace(module) or {}).keys() >= _OF_EVERY_MODULE
 
 
 def bearing_modules(root: Any) -> list[Any]:
     """``root``, and the modules below it that have tensors themselves or further down, in the order of ``modules()``.
 
-    The rest may belong to everyone: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
+    The rest may be shared by all models: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
     """
     modules = [module for _, module in named_modules(root)]
-    bearing = with_ancestors([module for module in modules if _bears(module)], modules)
+    bearing = _with_ancestors([module for module in modules if _bears(module)], modules)
     return [module for module in modules if module is root or id(module) in bearing]
 
 
-def with_ancestors(starts: Iterable[Any], modules: Iterable[Any]) -> set[int]:
+def _with_ancestors(starts: Iterable[Any], modules: Iterable[Any]) -> set[int]:
     """``id`` of ``starts`` and of those of ``modules`` that have one of them anywhere below."""
     parents: dict[int, list[int]] = {}
     for module in modules:
-        for child in vars(module).get("_modules", {}).values():
+        for child in list(module._modules.values()):
             if child is not None:
                 parents.setdefault(id(child), []).append(id(module))
     found: set[int] = set()
@@ -40,7 +49,7 @@ def with_ancestors(starts: Iterable[Any], modules: Iterable[Any]) -> set[int]:
 
 def _bears(module: Any) -> bool:
     for named in (module._parameters, module._buffers):
-        for tensor in named.values():
+        for tensor in list(named.values()):
             if tensor is not None:
                 return True
     return next(companions(module), None) is not None

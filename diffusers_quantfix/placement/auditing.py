@@ -78,23 +78,19 @@ def _examined(components: dict[str, Any], notes: list[str]) -> Iterator[tuple[st
         return
     from .checks import examine
     from .counting import Blocks
-    from .modules import no_collection
     from .tensors import held_tensors
     from .views import kept_by_views
 
-    with no_collection():
-        held = {
-            name: list(held_tensors(name, value)) for name, value in components.items() if value is not None
-        }
-        blocks = Blocks()
-        for part in held.values():
-            blocks.extend([one.tensor for one in part])
-        sizes = blocks.added()
-        notes += kept_by_views([one for part in held.values() for one in part], sizes)
-        first = 0
-        for component, part in held.items():
-            yield component, examine(components[component], part, sizes[first : first + len(part)])
-            first += len(part)
+    held = {name: list(held_tensors(name, value)) for name, value in components.items() if value is not None}
+    blocks = Blocks()
+    for part in held.values():
+        blocks.extend([one.tensor for one in part])
+    sizes = blocks.added()
+    notes += kept_by_views([one for part in held.values() for one in part], sizes)
+    first = 0
+    for component, part in held.items():
+        yield component, examine(components[component], part, sizes[first : first + len(part)])
+        first += len(part)
 
 
 def _merged_note(records: list[TensorRecord]) -> list[str]:

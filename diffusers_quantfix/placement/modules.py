@@ -1,13 +1,10 @@
-"""The modules below a module, and a pause of the garbage collector: for walks over tens of thousands of layers."""
+"""The modules below a module: for walks over tens of thousands of layers."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["containers_and_leaves", "modules_of", "named_modules", "no_collection"]
+__all__ = ["containers_and_leaves", "modules_of", "named_modules"]
 
 
 def named_modules(root: Any) -> list[tuple[str, Any]]:
@@ -24,7 +21,7 @@ def named_modules(root: Any) -> list[tuple[str, Any]]:
         if module._modules:
             prefix = f"{path}." if path else ""
             children = [
-                (prefix + name, child) for name, child in module._modules.items() if child is not None
+                (prefix + name, child) for name, child in list(module._modules.items()) if child is not None
             ]
             pending += reversed(children)
     return found
@@ -35,7 +32,7 @@ def modules_of(root: Any) -> list[Any]:
     found, seen = [root], {id(root)}
     for module in found:
         if module._modules:
-            for child in module._modules.values():
+            for child in list(module._modules.values()):
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))
                     found.append(child)
@@ -54,18 +51,5 @@ def containers_and_leaves(root: Any) -> tuple[list[Any], list[Any]]:
             leaves += [module for module in level if not module._modules]
         inner = [module for module in inner if not (id(module) in seen or seen.add(id(module)))]  # type: ignore[func-returns-value]
         containers += inner
-        level = [child for module in inner for child in module._modules.values() if child is not None]
+        level = [child for module in inner for child in list(module._modules.values()) if child is not None]
     return containers, leaves
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """No automatic garbage collection: none of a hundred thousand new records is garbage, and all would be searched
-    again and again, with whatever else is on the heap."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

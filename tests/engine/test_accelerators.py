@@ -50,10 +50,6 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
     ),
     ("memory/census.py", ""): ({"torch.cuda"}, "the graphs of CUDA, beside those of XPU"),
     ("memory/guard.py", ""): ({"'cuda'"}, "methods of a module, beside xpu()"),
-    ("memory/references.py", ""): (
-        {"'__cuda_array_interface__'", "'__cuda_memory__'"},
-        "names of CuPy and Numba",
-    ),
     ("models/eight_bit_model.py", "open_gates"): ({"'cuda'"}, UPSTREAM),
     ("models/eight_bit_model.py", "cuda"): ({"'cuda'"}, UPSTREAM),
     ("models/guarded.py", "gets_past_the_guard"): (

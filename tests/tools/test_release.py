@@ -11,13 +11,16 @@ import pytest
 
 import diffusers_quantfix as qf
 from diffusers_quantfix.memory import ReleasedError
+from tests import rig
 from tests.marks import rest_is_long
 from tests.rig import models
 from tests.tools.pipelines import flux
 
 
-def _all_freed(gpu, before: dict) -> None:
-    assert {device: gpu.allocated(device) for device in gpu.devices} == before
+def _all_freed(gpu, before: dict, scheduler=None) -> None:
+    """A scheduler keeps its time steps where the last run put them."""
+    kept = qf.audit({"scheduler": scheduler}).bytes
+    assert {device: gpu.allocated(device) - kept.get(str(device), 0) for device in gpu.devices} == before
 
 
 @pytest.fixture
@@ -27,11 +30,11 @@ def before(gpu) -> dict:
 
 @pytest.mark.parametrize("after_forward", [False, True], ids=["", "used"])
 @pytest.mark.parametrize("bits", rest_is_long([None, 4, 8], 8))
-def test_everything_goes_though_every_name_still_points_at_it(gpu, before, tmp_path, bits, after_forward):
+def test_everything_goes_though_names_still_point_at_the_model(gpu, before, tmp_path, bits, after_forward):
     device = gpu.devices[0]
     pipeline = flux(tmp_path, bits, text=True, device=device)
     transformer, layer = pipeline.transformer, pipeline.transformer.transformer_blocks[0].attn.to_q
-    weight, alias, cache = layer.weight, layer.bias.detach(), {"all": list(pipeline.transformer.parameters())}
+    cache = {"all": list(transformer.modules()), "forward": transformer.forward, "layer": layer}
     if after_forward:
         models.call_flux(pipeline)
     held = gpu.allocated(device) - sum(before.values())
@@ -39,10 +42,40 @@ def test_everything_goes_though_every_name_still_points_at_it(gpu, before, tmp_p
     assert report.ok, report
     assert report.freed[str(device)] <= held
     assert "transformer of FluxPipeline" in report.released
-    _all_freed(gpu, before)
-    assert (weight.numel(), alias.numel()) == (0, 0)
-    assert all(parameter.numel() == 0 for parameter in cache["all"])
-    assert pipeline.transformer is transformer
+    _all_freed(gpu, before, pipeline.scheduler)
+    assert pipeline.transformer is transformer and layer in cache["all"]
+
+
+KEPT: list = []
+
+
+def test_a_tensor_that_somebody_else_has_is_theirs(gpu):
+    """Before: `release` emptied every tensor on the memory in place, a program's backup of the weights included."""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(32, 32)).to(gpu.devices[0])
+    backup, optimizer = model.state_dict(), torch.optim.SGD(model[1].parameters())
+    loss = (model[0].weight ** 2).sum()
+    before = {name: tensor.clone() for name, tensor in backup.items()}
+    KEPT.append(model[0].weight.view(-1))
+    rig.bring_the_libraries_back()  # the list is older than the model
+    try:
+        report = qf.release(model)
+        assert not report.ok and not report.freed
+        assert [survivor.path for survivor in report.survivors][:2] == [
+            "Sequential.0.weight",
+            "Sequential.1.weight",
+        ]
+        assert any(
+            "global 'KEPT' of tests.tools.test_release" in one for one in report.survivors[0].holders
+        ), report
+        assert all(torch.equal(backup[name], before[name]) for name in before)
+        loss.backward()
+        optimizer.step()
+    finally:
+        KEPT.clear()
+    del backup, optimizer, loss
+    assert qf.release(model).ok
 
 
 def test_a_lazy_parameter_holds_nothing_to_free(gpu, before):
@@ -81,6 +114,7 @@ def test_a_later_use_says_that_it_was_released(gpu, tmp_path):
             use()
     assert isinstance(pipeline, __import__("diffusers").FluxPipeline)
     assert "was released" in repr(pipeline)
+    assert "released" in repr(transformer)
     with pytest.raises(ReleasedError):
         copy.deepcopy(transformer)()
     audit = qf.audit(pipeline)
@@ -121,17 +155,14 @@ def test_offloaded_pipelines(gpu, before, tmp_path, bits, mode):
             raise
         # Other fixes patch that; here it is one more state in which a pipeline has to be released.
         print(f"{mode} with {bits} bits: {error}")
-    hooks = [
-        vars(module).get("_hf_hook") or vars(module).get("_diffusers_hook")
-        for module in transformer.modules()
-    ]
-    assert any(hooks) or bits
+    assert (
+        any({"_hf_hook", "_diffusers_hook"} & vars(module).keys() for module in transformer.modules()) or bits
+    )
     report = qf.release(pipeline)
     assert report.ok, report
     assert report.released == ("transformer of FluxPipeline",)
     assert sum(report.freed.values()) > 0
-    _all_freed(gpu, before)
-    assert not qf.audit({"hooks": hooks}).bytes
+    _all_freed(gpu, before, pipeline.scheduler)
 
 
 def test_device_mapped_models(gpu, before):
@@ -153,8 +184,7 @@ def test_peft_adapters_go_too(gpu, before, tmp_path, bits):
     peft = pytest.importorskip("peft")
     pipeline = flux(tmp_path, bits, device=gpu.devices[0])
     pipeline.transformer.add_adapter(peft.LoraConfig(r=4, target_modules=["to_q", "to_k"]))
-    lora = [p for name, p in pipeline.transformer.named_parameters() if "lora" in name]
-    assert lora
+    assert any("lora" in name for name, _ in pipeline.transformer.named_parameters())
     assert qf.release(pipeline).ok
     _all_freed(gpu, before)
 
@@ -185,19 +215,25 @@ def test_a_component_of_another_live_pipeline_is_kept(gpu, before, tmp_path):
     with pytest.raises(ReleasedError):
         first("w1")
     assert qf.release(second).released == ("vae of FluxPipeline", "transformer of FluxPipeline")
-    _all_freed(gpu, before)
+    _all_freed(gpu, before, second.scheduler)
 
 
-def test_what_the_program_froze_is_seen(gpu, before):
+def test_what_the_program_froze_is_kept(gpu, before):
+    """A pipeline that uses it cannot be seen. Before: `release` unfroze the program's objects."""
     first = models.flux_pipeline().to(gpu.devices[0])
     second = models.flux_pipeline(first.transformer)
     gc.freeze()
-    (kept,) = qf.release(first).kept
-    assert kept.component.partition(" ")[0] == "transformer"
-    assert kept.users[0].startswith("FluxPipeline.")
-    models.call_flux(second, gpu.devices[0], dtype=second.transformer.dtype)
-    assert qf.release(second).kept == ()
-    _all_freed(gpu, before)
+    try:
+        count = gc.get_freeze_count()
+        report = qf.release(first)
+        assert gc.get_freeze_count() > count - 1000
+        assert {kept.component.partition(" ")[0] for kept in report.kept} == {"transformer"}
+        assert "gc.unfreeze()" in report.kept[0].users[0]
+        models.call_flux(second, gpu.devices[0], dtype=second.transformer.dtype)
+        assert qf.release(second, force=True).kept == ()
+    finally:
+        gc.unfreeze()
+        rig.bring_the_libraries_back()
 
 
 def test_force_releases_what_is_shared(gpu, before):
@@ -256,51 +292,57 @@ def test_weights_that_a_live_module_shares_survive_and_are_named(gpu):
     report = qf.release(model)
     assert not report.ok
     assert [survivor.path for survivor in report.survivors] == ["T5EncoderModel.shared.weight"]
-    assert "live Linear" in report.survivors[0].reason
     assert any("Linear" in chain for chain in report.survivors[0].holders), report
     assert head(torch.ones(1, 64, device=gpu.devices[0])).shape == (1, 64)
     assert "survivor: " in str(report)
     json.dumps(report.to_dict())
 
 
-def test_a_storage_and_an_autograd_graph_do_not_keep_it(gpu, before):
+def test_an_autograd_graph_keeps_its_weight(gpu, before):
     model = models.vae().to(gpu.devices[0])
-    storage = model.decoder.conv_in.weight.untyped_storage()
-    loss = (
-        model.decoder.conv_in.weight.t(0, 1) if False else model.decoder.conv_in.weight.flatten() ** 2
-    ).sum()
+    loss = (model.decoder.conv_in.weight.flatten() ** 2).sum()
     report = qf.release(model)
-    assert report.ok, report
-    assert storage.nbytes() == 0
-    with pytest.raises(RuntimeError):
-        loss.backward()
-    del loss, storage
+    assert [survivor.path for survivor in report.survivors] == ["AutoencoderKL.decoder.conv_in.weight"], (
+        report
+    )
+    loss.backward()
+    del loss, report
     _all_freed(gpu, before)
 
 
-def test_frames_of_a_failed_call_are_cleared(gpu, before):
+def _failed_call(pipeline):
+    """An error that keeps the variables of a pipeline's functions."""
     import torch
-
-    pipeline = models.flux_pipeline().to(gpu.devices[0])
 
     def fails(module, args, output):
         raise RuntimeError("out of memory")
 
     pipeline.transformer.transformer_blocks[0].register_forward_hook(fails)
-    try:
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
         models.call_flux(pipeline, dtype=torch.float32)
-    except RuntimeError as error:
-        kept = error
-    assert gpu.allocated(gpu.devices[0]) > qf.audit(pipeline).bytes[str(gpu.devices[0])]
-    report = qf.release(pipeline)
-    assert report.ok, report
+    return caught.value
+
+
+def test_what_the_traceback_of_an_error_keeps_is_named(gpu, before):
+    """Before: `frame.clear()`, which closed generators of the program and emptied frames of its methods."""
+    pipeline = models.flux_pipeline().to(gpu.devices[0])
+    KEPT.append(_failed_call(pipeline))
+    rig.bring_the_libraries_back()  # the list is older than the pipeline
+    try:
+        report = qf.release(pipeline)
+        assert report.ok, report
+        chains = [chain for other in report.bystanders for chain in other.holders]
+        assert any(".forward (transformer_flux.py:" in chain for chain in chains), report
+        assert any(
+            "<- the traceback of a RuntimeError <- [0] of a list <- global 'KEPT' of " in chain
+            for chain in chains
+        )
+        assert "`del` the error" in str(report).replace("\n    ", " ")
+    finally:
+        KEPT.clear()
     del pipeline
-    if sys.version_info >= (
-        3,
-        11,
-    ):  # before, the variables of nn.Module's own call cannot be told from others
-        _all_freed(gpu, before)
-    assert "out of memory" in str(kept)
+    gc.collect()
+    _all_freed(gpu, before)
 
 
 def test_what_torch_compile_keeps_is_no_bystander(gpu):
@@ -331,18 +373,20 @@ def test_bystanders_are_named_with_who_holds_them(gpu):
     assert found
     assert found[0].bytes == 4000
     assert "'first'" in found[0].holders[0]
-    assert "local 'gallery'" in found[0].holders[0]
-    assert "test_release.py" in found[0].holders[0]
+    named = sys.version_info >= (3, 13)  # the earlier ones only with a write into the frame
+    assert ("local 'gallery' of " if named else "a local of ") in found[0].holders[0]
+    assert "(test_release.py:" in found[0].holders[0]
     assert gallery["first"].sum() == 1000
     assert "no part of what was released" in str(report)
 
 
-def test_a_scheduler_stays_usable(gpu, before):
+def test_a_scheduler_stays_as_it_is(gpu):
     pipeline = models.flux_pipeline().to(gpu.devices[0])
     models.call_flux(pipeline, dtype=pipeline.transformer.dtype)
     scheduler = pipeline.scheduler
+    state = dict(vars(scheduler))
     qf.release(pipeline)
-    _all_freed(gpu, before)
+    assert all(vars(scheduler)[name] is value for name, value in state.items())
     again = models.flux_pipeline()
     again.scheduler = scheduler
     models.call_flux(again.to(gpu.devices[0]), dtype=again.transformer.dtype)
@@ -354,11 +398,11 @@ def test_as_a_context_manager_it_releases_and_lets_errors_through(gpu, before, t
         assert handle.report is None
         models.call_flux(pipeline)
     assert handle.report.released
-    _all_freed(gpu, before)
+    _all_freed(gpu, before, pipeline.scheduler)
     other = models.flux_pipeline().to(gpu.devices[0])
     with pytest.raises(ZeroDivisionError), qf.releasing(other):
         1 / 0  # noqa: B018
-    _all_freed(gpu, before)
+    _all_freed(gpu, before, pipeline.scheduler)
     with pytest.raises(TypeError, match="type int"):
         qf.releasing(3)
 
@@ -409,23 +453,6 @@ def test_nothing_to_release():
     assert str(qf.release(None)) == "nothing released"
 
 
-def _collections(call) -> int:
-    """How often the whole heap was searched for garbage during ``call``."""
-    count = 0
-
-    def counted(phase: str, info: dict) -> None:
-        nonlocal count
-        count += phase == "start" and info["generation"] == 2
-
-    gc.collect()
-    gc.callbacks.append(counted)
-    try:
-        call()
-    finally:
-        gc.callbacks.remove(counted)
-    return count
-
-
 def _sharing():
     """A model, and another one that has a weight of it too."""
     import torch
@@ -433,18 +460,6 @@ def _sharing():
     model, other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4)
     other.weight = model[1].weight
     return model, other
-
-
-def test_a_survivor_that_a_variable_holds_needs_no_collection(monkeypatch):
-    """The search for what holds it tells that it is no garbage, in less time."""
-    model, other = _sharing()
-    monkeypatch.setattr(sys.modules[__name__], "kept_by_a_test", [other], raising=False)
-    reports = []
-    assert _collections(lambda: reports.append(qf.release(model))) == 0
-    (survivor,) = reports[0].survivors
-    assert survivor.reason == "also weight of a live Linear"
-    assert any("other" in holder or "kept_by_a_test" in holder for holder in survivor.holders), survivor
-    assert other.weight.numel() == 16 and model[0].weight.numel() == 0
 
 
 def test_a_traceback_that_is_garbage_is_no_holder():
@@ -469,4 +484,3 @@ def test_a_traceback_that_is_garbage_is_no_holder():
     finally:
         gc.enable()
     assert report.ok, report
-    assert model[1].weight.numel() == 0
