@@ -6,13 +6,17 @@ The answer comes from the metadata of the distributions; no library is imported.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from importlib import metadata
+from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from importlib.machinery import ModuleSpec
+    from typing import Any
 
     from packaging.version import Version
 
@@ -47,8 +51,9 @@ class Verdict:
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution as its metadata states it; None when it is not installed.
 
-    Broken metadata gives an empty string, which is not a valid version.  A search takes milliseconds, and an import of
-    diffusers needs two hundred: the result is cached until something is installed or removed.
+    Without metadata (vendored, frozen, built by Bazel) the module of that name states it as ``__version__``.  An empty
+    string, which is not a valid version, where neither does.  A search takes milliseconds, and an import of diffusers
+    needs two hundred: the result is cached until something is installed or removed.
     """
     state = _search_state()
     answers = _answers.get(state)
@@ -57,7 +62,18 @@ def installed_version(distribution: str) -> str | None:
         answers = _answers[state] = {}
     if distribution not in answers:
         answers[distribution] = _read_version(distribution)
-    return answers[distribution]
+    if answers[distribution] is not None:
+        return answers[distribution]
+    for name in (distribution.replace("-", "."), distribution.replace("-", "_")):
+        module = sys.modules.get(name)
+        if isinstance(module, ModuleType) and isinstance(vars(module).get("__version__"), str):
+            return str(module.__version__)
+        written = f"code of {name}"
+        if written not in answers:
+            answers[written] = _written_version(name)
+        if answers[written] is not None:
+            return answers[written]
+    return None
 
 
 _answers: dict[tuple[tuple[str, int], ...], dict[str, str | None]] = {}
@@ -82,6 +98,43 @@ def _read_version(distribution: str) -> str | None:
         return None
     except Exception:
         return ""
+
+
+def _written_version(name: str) -> str | None:
+    """The ``__version__`` in the code of a package that is not imported, or not to its end; None if there is no such
+    package, empty if its code does not say.
+
+    bitsandbytes assigns it in its last line, when the modules that are patched are there.
+    """
+    import dis
+
+    try:
+        spec = _spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name
+            return None
+        before: Any = None
+        for step in dis.get_instructions(spec.loader.get_code(name)):  # type: ignore[union-attr]  # guarded as a whole
+            if step.opname == "STORE_NAME" and step.argval == "__version__" and str(before)[:1].isdigit():
+                return str(before)
+            before = step.argval if step.opname == "LOAD_CONST" else None
+    except (ImportError, ValueError):  # a module without a spec, which stands for one that is missing
+        return None
+    except Exception:  # loaders of all kinds
+        pass
+    return ""
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """The spec of a module, whose parent is not imported for it, as `importlib.util.find_spec` would."""
+    steps = name.split(".")
+    spec = importlib.util.find_spec(steps[0])
+    for end in range(2, len(steps) + 1):
+        if spec is None:
+            break
+        folders, full = spec.submodule_search_locations, ".".join(steps[:end])
+        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(full, folders) for finder in finders)), None)
+    return spec
 
 
 @functools.lru_cache(maxsize=512)
@@ -160,14 +213,15 @@ def judge(claims: Mapping[str, str], installed: Callable[[str], str | None] = in
         if version is None:
             return Verdict("missing", f"{distribution} is not installed")
         try:
-            inside = contains(specifier, version)
+            # A module that states no version has any.
+            inside = (not version and not specifier) or contains(specifier, version)
         except InvalidVersion:
             return Verdict(
                 "unreadable",
                 f"{distribution} states the version {version!r}, which is no valid version; reinstall {distribution}",
             )
         if inside:
-            found.append(f"{distribution} {version}")
+            found.append(f"{distribution} {version}".rstrip())
         else:
             misfits.append(f"{distribution} {version} is outside {specifier or 'any range'}")
             outside[distribution] = version

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import types
+
 import pytest
 
 from diffusers_quantfix.engine.versions import contains, installed_version, judge
@@ -118,3 +122,37 @@ def test_a_folder_without_metadata_has_no_valid_version(install) -> None:
     install("fake-empty", None)
     assert installed_version("fake-empty") in (None, "")
     assert judge({"fake-empty": "<2"}).kind in ("missing", "unreadable")
+
+
+def _package(folder, name: str, text: str) -> None:
+    home = folder.joinpath(*name.split("."))
+    home.mkdir(parents=True)
+    (home / "__init__.py").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["fakevendored", "fake.inner", "fake_under"])
+def test_without_metadata_the_module_states_the_version(tmp_path, monkeypatch, name) -> None:
+    """In the middle of its import, too: its submodules are there before its own last line."""
+    distribution = name.replace(".", "-").replace("_", "-")
+    during = "from diffusers_quantfix.engine.versions import installed_version\n"
+    during += f"during = installed_version({distribution!r})\n"
+    _package(tmp_path, name, f"{during}__version__ = '1.5'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed_version(distribution) == "1.5", "before its import"
+    assert not {name, name.partition(".")[0]} & sys.modules.keys()
+    module = importlib.import_module(name)
+    assert (module.during, installed_version(distribution)) == ("1.5", "1.5")
+    assert judge({distribution: "<2"}).fits
+    module.__version__ = "2.5"
+    assert judge({distribution: "<2"}).kind == "out-of-range"
+
+
+def test_a_module_without_any_version(tmp_path, monkeypatch) -> None:
+    _package(tmp_path, "fakesilent", "")
+    (tmp_path / "fakefolder").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert (judge({"fakesilent": ""}).kind, judge({"fakesilent": ""}).reason) == ("fits", "fakesilent")
+    assert judge({"fakesilent": "<2"}).kind == "unreadable"
+    assert judge({"fakefolder": ""}).kind == "missing", "a folder is no package"
+    monkeypatch.setitem(sys.modules, "fakestub", types.ModuleType("fakestub"))
+    assert judge({"fakestub": ""}).kind == "missing", "a stand-in says that it is not there"

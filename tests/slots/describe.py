@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 Place = tuple[str, str, str]  # module, dotted path of the owner below it ("" for the module itself), name
+_OWNERS = (type, types.ModuleType, types.FunctionType)
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -55,9 +56,12 @@ def _apply() -> tuple[list[str], list[Place]]:
     from diffusers_quantfix.fixes import MODULES
     from diffusers_quantfix.process_runner import RUNNER
 
-    places = sorted({place_of(entry.owner, entry.name) for entry in RUNNER._ledger._entries})
+    # Not what an instance that stands for a module has: bitsandbytes' native library.
+    owned = [one for one in RUNNER._ledger._entries if isinstance(one.owner, _OWNERS)]
+    places = sorted({place_of(one.owner, one.name) for one in owned})
     modules = MODULES | {module for module, _, _ in places}
-    return sorted(modules & set(sys.modules)), places
+    # In the order in which they were imported: typing gives one object for Union[str, int] and Union[int, str].
+    return [name for name in list(sys.modules) if name in modules], places
 
 
 def place_of(owner: Any, name: str) -> Place:

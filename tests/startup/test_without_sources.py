@@ -1,4 +1,4 @@
-"""Installed as bytecode only, as images for production and packagers of programs do, every fix is applied."""
+"""Installed without sources or without metadata, as packagers of programs do, every fix is applied."""
 
 from __future__ import annotations
 
@@ -40,3 +40,31 @@ def test_the_board_is_the_same(stack_environment: Environment, without_sources: 
     expected = _answers(stack_environment)
     assert sum(state == "applied" for state, _, _ in expected.values()) > 50
     assert _answers(without_sources) == expected
+
+
+WITHOUT_METADATA = """
+import importlib.metadata, json, sys
+
+real = importlib.metadata.version
+NAMES = "torch diffusers transformers accelerate bitsandbytes optimum-quanto gguf torchao peft".split()
+
+def version(name):
+    asking = sys._getframe(1).f_globals["__name__"]
+    if name in NAMES and asking.startswith("diffusers_quantfix"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(name)
+
+importlib.metadata.version = version  # the libraries ask for it, too, and are to be as they are
+import diffusers_quantfix, diffusers
+print(json.dumps(diffusers_quantfix.status().to_dict()))
+"""
+
+
+@pytest.mark.thorough
+def test_the_board_is_the_same_without_metadata(stack_environment: Environment):
+    """Vendored, frozen, or built by Bazel."""
+    done = checked(stack_environment.run("-c", WITHOUT_METADATA, HF_HUB_OFFLINE="1"))
+    found = {fix["id"]: (fix["state"], fix["changes"]) for fix in json.loads(done.stdout)["fixes"]}
+    assert found == {
+        name: (state, changes) for name, (state, _, changes) in _answers(stack_environment).items()
+    }

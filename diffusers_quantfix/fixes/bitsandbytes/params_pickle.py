@@ -47,6 +47,8 @@ _OF_4BIT = {
     "quant_type",
     "requires_grad",
 }
+# What `bnb-4bit-checkpoint-names` gives one, and what are properties since 0.50.
+_OF_A_STATE_DICT = {"absmax", "quant_map", "nested_absmax", "nested_quant_map"}
 # The arguments of Int8Params's constructor besides the data.
 _OF_8BIT = {"CB", "SCB", "has_fp16_weights"}
 
@@ -69,6 +71,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
     class_4bit, class_8bit = resolve(modules, "Params4bit"), resolve(modules, "Int8Params")
     restored = sorted(names_used(class_4bit.__setstate__) & _OF_4BIT)
+    known = {*restored, *_OF_A_STATE_DICT}
 
     def make_4bit(original):
         def __reduce_ex__(self, proto):
@@ -78,7 +81,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             if cls.__setstate__ is not class_4bit.__setstate__ or not isinstance(state, dict):
                 return rebuilt(self, self.data, state)
             state = {"data": self.data, "requires_grad": self.requires_grad, **state}
-            others = {name: value for name, value in state.items() if name not in restored}
+            others = {name: value for name, value in state.items() if name not in known}
             # The class's ``__setstate__`` insists on these, and leaves out all others.
             state.update((name, None) for name in restored if name not in state)
             # The parameter is created first and filled afterwards, since its layer refers back to it.
