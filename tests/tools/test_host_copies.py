@@ -440,8 +440,12 @@ def test_a_sparse_buffer_is_moved_as_upstream_does(gpu):
         model = torch.nn.Linear(4, 4)
         model.register_buffer("mask", sparse)
         qf.keep_host_copies(model)
-        model._apply(lambda tensor: tensor.to(gpu.devices[0]) if tensor.layout == torch.strided else tensor)
-        assert model.weight.device == gpu.devices[0] and model.mask is sparse
+        try:
+            sparse.to(gpu.devices[0])
+        except (NotImplementedError, RuntimeError):
+            pytest.skip("these devices have no sparse tensors")
+        model.to(gpu.devices[0])
+        assert model.mask.device == gpu.devices[0]
         model.to("cpu")
 
 

@@ -190,10 +190,10 @@ def test_what_suspended_functions_hold_is_theirs():
                 yield step, self.model
 
         def fails(self):
-            numbers, mine = self.images(), "a local of a method"
+            numbers, mine, model = self.images(), "a local of a method", self.model
             next(numbers)
             KEPT.append(numbers)
-            raise ValueError(mine)
+            raise ValueError(mine, model)
 
         async def later(self):
             await asyncio.sleep(0)
