@@ -7,11 +7,12 @@ whole draft or nothing.
 from __future__ import annotations
 
 import functools
+from types import FunctionType, ModuleType
 
 from .entry import Entry
 from .foreign import refuse_foreign
 from .likeness import made_like
-from .probe import slot
+from .probe import name_of, slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,6 +96,34 @@ class Draft:
             self.wrap_plain(owner, name, make)
             return lambda: True
         return functools.partial(self._demand, owner, name, make)
+
+    def wrap_wrapt(
+        self,
+        module: ModuleType,
+        name: str,
+        wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
+    ) -> None:
+        """Wrap a function of a module in a ``wrapt.FunctionWrapper``.  For the loading path only.
+
+        All that anybody asks of the function (signature, defaults, source, documentation) upstream's own answers; it is
+        pickled and copied by reference, as every function is.  Not for methods: bound by a class, a wrapper is no
+        method, and its ``__func__`` is upstream's, past the patch.
+
+        Args:
+            module: that defines the function.
+            name: of the function.
+            wrapper: called as ``wrapper(wrapped, instance, args, kwargs)``; ``instance`` is None.
+
+        Raises:
+            TargetMissing: the module has no such name.
+            TypeError: it is no function of a module.  Use `wrap_plain`.
+        """
+        from .loading_wrapper import wrapped
+
+        owned, old = self._slot(module, name)
+        if not isinstance(module, ModuleType) or not isinstance(old, FunctionType):
+            raise TypeError(f"{name_of(module)}.{name} is no function of a module: use wrap_plain")
+        self._add(module, name, owned, old, wrapped(old, wrapper))
 
     def _slot(self, owner: Any, name: str) -> tuple[bool, Any]:
         for entry in self.entries:

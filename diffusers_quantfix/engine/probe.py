@@ -122,7 +122,9 @@ def written_in(function: Any, module: str) -> bool:
     which the code was compiled.
     """
     while function is not None:
-        namespace = getattr(function, "__globals__", None)
+        # Wrapt's wrappers answer for what they wrap.
+        code = getattr(function, "_self_wrapper", function)
+        namespace = getattr(code, "__globals__", None)
         if isinstance(namespace, dict) and namespace.get("__name__") == module:
             return True
         function = getattr(function, "__wrapped__", None)

@@ -457,3 +457,35 @@ def test_the_name_of_what_answers_to_every_name():
             return print
 
     assert name_of(NativeLibrary()) == f"{__name__}.NativeLibrary"
+
+
+def test_a_function_of_a_module_is_wrapped_by_wrapt_and_is_what_it_was_to_everybody(core, ledger) -> None:
+    seen = []
+
+    def spy(wrapped, instance, args, kwargs):
+        seen.append((instance, args, kwargs))
+        return ("ours", wrapped(*args, **kwargs))
+
+    old, core.f.__module__ = core.f, "fakelib.core"
+    before = [pickle.dumps(old, protocol) for protocol in range(6)]
+    signature, source = inspect.signature(old), old.__code__
+    draft = ledger.draft("fix")
+    draft.wrap_wrapt(core, "f", spy)
+    ledger.commit(draft)
+    assert core.f(1, y=2)[0] == "ours"
+    assert seen == [(None, (1,), {"y": 2})]
+    assert [pickle.dumps(core.f, protocol) for protocol in range(6)] == before
+    for again in (*map(pickle.loads, before), copy.copy(core.f), copy.deepcopy(core.f)):
+        assert again is core.f
+    assert (inspect.signature(core.f), core.f.__code__) == (signature, source)
+    assert inspect.isfunction(core.f)
+    ledger.undo("fix")
+    assert core.f is old
+
+
+@pytest.mark.parametrize("name", ["method", "own_made", "own_free", "own_prop"])
+def test_what_is_no_function_of_a_module_is_not_wrapped_by_wrapt(core, ledger, name) -> None:
+    with pytest.raises(
+        TypeError, match=f"fakelib.core.Class.{name} is no function of a module: use wrap_plain"
+    ):
+        ledger.draft("fix").wrap_wrapt(core.Class, name, lambda *_: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -288,3 +289,11 @@ def test_no_import_runs_in_a_circle() -> None:
         return seen
 
     assert not sorted(module for module in graph if module in reachable(module))
+
+
+def test_nothing_hot_is_wrapped_by_wrapt() -> None:
+    """torch.compile skips a wrapt object or fails on it: hot code gets plain functions."""
+    wrapping = {name_of(path) for path in EVERY if ".wrap_wrapt(" in path.read_text(encoding="utf-8")}
+    assert wrapping, "the loading path is wrapped by wrapt"
+    assert wrapping <= {name_of(path) for path in FIXES}, "a fix says itself how it wraps"
+    assert not [name for name in wrapping if importlib.import_module(name).FIX.hot]

@@ -61,6 +61,13 @@ def torch_compiler_disable(slot: str, asked: str, bare: Answers) -> bool:
     return ".group_offloading.ModuleGroup." in slot and asked == "/value/attributes"
 
 
+def is_wrapped_by_wrapt(slot: str, asked: str, bare: Answers) -> bool:
+    """A function of the loading path: its wrapper answers as the function does, but for what it is itself."""
+    return asked in ("/raw", "/value/type") and slot.rpartition(".")[2] in WRAPPED_BY_WRAPT
+
+
+WRAPPED_BY_WRAPT = ("_assign_components_to_devices", "_get_final_device_map", "_load_empty_model")
+
 MEANT: list[Callable[[str, str, Answers], bool]] = [
     the_code_is_ours,
     wrappers_take_any_argument,
@@ -69,6 +76,7 @@ MEANT: list[Callable[[str, str, Answers], bool]] = [
     torchao_module_pickle,
     torch_checkpoint_names_cache,
     torch_compiler_disable,
+    is_wrapped_by_wrapt,
 ]
 
 

@@ -36,15 +36,13 @@ def broken(pipeline_loading_utils: ModuleType) -> bool:
 
 
 def patch(pipeline_loading_utils: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def _assign_components_to_devices(module_sizes, *args, **kwargs):
-            assigned = original(module_sizes, *args, **kwargs)
-            placed = {component for components in assigned.values() for component in components}
-            lost = [component for component in module_sizes if component not in placed]
-            if lost:
-                assigned["cpu"] = lost + assigned.get("cpu", [])
-            return assigned
+    def with_the_lost(original, _, args, kwargs):
+        assigned = original(*args, **kwargs)
+        module_sizes = args[0] if args else kwargs["module_sizes"]
+        placed = {component for components in assigned.values() for component in components}
+        lost = [component for component in module_sizes if component not in placed]
+        if lost:
+            assigned["cpu"] = lost + assigned.get("cpu", [])
+        return assigned
 
-        return _assign_components_to_devices
-
-    draft.wrap_plain(pipeline_loading_utils, "_assign_components_to_devices", make)
+    draft.wrap_wrapt(pipeline_loading_utils, "_assign_components_to_devices", with_the_lost)

@@ -70,44 +70,38 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
         return from_pretrained
 
-    def make_final(original):
-        def _get_final_device_map(*args, **kwargs):
-            token = _measured.set([])
-            try:
-                plan = original(*args, **kwargs)
-                measured = _measured.get() or []
-            finally:
-                _measured.reset(token)
-            slow = [name for name in measured if isinstance(plan, dict) and plan.get(name) == "cpu"]
-            if slow:
-                logger.warning(
-                    f'device_map="balanced" finds no GPU with room for {", ".join(slow)}, quantized as asked. On the '
-                    "CPU every layer is copied to a GPU for each use, which is slow: pass a larger max_memory, free "
-                    "memory on the GPUs, or quantize to fewer bits."
-                )
-            return plan
+    def planned(original, _, args, kwargs):
+        token = _measured.set([])
+        try:
+            plan = original(*args, **kwargs)
+            measured = _measured.get() or []
+        finally:
+            _measured.reset(token)
+        slow = [name for name in measured if isinstance(plan, dict) and plan.get(name) == "cpu"]
+        if slow:
+            logger.warning(
+                f'device_map="balanced" finds no GPU with room for {", ".join(slow)}, quantized as asked. On the '
+                "CPU every layer is copied to a GPU for each use, which is slow: pass a larger max_memory, free "
+                "memory on the GPUs, or quantize to fewer bits."
+            )
+        return plan
 
-        return _get_final_device_map
-
-    def make_empty(original):
-        def _load_empty_model(*args, **kwargs):
-            model = original(*args, **kwargs)
-            measured = _measured.get()
-            if model is None or measured is None or not {"name", "cached_folder"} <= kwargs.keys():
-                return model
-            try:
-                config = quantization_of(model, kwargs["name"], kwargs["cached_folder"])
-                if config is not None and shrink(model, config):
-                    measured.append(kwargs["name"])
-            except Exception as error:  # loading itself reports the error, or does not use the size
-                logger.debug(f"the quantized size of {kwargs['name']} is not known: {error!r}")
+    def shrunk(original, _, args, kwargs):
+        model = original(*args, **kwargs)
+        measured = _measured.get()
+        if model is None or measured is None or not {"name", "cached_folder"} <= kwargs.keys():
             return model
-
-        return _load_empty_model
+        try:
+            config = quantization_of(model, kwargs["name"], kwargs["cached_folder"])
+            if config is not None and shrink(model, config):
+                measured.append(kwargs["name"])
+        except Exception as error:  # loading itself reports the error, or does not use the size
+            logger.debug(f"the quantized size of {kwargs['name']} is not known: {error!r}")
+        return model
 
     draft.wrap_plain(resolve(pipeline_utils, "DiffusionPipeline"), "from_pretrained", make_from_pretrained)
-    draft.wrap_plain(home, "_get_final_device_map", make_final)
-    draft.wrap_plain(home, "_load_empty_model", make_empty)
+    draft.wrap_wrapt(home, "_get_final_device_map", planned)
+    draft.wrap_wrapt(home, "_load_empty_model", shrunk)
 
 
 def quantization_of(model: Any, name: str, folder: str) -> Any:
