@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["align", "asked_device", "can_move", "destination", "is_8bit", "move"]
+__all__ = ["align", "asked_device", "can_move", "is_8bit", "move", "passes"]
 
 
 def is_8bit(model: Any) -> bool:
@@ -54,24 +54,29 @@ def can_move(model: Any) -> bool:
     return not is_sequentially_offloaded(model) and not is_group_offloaded(model)
 
 
-def destination(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ``torch.device`` to which ``model.to(*args, **kwargs)`` may move an 8-bit model past the checks.
+def passes(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether ``model.to(*args, **kwargs)`` of an 8-bit model may go past the checks to ``torch.nn.Module.to``.
 
-    None where upstream has to answer: for another model, for a cast, and where the model cannot move, unless it is
-    there already, to the last tensor.
+    Upstream answers for any other model, for a cast, and for a move of a model that cannot move, unless every tensor of
+    it is on that device already. A call without a device, such as ``to(memory_format=...)``, moves nothing.
     """
-    if not is_8bit(model) or is_group_offloaded(model):
-        return None
+    if not is_8bit(model):
+        return False
     device, dtype, _, _ = sys.modules["torch"]._C._nn._parse_to(*args, **kwargs)
-    if device is None or dtype is not None or not (can_move(model) or _rests_on(model, device)):
-        return None
-    return device
+    if dtype is not None:
+        return False
+    if device is None:
+        return True
+    return not is_group_offloaded(model) and (can_move(model) or _rests_on(model, device))
 
 
-def move(model: Any, device: Any) -> None:
-    """Move an 8-bit model to ``device`` past every check; hooks that align its inputs are updated."""
-    sys.modules["torch"].nn.Module.to(model, device)
-    align(model)
+def move(model: Any, *args: Any, **kwargs: Any) -> None:
+    """``model.to(*args, **kwargs)`` of an 8-bit model past every check; a move updates hooks that align its inputs."""
+    torch = sys.modules["torch"]
+    torch.nn.Module.to(model, *args, **kwargs)
+    device, _, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+    if device is not None:
+        align(model)
 
 
 def align(model: Any) -> None:

@@ -22,18 +22,17 @@ def open_gates(model_class: Any, draft: Draft) -> None:
 
     def make_to(original: Any) -> Any:
         def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-            device = eight_bit.destination(self, args, kwargs)
-            if device is None:
+            if not eight_bit.passes(self, args, kwargs):
                 return original(self, *args, **kwargs)
-            eight_bit.move(self, device)
+            eight_bit.move(self, *args, **kwargs)
             return self
 
         return to
 
     def make_cuda(original: Any) -> Any:
         def cuda(self: Any, device: Any = None) -> Any:
-            target = eight_bit.destination(self, (torch.device("cuda", device),), {})
-            if target is None:
+            target = torch.device("cuda", device)
+            if not eight_bit.passes(self, (target,), {}):
                 return original(self, device)
             eight_bit.move(self, target)
             return self

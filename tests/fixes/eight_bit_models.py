@@ -18,12 +18,34 @@ def transformer(folder, side, device_map=None):
     from diffusers import FluxTransformer2DModel
 
     models.saved(models.flux_transformer(), folder)
+    return _loaded(FluxTransformer2DModel, folder, side, device_map)
+
+
+def _loaded(model_class, folder, side, device_map=None):
     try:
-        return models.load_quantized(FluxTransformer2DModel, folder, bits=8, device_map=device_map)
+        return models.load_quantized(model_class, folder, bits=8, device_map=device_map)
     except ValueError as error:
         if side == "bare" and "`.to` is not supported for `8-bit`" in str(error):
             pytest.skip("no 8-bit model of diffusers loads here (diffusers-8bit-model-gate)")
         raise
+
+
+def unet(folder, side):
+    """A UNet2DConditionModel in 8 bits; skips as ``transformer`` does."""
+    from diffusers import UNet2DConditionModel
+
+    models.saved(models.unet(), folder)
+    return _loaded(UNet2DConditionModel, folder, side)
+
+
+def denoise(model, device):
+    """The output of a UNet for fixed inputs on ``device``, on the CPU."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    latents, text = (torch.randn(shape, generator=generator) for shape in ((1, 4, 8, 8), (1, 4, 64)))
+    with torch.no_grad():
+        return model(latents.to(device).half(), 1, text.to(device).half()).sample.cpu()
 
 
 def text_encoder(folder, device_map=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import eight_bit, eight_bit_models
+from tests.fixes import eight_bit, eight_bit_models, group_offloaded
 from tests.rig import models
 
 FIX_ID = "diffusers-8bit-model-gate"
@@ -34,6 +34,62 @@ def test_it_goes_where_it_is(gpu, tmp_path, side, way):
     model = eight_bit_models.transformer(tmp_path, side)
     assert (model.to(gpu.devices[0]) if way == "to" else model.cuda()) is model
     eight_bit.assert_whole(model, gpu.devices[0])
+
+
+@pytest.mark.defect(FIX_ID, shows=eight_bit_models.REFUSED)
+def test_a_call_without_a_device_moves_nothing(gpu, tmp_path, side):
+    import torch
+
+    here = gpu.devices[0]
+    model = eight_bit_models.unet(tmp_path, side)
+    reference = eight_bit_models.denoise(model, here)
+    size = gpu.allocated(here)
+    assert model.to(memory_format=torch.channels_last) is model
+    assert model.to() is model
+    assert gpu.allocated(here) <= size
+    assert model.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
+    eight_bit.assert_whole(model, here)
+    _assert_alike(eight_bit_models.denoise(model, here), reference)
+
+
+@pytest.mark.parametrize("placement", ["sequential", "group"])
+def test_a_call_without_a_device_leaves_an_offloaded_model_as_it_is(gpu, tmp_path, side, placement):
+    import torch
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_module
+
+    here = gpu.devices[0]
+    model = eight_bit_models.unet(tmp_path, side)
+    reference = eight_bit_models.denoise(model, here)
+    remove_hook_from_module(model, recurse=True)
+    if placement == "sequential":
+        cpu_offload(model, here, offload_buffers=True)
+    else:
+        pytest.importorskip("diffusers.hooks.group_offloading", reason="came with diffusers 0.33.0")
+        group_offloaded.offload(model, here, group_offloaded.LEAF)
+    size = gpu.allocated(here)
+    assert model.to(memory_format=torch.channels_last) is model
+    assert gpu.allocated(here) <= size
+    _assert_alike(eight_bit_models.denoise(model, here), reference)
+    _assert_alike(eight_bit_models.denoise(model, here), reference)
+
+
+def _assert_alike(output, reference) -> None:
+    """Convolutions add up in another order with another memory format, and 8-bit layers round what comes of it."""
+    import torch
+
+    assert torch.nn.functional.cosine_similarity(output.flatten(), reference.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.defect("bnb-linear8bit-move", shows="bytes stayed|" + eight_bit_models.REFUSED)
+def test_a_move_keeps_its_other_arguments(gpu, tmp_path, side):
+    import torch
+
+    model = eight_bit_models.unet(tmp_path, side)
+    model.to("cpu", non_blocking=False, memory_format=torch.channels_last)
+    eight_bit.assert_gone(gpu, gpu.devices[0])
+    eight_bit.assert_whole(model, "cpu")
+    assert model.conv_in.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("there", ["cpu", "cuda:1"])

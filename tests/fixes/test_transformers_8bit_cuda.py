@@ -41,6 +41,16 @@ def test_it_moves_whole(gpu, tmp_path, first):
     assert torch.equal(eight_bit_models.encode(model, here), reference)
 
 
+def test_a_call_without_a_device_moves_nothing(gpu, tmp_path):
+    import torch
+
+    model = eight_bit_models.text_encoder(tmp_path)
+    reference = eight_bit_models.encode(model, gpu.devices[0])
+    assert model.to(memory_format=torch.channels_last) is model
+    eight_bit.assert_whole(model, gpu.devices[0])
+    assert torch.equal(eight_bit_models.encode(model, gpu.devices[0]), reference)
+
+
 def test_a_cast_is_still_refused(gpu, tmp_path):
     import torch
 

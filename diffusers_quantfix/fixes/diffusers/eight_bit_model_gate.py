@@ -7,7 +7,8 @@ Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36
     bitsandbytes can move it; older releases put hooks on it instead.
 Upstream: diffusers PR 12972 (0.37.0) allows the move.
 Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
-    that it is on. Upstream handles casts, models that are spread over devices, and offloaded models.
+    that it is on; a call without a device (``to(memory_format=...)``) passes. Upstream handles casts, and moves of
+    models that are spread over devices or offloaded.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 allows
     0.48.0.
 Upstream: transformers PR 43258 (5.0.0) for ``.to``; ``.cuda`` is open.
 Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
-    that it is on. Upstream handles casts, models that are spread over devices, and offloaded models.
+    that it is on; a call without a device (``to(memory_format=...)``) passes. Upstream handles casts, and moves of
+    models that are spread over devices or offloaded.
 """
 
 from __future__ import annotations
