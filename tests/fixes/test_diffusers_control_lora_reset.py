@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import lora_models
+from tests.fixes import four_bit, lora_models
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.gate import unmet
@@ -57,6 +57,50 @@ def test_control_lora_that_comes_under_offload(gpu):
         control(pipe)
         assert pipe.transformer.x_embedder.in_features == 128
         reset(pipe, here)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.defect(FIX_ID, shows=r"it is a Linear|same device")
+def test_a_quantized_layer_is_quantized_again(gpu, tmp_path, bits):
+    """And the checkpoint that is saved then is whole."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    here = gpu.devices[0]
+    lora_models.skip_where_flux_takes_no_lora(bits)
+    models.saved(models.flux_transformer(), tmp_path / "whole")
+    model = four_bit.load(FluxTransformer2DModel, tmp_path / "whole", bits=bits)
+    pipe = models.flux_pipeline(model)
+    reference = lora_models.run(pipe, here, torch.float16)
+    for _ in range(2):
+        control(pipe)
+        assert model.x_embedder.in_features == 128
+        pipe.unload_lora_weights(reset_to_overwritten_params=True)
+        kind = type(model.x_embedder).__name__
+        assert kind in ("Linear4bit", "Linear8bitLt"), f"it is a {kind}"
+        assert torch.equal(lora_models.run(pipe, here, torch.float16), reference)
+    pipe.unload_lora_weights(reset_to_overwritten_params=True)
+    model.save_pretrained(tmp_path / "saved")
+    again = FluxTransformer2DModel.from_pretrained(tmp_path / "saved", torch_dtype=torch.float16)
+    assert torch.equal(lora_models.run(models.flux_pipeline(again), here, torch.float16), reference)
+
+
+@pytest.mark.parametrize("offload", ["enable_sequential_cpu_offload", "enable_model_cpu_offload"])
+def test_a_quantized_layer_under_offload(gpu, tmp_path, offload):
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    here = gpu.devices[0]
+    lora_models.skip_where_flux_takes_no_lora(4)
+    models.saved(models.flux_transformer(), tmp_path)
+    pipe = models.flux_pipeline(four_bit.load(FluxTransformer2DModel, tmp_path, bits=4))
+    reference = lora_models.run(pipe, here, torch.float16)
+    getattr(pipe, offload)(device=here)
+    control(pipe)
+    pipe.unload_lora_weights(reset_to_overwritten_params=True)
+    assert type(pipe.transformer.x_embedder).__name__ == "Linear4bit"
+    assert torch.equal(lora_models.run(pipe, here, torch.float16), reference)
+    assert torch.equal(lora_models.run(pipe, here, torch.float16), reference)
 
 
 def reset(pipe, here):

@@ -1,4 +1,4 @@
-"""A layer that a Control LoRA had widened is restored on another device.
+"""A layer that a Control LoRA had widened is restored on another device, or unquantized.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" after
     ``unload_lora_weights(reset_to_overwritten_params=True)``, when the model was moved or offloaded since the Control
@@ -7,8 +7,11 @@ Cause: the layer is rebuilt from the weights that were saved when the LoRA was l
     they had then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has
     no hook. Under model offload, a model that is on the GPU at that moment counts as completely loaded, and the layer
     stays on the CPU.
-Upstream: not reported.
-Patch: the new layer is put on the device of the layer that it replaces, and is offloaded in the same way.
+    A quantized layer is dequantized to be widened, and rebuilt from that: it stays plain, so a checkpoint that is saved
+    then cannot be loaded.
+Upstream: diffusers issue 10202, open, of widened layers that are not quantized; the rest is not reported.
+Patch: the new layer is put on the device of the layer that it replaces, and is offloaded in the same way. The quantized
+    layer is kept while it is widened, and put back.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
 
     from ...engine.draft import Draft
 
+_KEPT = "_quantfix_before_control_lora"  # the attribute of a transformer: {name: quantized layer}
+
 FIX = Fix(
     id="diffusers-control-lora-reset",
-    title="a layer that a Control LoRA had widened is restored on another device",
+    title="a layer that a Control LoRA had widened is restored on another device, or unquantized",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.32.2,<=0.42.1", "peft": ""},
     upstream=(
@@ -59,6 +64,9 @@ def broken(lora_pipeline: ModuleType) -> bool:
 
 
 def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
+    mixin = resolve(lora_pipeline, "FluxLoraLoaderMixin")
+    draft.wrap_plain(mixin, "_maybe_expand_transformer_param_shape_or_error_", _keeping)
+
     def make(original):
         def unload_lora_weights(self, *args, **kwargs):
             name = self.transformer_name
@@ -75,12 +83,47 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
                 for layer, old in before.items():
                     new = _below_adapter(transformer, layer)
                     if new is not None and old is not None and new is not old:
+                        kept = vars(transformer).get(_KEPT, {}).pop(layer, None)
+                        if kept is not None:
+                            parent, _, name = layer.rpartition(".")
+                            setattr(transformer.get_submodule(parent), name, kept)
+                            for part in ("weight", "bias"):  # restored: not to be rebuilt once more
+                                widened.pop(f"{layer}.{part}", None)
+                            new = kept
                         new.to(old.weight.device)
             return result
 
         return unload_lora_weights
 
-    draft.wrap_plain(resolve(lora_pipeline, "FluxLoraLoaderMixin"), "unload_lora_weights", make)
+    draft.wrap_plain(mixin, "unload_lora_weights", make)
+
+
+def _keeping(original: Any) -> Any:
+    """The function that widens layers of a transformer; the quantized ones that it exchanges are kept."""
+    import torch
+
+    def expand(cls: Any, transformer: Any, *args: Any, **kwargs: Any) -> Any:
+        quantized = {
+            name: layer
+            for name, layer in transformer.named_modules()
+            if isinstance(layer, torch.nn.Linear) and not _is_plain(layer)
+        }
+        result = original(cls, transformer, *args, **kwargs)
+        if result and quantized:
+            here = dict(transformer.named_modules())
+            kept = vars(transformer).setdefault(_KEPT, {})
+            for name, layer in quantized.items():
+                if name in here and here[name] is not layer:
+                    kept.setdefault(name.replace(".base_layer", ""), layer)
+        return result
+
+    return expand
+
+
+def _is_plain(layer: Any) -> bool:
+    import torch
+
+    return type(layer) is torch.nn.Linear and type(layer.weight.data) is torch.Tensor
 
 
 def _below_adapter(model: Any, name: str) -> Any:
