@@ -31,6 +31,51 @@ def weights_of(model) -> list:
     return [parameter for parameter in model.parameters() if type(parameter).__name__ == "GGUFParameter"]
 
 
+def packed(model, folder, kind: str, rest: str, dtype=None):
+    """``model``, a transformer of diffusers, written to a GGUF file and loaded from it.
+
+    Its Linear weights are packed as ``kind``; every other tensor as ``rest``, if that can pack its last dimension.
+    """
+    import diffusers
+    import torch
+
+    gguf = pytest.importorskip("gguf")
+    if not hasattr(diffusers, "GGUFQuantizationConfig"):
+        pytest.skip("this diffusers reads no GGUF files")
+    from diffusers.loaders import single_file_model
+
+    folder.mkdir(exist_ok=True)
+    model.save_config(folder)
+    linear = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    writer = gguf.GGUFWriter(folder / "model.gguf", "test")
+    for name, tensor in model.state_dict().items():
+        chosen = gguf.GGMLQuantizationType[kind if name in linear else rest]
+        block = gguf.GGML_QUANT_SIZES[chosen][0]
+        values = tensor.float().numpy()
+        if chosen == gguf.GGMLQuantizationType.F32 or values.shape[-1] % block:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, chosen), raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    # diffusers before 0.35 takes every file for one in the format of the original authors.
+    entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES[type(model).__name__]
+    dtype = dtype or torch.float32
+    with mock.patch.dict(entry, checkpoint_mapping_fn=lambda checkpoint, **_: checkpoint):
+        return (
+            type(model)
+            .from_single_file(
+                str(folder / "model.gguf"),
+                config=str(folder),
+                quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=dtype),
+                torch_dtype=dtype,
+            )
+            .eval()
+        )
+
+
 def wan(folder, dtype, unpacked: str = "", kind: str = "Q4_0"):
     """A WanTransformer3DModel of one block, its linear layers packed as ``kind`` in the file: those in ``unpacked`` in
     float32, with the numbers that diffusers dequantizes."""
@@ -52,15 +97,13 @@ def wan(folder, dtype, unpacked: str = "", kind: str = "Q4_0"):
         ).eval()
 
 
-def _write_wan(folder, file, unpacked: str, kind: str) -> None:
+def wan_model():
+    """A WanTransformer3DModel of one block."""
     import diffusers
     import torch
 
-    gguf = pytest.importorskip("gguf")
-    from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor
-
     torch.manual_seed(0)
-    model = diffusers.WanTransformer3DModel(
+    return diffusers.WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=32,
         in_channels=4,
@@ -71,6 +114,15 @@ def _write_wan(folder, file, unpacked: str, kind: str) -> None:
         num_layers=1,
         rope_max_seq_len=32,
     )
+
+
+def _write_wan(folder, file, unpacked: str, kind: str) -> None:
+    import torch
+
+    gguf = pytest.importorskip("gguf")
+    from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor
+
+    model = wan_model()
     model.save_config(folder)
     linear = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     packed = gguf.GGMLQuantizationType[kind]

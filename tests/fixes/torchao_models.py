@@ -38,8 +38,13 @@ def layers(weights: str, device="cpu"):
     return model.requires_grad_(False).to(device)
 
 
-def adapted(weights: str, device="cpu", names=("one",), targets=(("0", "1"), ("0", "1")), **options):
-    """These layers with LoRAs, all active, that are large enough to matter; each on the layers in its ``targets``."""
+def adapted(
+    weights: str, device="cpu", names=("one",), targets=(("0", "1"), ("0", "1")), any_layer=False, **options
+):
+    """These layers with LoRAs, all active, that are large enough to matter; each on the layers in its ``targets``.
+
+    Skips where peft takes these weights for plain ones, unless ``any_layer``.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -63,7 +68,9 @@ def adapted(weights: str, device="cpu", names=("one",), targets=(("0", "1"), ("0
             if "magnitude" in name:
                 parameter.mul_(1.5)
     peft = peft.eval().to(device)
-    if not all(type(part).__name__ == "TorchaoLoraLinear" for part in peft.base_model.model):
+    if not any_layer and not all(
+        type(part).__name__ == "TorchaoLoraLinear" for part in peft.base_model.model
+    ):
         pytest.skip("this peft does not know these weights")
     return peft
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...loading.gguf import unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import ModuleType
     from typing import Any
 
@@ -66,7 +66,8 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
         def _process_model_before_weight_loading(
             self: Any, model: Any, device_map: Any, keep_in_fp32_modules: Any = (), **kwargs: Any
         ) -> Any:
-            _dequantize(kwargs.get("state_dict") or {}, {*self.modules_to_not_convert, *keep_in_fp32_modules})
+            kept = frozenset((*self.modules_to_not_convert, *keep_in_fp32_modules))
+            unpack(kwargs.get("state_dict") or {}, lambda name: not kept.isdisjoint(name.split(".")))
             return original(
                 self, model, device_map, keep_in_fp32_modules=list(keep_in_fp32_modules), **kwargs
             )
@@ -74,13 +75,3 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
         return _process_model_before_weight_loading
 
     draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), _BEFORE, make)
-
-
-def _dequantize(state_dict: dict[str, Any], kept: Iterable[str]) -> None:
-    """Exchange the packed weights of the modules ``kept`` for plain ones: float16 for most types, on their device."""
-    from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor
-
-    names = frozenset(kept)
-    for name, weight in list(state_dict.items()):
-        if isinstance(weight, GGUFParameter) and not names.isdisjoint(name.split(".")):
-            state_dict[name] = dequantize_gguf_tensor(weight)

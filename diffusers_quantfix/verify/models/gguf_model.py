@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = ()) -> Any:
+def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = (), rest: str = "F32") -> Any:
     """A FluxTransformer2DModel with two blocks on the CPU, its Linear weights in Q4_0, through ``from_single_file``.
 
-    The modules named in ``plain`` are dequantized while they are loaded.
+    The modules named in ``plain`` are dequantized while they are loaded. ``rest`` is the type in the file of all other
+    tensors: F32 or BF16.
 
     Raises:
         CannotReproduce: gguf is not installed, or this diffusers reads no GGUF.
@@ -32,7 +33,7 @@ def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = ()) ->
         raise CannotReproduce(f"diffusers {diffusers.__version__} reads no GGUF files")
     file = os.path.join(folder, "model.gguf")
     if not os.path.exists(file):
-        _write(folder, file, gguf)
+        _write(folder, file, gguf, rest)
     from diffusers.loaders import single_file_model
 
     # diffusers before 0.35 takes every file for one in the format of the original authors.
@@ -50,7 +51,7 @@ def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = ()) ->
         ).eval()
 
 
-def _write(folder: str, file: str, gguf: Any) -> None:
+def _write(folder: str, file: str, gguf: Any, rest: str) -> None:
     model = transformer()
     model.save_config(folder)
     kind = gguf.GGMLQuantizationType.Q4_0
@@ -58,8 +59,11 @@ def _write(folder: str, file: str, gguf: Any) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.ndim == 2:
             writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
-        else:
+        elif rest == "F32":
             writer.add_tensor(name, tensor.numpy())
+        else:
+            other = gguf.GGMLQuantizationType[rest]
+            writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), other), raw_dtype=other)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

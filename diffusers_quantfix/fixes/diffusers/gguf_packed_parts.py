@@ -1,0 +1,82 @@
+"""GGUF leaves biases, norms, convolutions, embeddings and loose parameters packed.
+
+Symptom: RuntimeError "The expanded size of the tensor (3072) must match the existing size (6144) at non-singleton
+    dimension", "Input type (c10::BFloat16) and bias type (unsigned char) should be the same" and the like, from the
+    first forward pass of a GGUF model whose file has these tensors in BF16, as many files for ComfyUI have.
+Cause: ``load_gguf_checkpoint`` reads every type but F32 and F16 as packed bytes, BF16 too, and ``GGUFLinear`` unpacks
+    its weight only. Whatever else is packed stays bytes, of twice the length for BF16.
+Upstream: diffusers PR 13697 (0.39.0) unpacks what stays in float32 or is not to be converted; the rest is open.
+Patch: packed tensors that are not the weight of a Linear layer are dequantized in the state dict, before any layer is
+    exchanged. To the loader they are like those that the file has in float32.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...loading.gguf import unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FIX = Fix(
+    id="diffusers-gguf-packed-parts",
+    title="GGUF leaves biases, norms, convolutions and embeddings packed",
+    module="diffusers.quantizers.gguf.gguf_quantizer",
+    claims={"diffusers": ">=0.32.0,<=0.42.1", "gguf": ""},
+    upstream=("https://github.com/huggingface/diffusers/pull/13697",),
+    symptom="RuntimeError: The expanded size of the tensor must match the existing size; Input type and bias type "
+    "(unsigned char) should be the same, from a GGUF model",
+    patterns=(
+        r"[Ii]nput type .{1,40} and bias type \(unsigned char\) should be the same",
+        r"expected bias to be 1-dimensional with \d+ elements",
+        r"The expanded size of the tensor \(\d+\) must match the existing size \(\d+\) at non-singleton dimension",
+    ),
+    frames=("gguf/utils.py", "GGUF"),
+)
+
+_BEFORE = "_process_model_before_weight_loading"
+
+
+def broken(gguf_quantizer: ModuleType) -> bool:
+    """Is the packed weight of a norm still packed when the loader begins to put tensors into a model?"""
+    import torch
+
+    class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
+        compute_dtype = torch.float32
+
+        def __init__(self) -> None:
+            self.modules_to_not_convert: list[str] = []
+
+    model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(1, device="meta")})
+    kind = next(kind for kind in resolve(gguf_quantizer, "GGML_QUANT_SIZES") if kind.name == "BF16")
+    packed = resolve(gguf_quantizer, "GGUFParameter")(torch.zeros(2, dtype=torch.uint8), quant_type=kind)
+    tensors = {"norm.weight": packed}
+    resolve(Quantizer, _BEFORE)(Quantizer(), model, None, keep_in_fp32_modules=[], state_dict=tensors)
+    return tensors["norm.weight"] is packed
+
+
+def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
+    import torch
+
+    def make(original: Any) -> Any:
+        def _process_model_before_weight_loading(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            layers = dict(model.named_modules())
+
+            def is_unpacked(name: str) -> bool:
+                place, _, leaf = name.rpartition(".")
+                # What no layer has is not loaded; upstream says so.
+                return place in layers and not (
+                    leaf == "weight" and isinstance(layers[place], torch.nn.Linear)
+                )
+
+            unpack(kwargs.get("state_dict") or {}, is_unpacked)
+            return original(self, model, *args, **kwargs)
+
+        return _process_model_before_weight_loading
+
+    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), _BEFORE, make)
