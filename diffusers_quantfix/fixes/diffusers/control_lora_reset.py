@@ -70,7 +70,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     def make(original):
         def unload_lora_weights(self, *args, **kwargs):
             name = self.transformer_name
-            transformer = getattr(self, "transformer", None) or getattr(self, name, None)
+            transformer: Any = getattr(self, "transformer", None) or getattr(self, name, None)
             widened = getattr(transformer, "_overwritten_params", None)
             if not widened:
                 return original(self, *args, **kwargs)
