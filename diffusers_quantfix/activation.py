@@ -109,17 +109,7 @@ def _watch() -> None:
 
 
 def _arrived(target: str) -> None:
-    # Else what a hundred fixes allocate makes Python search the whole heap for garbage once more in the middle of
-    # `import diffusers`: a quarter of a second, more than all of our work there.
-    import gc
-
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        _guarded(lambda: _runner().arrived(target))
-    finally:
-        if collects:
-            gc.enable()
+    _guarded(lambda: _runner().arrived(target))
 
 
 def _guarded(work: "Callable[[], object]") -> None:

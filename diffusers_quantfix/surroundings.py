@@ -1,42 +1,151 @@
-"""What surrounds the import of a target in its program, kept away from a probe, and a probe from it.
+"""The torch of a new process, for one thread: tensors of a probe are float32 and on the CPU, whatever the program set.
 
 Libraries are often imported lazily, in the middle of their use: transformers imports optimum-quanto, and with it
-diffusers, while new tensors go to ``meta``.  A probe that builds a layer would fail there, and its random weights would
-change the numbers that the program draws next.
+diffusers, while new tensors go to ``meta`` in half precision.  A probe that builds a layer would fail there, and its
+random weights would change the numbers that the program draws next.
+
+Default dtype and random generators belong to the process: another thread may use them at this moment, and a child may
+be forked.  So they are neither changed nor restored here.  A function mode, which is the thread's own, passes dtype,
+device and a generator to the functions that would use the defaults.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 
 from .engine.target import finished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
-__all__ = ["usual"]
+__all__ = ["on_meta", "usual"]
+
+# Of these, the values tell the dtype, unless they are Python's floating numbers.
+_OF_VALUES = ("arange", "as_tensor", "asarray", "full", "scalar_tensor", "tensor")
+_FLOATING = ("empty", "empty_strided", "eye", "linspace", "logspace", "ones", "rand", "randn", "zeros")
+_RANDOM = ("bernoulli", "multinomial", "normal", "rand", "randint", "randn", "randperm")
+_RANDOM_METHODS = (
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
+    "random_", "uniform_",
+)  # fmt: skip
+_class: Callable[[str], Any] | None = None
 
 
 @contextlib.contextmanager
 def usual() -> Iterator[None]:
-    """Torch as it is in a new process: float32 tensors on the CPU, with gradients.
+    """In this thread: float32 tensors on the CPU, with gradients, outside of the program's modes.
 
-    Afterwards all is as before, the state of the random numbers too.  Nothing happens where torch is not imported.
+    Nothing happens where torch is not imported.
     """
     torch = finished("torch")
     if torch is None:
         yield
         return
-    dtype = torch.get_default_dtype()
-    with (
-        torch.device("cpu"),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.random.fork_rng(devices=[]),
-    ):
-        torch.set_default_dtype(torch.float32)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_without_modes())
+        stack.enter_context(torch._C._DisableAutocast())
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if not torch.is_grad_enabled():
+            stack.enter_context(torch.enable_grad())
+        stack.enter_context(_mode("cpu"))
+        yield
+
+
+def on_meta() -> contextlib.AbstractContextManager[Any]:
+    """In this thread: new tensors are on ``meta`` and float32.
+
+    A probe's ``with torch.device("meta")``: that one also sets a global variable, which torch._dynamo reads.
+    """
+    mode: contextlib.AbstractContextManager[Any] = _mode("meta")
+    return mode
+
+
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    """Without the thread's function modes, such as a default device, and dispatch modes, such as FakeTensorMode."""
+    overrides = sys.modules["torch.overrides"]
+    dispatch = sys.modules["torch.utils._python_dispatch"]
+    theirs = overrides._get_current_function_mode_stack()
+    with contextlib.ExitStack() as stack:
+        if sys.modules["torch"]._C._len_torch_dispatch_stack():
+            stack.enter_context(dispatch._disable_current_modes())
+        if not theirs:
+            yield
+            return
         try:
+            for _ in theirs:
+                overrides._pop_mode()
             yield
         finally:
-            torch.set_default_dtype(dtype)
+            while overrides._len_torch_function_stack():
+                overrides._pop_mode()
+            for mode in theirs:
+                overrides._push_mode(mode)
+
+
+def _mode(device: str) -> Any:
+    """A function mode that passes ``device``, float32 and a generator where a function is given none."""
+    global _class
+    if _class is None:
+        _class = _mode_class()
+    return _class(device)
+
+
+def _mode_class() -> Callable[[str], Any]:
+    torch: Any = sys.modules["torch"]
+    from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext, _device_constructors
+
+    constructors = _device_constructors()
+    floating = {getattr(torch, name) for name in _FLOATING}
+    of_values = {getattr(torch, name) for name in _OF_VALUES}
+    random = {getattr(torch, name) for name in _RANDOM}
+    random |= {getattr(torch.Tensor, name) for name in _RANDOM_METHODS}
+
+    def within_device() -> bool:
+        return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+    class Usual(TorchFunctionMode):  # type: ignore[misc]  # torch's types are skipped
+        def __init__(self, device: str) -> None:
+            super().__init__()
+            self.device = device
+            self.generator: Any = None
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+
+            def lacks(name: str) -> bool:
+                return kwargs.get(name) is None
+
+            # Inside of ``with torch.device(...)`` of the library itself that device is meant.
+            if func in constructors and lacks("device") and not within_device():
+                kwargs["device"] = self.device
+            if lacks("dtype") and (func in floating or (func in of_values and _has_float((args, kwargs)))):
+                kwargs["dtype"] = torch.float32
+            # The functions of torch.nn.init pass on the generator that they are given.
+            if lacks("generator") and (func in random or "generator" in kwargs):
+                tensor = next(filter(torch.is_tensor, (*args, *kwargs.values())), None)
+                if torch.device(kwargs.get("device") or getattr(tensor, "device", "cpu")).type == "cpu":
+                    self.generator = self.generator or torch.Generator().manual_seed(0)
+                    kwargs["generator"] = self.generator
+            return func(*args, **kwargs)
+
+    return Usual
+
+
+def _has_float(values: Any) -> bool:
+    """Whether there is a Python float among values, and nothing that has a dtype of its own."""
+    if isinstance(values, dict):
+        values = values.values()
+    found = False
+    for value in values:
+        if hasattr(value, "dtype"):
+            return False
+        found = found or isinstance(value, float)
+        if isinstance(value, (list, tuple, dict)):
+            found = found or _has_float(value)
+    return found

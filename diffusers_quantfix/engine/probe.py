@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 from types import CodeType, FunctionType, ModuleType
 
 from .classes import module_name
@@ -12,8 +10,6 @@ from .errors import TargetMissing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Iterator
     from typing import Any
 
 _ABSENT = object()
@@ -129,21 +125,6 @@ def written_in(function: Any, module: str) -> bool:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
-
-
-@contextlib.contextmanager
-def quiet(logger: logging.Logger) -> Iterator[None]:
-    """Drop what this thread logs with ``logger``: a probe runs code of the library, and its user asked for nothing."""
-    here = threading.get_ident()
-
-    def of_others(record: logging.LogRecord) -> bool:
-        return record.thread != here
-
-    logger.addFilter(of_others)
-    try:
-        yield
-    finally:
-        logger.removeFilter(of_others)
 
 
 def name_of(owner: object) -> str:

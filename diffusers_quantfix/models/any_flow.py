@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from ..surroundings import on_meta
 from .plain_weights import LayerCalled, packed_stand_in, with_floating_weights
 
 TYPE_CHECKING = False
@@ -21,7 +22,7 @@ def destroys_step_size(embedding_class: Any) -> bool:
     """Whether an embedder with a packed weight gets integers from ``embedding_class.forward_timestep``."""
     torch = sys.modules["torch"]
 
-    with torch.device("meta"):
+    with on_meta():
         embedding = embedding_class.__new__(embedding_class)
         torch.nn.Module.__init__(embedding)
         embedding.timesteps_proj = torch.nn.Identity()

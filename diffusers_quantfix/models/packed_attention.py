@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 
 from ..engine.probe import resolve
+from ..surroundings import on_meta
 from .plain_weights import InPlaceOf, LayerCalled, is_plain, packed_stand_in
 
 TYPE_CHECKING = False
@@ -45,7 +46,7 @@ def head_calls_output_layer(modeling: Any, prefix: str) -> bool:
     """
     import torch
 
-    with torch.device("meta"):
+    with on_meta():
         config = resolve(modeling, f"{prefix}VisionConfig")(
             hidden_size=4, num_attention_heads=1, intermediate_size=1
         )

@@ -99,7 +99,7 @@ def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
         for hook in one.hooks:
             # Where the weights were before is no place for them now: that may have been the meta device, of a model
             # that was loaded offloaded, or a device that has no room for the whole model.
-            hook.original_devices = dict.fromkeys(hook.original_devices, sys.modules["torch"].device(device))
+            hook.original_devices = dict.fromkeys(hook.original_devices, _place(one.module, device))
             hook.detach_hook(one.module)
             _give_scales(one.module, hook)
         for key in one.attributes:
@@ -108,6 +108,18 @@ def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
         if getattr(old_forward, "__func__", None) is not type(one.module).forward:
             one.module.forward = old_forward
     return model, hooked, before
+
+
+def _place(module: Any, device: Any) -> Any:
+    """``device`` as accelerate is given it for the weights of ``module``.
+
+    After a move to anything but the string "cpu" it empties the caches of all devices, once for each weight. 8-bit
+    weights it moves to a GPU and back when it is given that string.
+    """
+    place = sys.modules["torch"].device(device)
+    if place.type != "cpu" or any(type(weight).__name__ == "Int8Params" for weight in module.parameters()):
+        return place
+    return "cpu"
 
 
 def _give_scales(module: Any, hook: Any) -> None:

@@ -219,11 +219,12 @@ def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
 FLOORS = [
     {"text", "first_library", "uncaught"},
     {"engine"},
+    {"surroundings"},
     {"weights", "loading"},
     {"offloading"},
     {"models", "adapters"},
     {"fixes"},
-    {"user_settings", "surroundings", "process_runner", "activation"},
+    {"user_settings", "process_runner", "activation"},
     {"placement"},
     {"memory"},
     {"__init__", "verify"},

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import function_of, resolve
 from ...weights.places import parameters_at
 
 FIX = Fix(
@@ -77,11 +77,17 @@ def patch(modeling: ModuleType, draft: Draft) -> None:
     import torch
 
     cpu = torch.device("cpu")
+    function = function_of(resolve(modeling, "set_module_tensor_to_device"))
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    # Where accelerate would empty the caches of all devices afterwards, as for no "cpu" that is a string.
+    clears = names.index("clear_cache") - 3 if "clear_cache" in names else -1
 
     def make(original):
         def set_module_tensor_to_device(module, tensor_name, device, *args, **kwargs):
             if device == "cpu" and is_int8(module, tensor_name):
                 device = cpu
+                if len(args) <= clears:
+                    kwargs.setdefault("clear_cache", False)
             return original(module, tensor_name, device, *args, **kwargs)
 
         return set_module_tensor_to_device

@@ -44,9 +44,8 @@ def broken(hooks: ModuleType) -> bool:
 
     layer = torch.nn.Linear(1, 1, bias=False)
     layer.register_buffer("scale", torch.ones(2))
-    hook = resolve(hooks, "AlignDevicesHook")(
-        execution_device=torch.device("cpu"), offload=True, offload_buffers=False
-    )
+    # "cpu" as a string: accelerate empties the caches of all devices after a move to any other.
+    hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, offload_buffers=False)
     hook.init_hook(layer)
     return not layer.scale.is_meta
 

@@ -44,13 +44,16 @@ def broken(hooks: ModuleType) -> bool:
 
 
 def _normalized() -> Any:
-    import warnings
-
+    """A layer as ``torch.nn.utils.weight_norm`` leaves it, which warns that it is deprecated, and computes."""
     import torch
 
-    with warnings.catch_warnings():  # torch calls it deprecated; diffusers uses it
-        warnings.simplefilter("ignore")
-        return torch.nn.utils.weight_norm(torch.nn.Conv1d(1, 1, 1))
+    layer = torch.nn.Module()
+    layer.weight_g = torch.nn.Parameter(torch.empty(1, device="meta"))
+    layer.weight_v = torch.nn.Parameter(torch.empty(1, device="meta"))
+    layer.weight = torch.empty(1, device="meta")
+    norm = sys.modules["torch.nn.utils.weight_norm"].WeightNorm("weight", 0)
+    layer.register_forward_pre_hook(norm)
+    return layer
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:

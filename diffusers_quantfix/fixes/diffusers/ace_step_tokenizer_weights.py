@@ -16,6 +16,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, packed_stand_in, with_called_weights
+from ...surroundings import on_meta
 
 FIX = Fix(
     id="diffusers-ace-step-tokenizer-weights",
@@ -41,7 +42,7 @@ def broken(modeling_ace_step: ModuleType) -> bool:
     """Is a layer with a packed weight called?"""
     import torch
 
-    with torch.device("meta"):
+    with on_meta():
         quantizer = resolve(modeling_ace_step, _CLASS)(1)
         quantizer.project_out = packed_stand_in(1)
         try:

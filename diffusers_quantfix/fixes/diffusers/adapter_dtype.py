@@ -20,6 +20,7 @@ import sys
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...surroundings import on_meta
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def broken(modeling_utils: ModuleType) -> bool:
         raise Undecided(_TUNERS)
     torch, tuners = modeling_utils.torch, sys.modules[_TUNERS]
     layer = type("Layer", (torch.nn.Module, tuners.BaseTunerLayer), {})()
-    with torch.device("meta"):
+    with on_meta():
         layer.base_layer = torch.nn.Module()
         layer.base_layer.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.int8), requires_grad=False)
         layer.lora_A = torch.nn.Linear(1, 1)

@@ -16,6 +16,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_weights
+from ...surroundings import on_meta
 
 FIX = Fix(
     id="diffusers-custom-diffusion-dtype",
@@ -45,7 +46,7 @@ def broken(attention_processor: ModuleType) -> bool:
     """Which dtype does a layer with a packed weight get?"""
     import torch
 
-    with torch.device("meta"):
+    with on_meta():
         # diffusers' own cannot be made yet: its module is imported from one that it needs
         attention = torch.nn.Module()
         attention.prepare_attention_mask = lambda *_: None

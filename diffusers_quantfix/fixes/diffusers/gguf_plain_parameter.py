@@ -12,7 +12,7 @@ Patch: the tensor becomes a parameter.
 from __future__ import annotations
 
 from ...engine.fix import Fix
-from ...engine.probe import quiet, resolve
+from ...engine.probe import names_used, resolve
 from ...weights.places import parameters_at
 
 TYPE_CHECKING = False
@@ -40,24 +40,26 @@ FIX = Fix(
 
 
 def broken(gguf_quantizer: ModuleType) -> bool:
-    """Does a weight that is dequantized while it is loaded stop being a parameter?"""
+    """Put a tensor where a module has a parameter, as is done with a weight that is dequantized: is it no parameter?
+
+    Not with a packed weight: upstream would log that it dequantizes it.
+    """
     import torch
-    from gguf import GGMLQuantizationType
+
+    create = resolve(gguf_quantizer, "GGUFQuantizer.create_quantized_param")
+    if "Parameter" in names_used(create):
+        return False
 
     class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
-        modules_to_not_convert = ("plain",)
-        compute_dtype = torch.float32
+        modules_to_not_convert = ()
 
         def __init__(self) -> None:
             pass
 
     model = torch.nn.Module()
-    model.plain = torch.nn.Linear(32, 1, bias=False, device="meta")
-    packed = torch.zeros(1, 18, dtype=torch.uint8)
-    weight = gguf_quantizer.GGUFParameter(packed, quant_type=GGMLQuantizationType.Q4_0)
-    with quiet(resolve(gguf_quantizer, "logger")):
-        Quantizer().create_quantized_param(model, weight, "plain.weight", "cpu")
-    return not isinstance(model.plain._parameters["weight"], torch.nn.Parameter)
+    model.weight = torch.nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
+    Quantizer().create_quantized_param(model, torch.empty(1, device="meta"), "weight", "meta")
+    return not isinstance(model._parameters["weight"], torch.nn.Parameter)
 
 
 def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:

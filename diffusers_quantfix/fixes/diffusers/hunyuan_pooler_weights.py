@@ -18,6 +18,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, is_plain, packed_stand_in
+from ...surroundings import on_meta
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def broken(embeddings: ModuleType) -> bool:
     """Is a layer with a packed weight called?"""
     import torch
 
-    with torch.device("meta"):
+    with on_meta():
         pool = resolve(embeddings, "HunyuanDiTAttentionPool")(1, 4, 1)
         for name in _LAYERS:
             setattr(pool, name, packed_stand_in(4))

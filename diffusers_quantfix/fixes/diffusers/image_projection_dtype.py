@@ -17,6 +17,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_weights
+from ...surroundings import on_meta
 
 FIX = Fix(
     id="diffusers-image-projection-dtype",
@@ -40,7 +41,7 @@ def broken(embeddings: ModuleType) -> bool:
     """Which dtype does a layer with a packed weight get?"""
     import torch
 
-    with torch.device("meta"):
+    with on_meta():
         projection = resolve(embeddings, "ImageProjection")(1, 1, 1)
         projection.image_embeds = packed_stand_in(1)
         try:

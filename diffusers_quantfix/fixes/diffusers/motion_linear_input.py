@@ -14,6 +14,7 @@ from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.source import own_function, recompiled
+from ...surroundings import on_meta
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def broken(unet_motion_model: ModuleType) -> bool:
             raise _Reached
 
     block = resolve(unet_motion_model, "AnimateDiffTransformer3D")
-    with torch.device("meta"):
+    with on_meta():
         made = block(1, 1, in_channels=1, norm_num_groups=1)
         made.proj_in = Layer()
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...surroundings import on_meta
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def broken(lora_pipeline: ModuleType) -> bool:
     import torch
 
     expand = getattr(resolve(lora_pipeline, "FluxLoraLoaderMixin"), _METHOD)
-    with torch.device("meta"):
+    with on_meta():
         model = torch.nn.ModuleDict({"layer": torch.nn.Linear(2, 2, bias=False)})
         lora = {"transformer.layer.lora_A.weight": torch.empty(1, 2)}
     model.state_dict = lambda: {"layer.weight._data": model["layer"].weight}

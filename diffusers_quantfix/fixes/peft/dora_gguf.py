@@ -10,11 +10,14 @@ Patch: the function returns the dequantized weight, in the dtype in which the la
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 from ...engine.draft import Draft
+from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...engine.target import finished
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
@@ -32,12 +35,21 @@ FIX = Fix(
 )
 
 
+_WEIGHTS = "diffusers.quantizers.gguf.utils"
+
+
 def broken(integrations: ModuleType) -> bool:
-    """Ask about a layer whose weight has the class name of GGUF's: is it returned as it is?"""
+    """Ask about a layer whose weight has the class name of GGUF's: is it returned as it is?
+
+    Raises:
+        Undecided: diffusers has not imported its GGUF weights yet; until then there are none.
+    """
     import torch
 
     if not knows_gguf():
         return False
+    if finished(_WEIGHTS) is None:
+        raise Undecided(_WEIGHTS)
 
     class GGUFParameter(torch.nn.Parameter):
         pass
@@ -54,11 +66,9 @@ def patch(integrations: ModuleType, draft: Draft) -> None:
     def make(original):
         def dequantize_module_weight(module):
             weight = module._parameters.get("weight")
-            if type(weight).__name__ != "GGUFParameter":
+            if type(weight).__name__ != "GGUFParameter" or _WEIGHTS not in sys.modules:
                 return original(module)
-            from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
-
-            return dequantize_gguf_tensor(weight).to(module.compute_dtype)
+            return sys.modules[_WEIGHTS].dequantize_gguf_tensor(weight).to(module.compute_dtype)
 
         return dequantize_module_weight
 

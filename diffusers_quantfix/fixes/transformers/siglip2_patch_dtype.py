@@ -16,6 +16,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_weights
+from ...surroundings import on_meta
 
 FIX = Fix(
     id="transformers-siglip2-patch-dtype",
@@ -35,7 +36,7 @@ def broken(modeling_siglip2: ModuleType) -> bool:
     import torch
 
     config = resolve(modeling_siglip2, "Siglip2VisionConfig")
-    with torch.device("meta"):
+    with on_meta():
         embeddings = resolve(modeling_siglip2, "Siglip2VisionEmbeddings")(
             config(hidden_size=1, num_channels=1, patch_size=1, num_patches=1)
         )
