@@ -50,9 +50,12 @@ def wake() -> None:
 
         if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
             raise
-        from .first_library import warn
+        try:
+            from .first_library import warn
 
-        warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
+            warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
+        except Exception:  # that file is damaged, too
+            pass
 
 
 # What has patched modules; a test compares them with `first_library`, which is a module more to load.
@@ -78,7 +81,7 @@ def _first_library(name: str, path: "Any" = None, target: "Any" = None) -> "Any"
     if name in _WAITED_FOR:
         try:
             from .first_library import found
-        except ImportError:  # deleted while the process ran
+        except Exception:  # deleted while the process ran, or damaged by an interrupted upgrade
             return None
         return found(_first_library, name, path, target)
     return None
@@ -93,10 +96,11 @@ def _wait() -> None:
     import sys
     from os import environ
 
-    vars(_first_library).update(find_spec=_first_library, wake=wake, woken=False)
     here = "typing" in sys.modules or not _WAITED_FOR.isdisjoint(sys.modules)
-    # One that has been used, and does not wait any more, has imported typing.
-    earlier = any(getattr(finder, "__name__", "") == "_first_library" for finder in sys.meta_path)
+    # One that has been used, and does not wait any more, has imported typing. Other finders may raise when they are
+    # asked anything.
+    function = type(_wait)
+    earlier = any(type(one) is function and one.__name__ == "_first_library" for one in sys.meta_path)
     if here or earlier or "DIFFUSERS_QUANTFIX" in environ:
         from .first_library import wait
 
@@ -105,7 +109,11 @@ def _wait() -> None:
         sys.meta_path.insert(0, _first_library)  # type: ignore[arg-type]  # has `find_spec`
 
 
-_wait()
+vars(_first_library).update(find_spec=_first_library, wake=wake, woken=False)
+try:
+    _wait()
+except Exception:  # a damaged file, or something strange on sys.meta_path
+    wake()  # says so, or raises under ``strict``
 
 # Public names that are imported at first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",

@@ -125,8 +125,16 @@ def _guarded(work: "Callable[[], object]") -> None:
 def _runner() -> "Runner":
     global _the_runner
     if _the_runner is None:
-        from .process_runner import RUNNER  # the import system ensures that there is only one
-
+        try:
+            from .process_runner import RUNNER  # the import system ensures that there is only one
+        except (
+            SyntaxError,
+            ValueError,
+            EOFError,
+            OSError,
+        ):  # a damaged file: not again at each of sixty imports
+            _watcher.stop()
+            raise
         _the_runner = RUNNER
         _heed(settings())  # by now a notebook is there that was not when the start-up file ran
     return _the_runner

@@ -48,10 +48,17 @@ def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
     import sys
 
     for finder in sys.meta_path:
-        kind = type(finder)
-        if (kind.__module__, kind.__name__) == (f"{__package__}.engine.watcher", "Watcher"):
+        if _module_of(finder) == f"{__package__}.engine.watcher":
             return finder.find_spec(name, path, target)
     return None
+
+
+def _module_of(finder: "Any") -> str:
+    """The module of the class of a finder: a class of other code may have none, or raise when it is asked."""
+    try:
+        return str(type(finder).__module__)
+    except Exception:
+        return ""
 
 
 def wait(finder: "Any") -> None:
@@ -64,7 +71,7 @@ def wait(finder: "Any") -> None:
     import sys
 
     forget()
-    earlier = any(type(other).__module__.startswith(f"{__package__}.") for other in sys.meta_path)
+    earlier = any(_module_of(other).startswith(f"{__package__}.") for other in sys.meta_path)
     imported = not LIBRARIES.isdisjoint(sys.modules) or not OF_TORCH.isdisjoint(sys.modules)
     if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or imported:
         finder.wake()
@@ -102,7 +109,11 @@ def forget() -> None:
 
 
 def _waits(finder: "Any") -> bool:
-    return getattr(finder, "__name__", "") == "_first_library" and finder.__module__ == __package__
+    function = type(_waits)
+    return type(finder) is function and (finder.__name__, finder.__module__) == (
+        "_first_library",
+        __package__,
+    )
 
 
 def warn(sentence: str) -> None:

@@ -53,8 +53,7 @@ class Watcher:
         same target would undo each other's work.
         """
         for finder in list(sys.meta_path):
-            kind = type(finder)
-            if finder is not self and (kind.__module__, kind.__name__) == (__name__, Watcher.__name__):
+            if finder is not self and _is_watcher(finder):
                 finder.step_down()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
 
     def step_down(self) -> None:
@@ -98,6 +97,14 @@ class Watcher:
             if spec is not None:
                 return spec
         return None
+
+
+def _is_watcher(finder: object) -> bool:
+    kind = type(finder)
+    try:
+        return bool((kind.__module__, kind.__name__) == (__name__, Watcher.__name__))
+    except Exception:  # a class of other code may raise when it is asked
+        return False
 
 
 def _can_be_wrapped(loader: object) -> bool:

@@ -50,8 +50,26 @@ def start() -> None:
         return
     try:
         import diffusers_quantfix  # noqa: F401
-    except ImportError:
-        return  # the package was deleted by hand and this file remained
+    except Exception as error:
+        _report_damaged(error)
+
+
+def _report_damaged(error: Exception) -> None:
+    """Report on standard error that the package cannot be imported; not where it was deleted by hand.
+
+    Raises:
+        Exception: under ``strict``, what the package raises on purpose.
+    """
+    import os
+    import sys
+
+    if isinstance(error, ImportError):
+        return
+    if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
+        raise error
+    if sys.stderr is not None:
+        said = f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"diffusers_quantfix: cannot be imported, no fixes applied: {said}\n")
 
 
 def _report_misunderstood() -> None:
@@ -82,11 +100,16 @@ def found(name: str, path: "Any", target: "Any") -> "Any":
     _woken = True
     try:
         from diffusers_quantfix import wake
-    except ImportError:
+    except Exception as error:
+        _report_damaged(error)
         return None
     wake()  # its own finder would come too late for the running search
     if name.partition(".")[0] != "torch":
         return None
-    from diffusers_quantfix.first_library import watched_spec  # this search is past the place of the watcher
-
+    try:
+        from diffusers_quantfix.first_library import (
+            watched_spec,
+        )  # this search is past the place of the watcher
+    except Exception:  # `wake` has said so
+        return None
     return watched_spec(name, path, target)

@@ -28,7 +28,7 @@ def find_spec(name, path=None, target=None):
     if name in NAMES:
         try:
             from .enabled import found
-        except ImportError:  # deleted by hand while the process ran
+        except Exception:  # deleted by hand while the process ran, or damaged by an interrupted upgrade
             return None
         return found(name, path, target)
     return None
@@ -55,8 +55,8 @@ def run():
                     find_spec  # a function as a finder: other code may copy or pickle the list
                 )
                 sys.meta_path.insert(0, find_spec)
-    except (ImportError, OSError):
-        pass  # no start may print a traceback, whatever was deleted by hand
+    except Exception:
+        pass  # no start may print a traceback, whatever was deleted by hand or damaged
 
 
 run()

@@ -113,9 +113,9 @@ def main() -> None:
                 hooked.append(f"{path}.{name}")
     sys.addaudithook(audit)
     import diffusers_quantfix
-    from diffusers_quantfix.fixes import INDEX
+    from diffusers_quantfix.fixes import MODULES
 
-    for target in sorted({target for _, target in INDEX.values()}):
+    for target in sorted(MODULES):
         with contextlib.suppress(Exception):
             importlib.import_module(target)
     states = [fix.state for fix in diffusers_quantfix.status(load=False)]

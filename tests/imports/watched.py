@@ -52,9 +52,9 @@ def main() -> None:
     thread.start()
     time.sleep(0.1)
     import diffusers_quantfix
-    from diffusers_quantfix.fixes import INDEX
+    from diffusers_quantfix.fixes import MODULES
 
-    for target in sorted({target for _, target in INDEX.values()}):
+    for target in sorted(MODULES):
         with contextlib.suppress(Exception):
             importlib.import_module(target)
     done.set()

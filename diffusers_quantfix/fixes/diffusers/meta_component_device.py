@@ -30,7 +30,8 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...engine.probe import names_used, resolve, written_in
+from ...engine.target import finished
 
 FIX = Fix(
     id="diffusers-meta-component-device",
@@ -55,11 +56,20 @@ FIX = Fix(
 )
 
 
+_LAZY = "diffusers.hooks.group_offloading"
+
+
 def broken(modeling_utils: ModuleType) -> bool:
     """Does a model whose only weight is held by an offloading hook report meta as its device?"""
-    from ...offloading.hooks import offloaded_stand_in
+    from ...offloading import hooks
 
-    model = offloaded_stand_in(resolve(modeling_utils, "ModelMixin"))
+    mixin = resolve(modeling_utils, "ModelMixin")
+    names = names_used(resolve(modeling_utils, "get_parameter_device"))
+    if _LAZY.partition(".")[2] in names and finished(_LAZY) is None:
+        # Upstream would import its hooks for the answer, and with them the whole of transformers.
+        asked = getattr(resolve(mixin, "device"), "fget", None)
+        return "_hf_hook" not in names and not written_in(asked, hooks.__name__)
+    model = hooks.offloaded_stand_in(mixin)
     return model is not None and model.device.type == "meta"
 
 

@@ -1,0 +1,110 @@
+"""A file of ours that is truncated or cannot be read, as after an interrupted upgrade, costs fixes and no import."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trees import ROOT
+
+PACKAGE = ROOT / "diffusers_quantfix"
+FILES = [
+    "__init__.py",
+    "activation.py",
+    "first_library.py",
+    "user_settings.py",
+    "process_runner.py",
+    "surroundings.py",
+    "fixes/__init__.py",
+    "fixes/index.py",
+    "fixes/transformers/quantized_resave.py",
+    "engine/settings.py",
+    "engine/watcher.py",
+    "engine/runner.py",
+    "engine/decision.py",
+    "engine/probe.py",
+    "weights/wrappers.py",
+]
+START = ["__init__.py", "enabled.py", "choice"]
+DAMAGES = ["truncated", "invalid", "empty", "folder"]
+
+LIBRARY = {
+    "transformers/__init__.py": "",
+    "transformers/modeling_utils.py": "VALUE = 1\nclass PreTrainedModel: pass\n",
+    "transformers-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: transformers\nVersion: 5.23.0\n",
+}
+PROGRAM = """
+import {first}
+import transformers, transformers.modeling_utils
+import importlib
+importlib.reload(transformers.modeling_utils)
+print(transformers.modeling_utils.VALUE)
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder with the package and its start-up files, as the wheel has them, and a library."""
+    folder = tmp_path_factory.mktemp("site")
+    ignored = shutil.ignore_patterns("__pycache__", "startup", "*.md")
+    shutil.copytree(PACKAGE, folder / "diffusers_quantfix", ignore=ignored)
+    start = folder / "diffusers_quantfix_startup"
+    start.mkdir()
+    shutil.copy(PACKAGE / "startup" / "run.py", start / "__init__.py")
+    shutil.copy(PACKAGE / "startup" / "enabled.py", start)
+    (start / "choice").write_text("on")
+    for name, text in LIBRARY.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 - 1] + b"\n(")
+    elif how == "invalid":
+        path.write_bytes(b"\xff\x00\xfe" + path.read_bytes())
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("first", ["diffusers_quantfix", "diffusers_quantfix_startup"])
+def test_an_import_of_a_library_works(site, first, how) -> None:
+    files = [f"diffusers_quantfix/{name}" for name in FILES]
+    if first == "diffusers_quantfix":
+        files.remove("diffusers_quantfix/__init__.py")  # an import of the damaged file itself
+    else:
+        files += [f"{first}/{name}" for name in START if name != "__init__.py"]
+    faults = []
+    running = []
+    for number, name in enumerate(files):
+        copy = site.parent / f"{site.name}-{first}-{how}-{number}"
+        shutil.copytree(site, copy)
+        damage(copy / name, how)
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "DIFFUSERS_"))
+        }
+        environment = kept | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(first=first)], env=environment, cwd=copy, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        running.append((name, copy, process))
+        if len(running) < 4 and name != files[-1]:
+            continue
+        for one, folder, started in running:
+            out, err = started.communicate(timeout=120)
+            if (started.returncode, out) != (0, "1\n") or "Traceback" in err or len(err.splitlines()) > 4:
+                faults.append(f"{one}: {started.returncode} {out} {err}")
+            shutil.rmtree(folder)
+        running.clear()
+    assert faults == []
