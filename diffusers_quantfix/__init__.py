@@ -46,9 +46,7 @@ def wake() -> None:
 
         activate()
     except Exception as error:
-        import os
-
-        if "strict" in os.environ.get("DIFFUSERS_QUANTFIX", ""):
+        if _strict():
             raise
         try:
             from .first_library import warn
@@ -56,6 +54,12 @@ def wake() -> None:
             warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
         except Exception:  # that file is damaged, too
             pass
+
+
+def _strict() -> bool:
+    import os
+
+    return "strict" in os.environ.get("DIFFUSERS_QUANTFIX", "")
 
 
 # What has patched modules; a test compares them with `first_library`, which is a module more to load.
@@ -113,7 +117,9 @@ vars(_first_library).update(find_spec=_first_library, wake=wake, woken=False)
 try:
     _wait()
 except Exception:  # a damaged file, or something strange on sys.meta_path
-    wake()  # says so, or raises under ``strict``
+    if _strict():
+        raise
+    wake()
 
 # Public names that are imported at first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",

@@ -74,5 +74,7 @@ def test_a_strange_finder(simple, name, order, settings) -> None:  # noqa: F811
     )
     # importlib.metadata asks every finder, too, and raises what it raises: then no version can be read.
     unreadable = name == "raises on every attribute"
-    assert (outcome["f"], outcome["state"]) == (("broken", "failed") if unreadable else ("patched", "applied"))
+    assert (outcome["f"], outcome["state"]) == (
+        ("broken", "failed") if unreadable else ("patched", "applied")
+    )
     assert outcome["reverted"] == "broken"
