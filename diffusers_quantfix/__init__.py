@@ -103,7 +103,7 @@ def _wait() -> None:
     here = "typing" in sys.modules or not _WAITED_FOR.isdisjoint(sys.modules)
     # One that has been used, and does not wait any more, has imported typing. Other finders may raise when they are
     # asked anything.
-    function = type(_wait)
+    function: Any = type(_wait)
     earlier = any(type(one) is function and one.__name__ == "_first_library" for one in sys.meta_path)
     if here or earlier or "DIFFUSERS_QUANTFIX" in environ:
         from .first_library import wait

@@ -23,6 +23,7 @@ from ...models.packed_attention import (
     calls_output_layer,
     head_calls_output_layer,
 )
+from ...surroundings import on_meta
 
 # class, its method that calls the attention, its attribute that is the attention
 _ATTENTION = {
@@ -78,7 +79,7 @@ def broken(module: ModuleType) -> bool:
         )
     import torch
 
-    with torch.device("meta"):
+    with on_meta():
         block = resolve(module, _ATTENTION[name][0])(4, 1)
         return not calls_output_layer(block.attn, lambda: block.attention(torch.empty(1, 1, 4)))
 
