@@ -104,7 +104,8 @@ def _wait() -> None:
     # One that has been used, and does not wait any more, has imported typing. Other finders may raise when they are
     # asked anything.
     function: Any = type(_wait)
-    earlier = any(type(one) is function and one.__name__ == "_first_library" for one in sys.meta_path)
+    meta_path: list[Any] = sys.meta_path
+    earlier = any(type(one) is function and one.__name__ == "_first_library" for one in meta_path)
     if here or earlier or "DIFFUSERS_QUANTFIX" in environ:
         from .first_library import wait
 
