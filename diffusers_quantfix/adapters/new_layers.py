@@ -29,7 +29,8 @@ def moves_empty_layers(replace_module: Callable[..., Any]) -> bool:
     """Whether ``_replace_module`` of a tuner of peft moves an adapter on meta to a layer that has a ``state``."""
     import torch
 
-    base = torch.nn.Linear(1, 1)
+    base = torch.nn.Linear(1, 1, bias=False, device="meta")
+    base.weight = torch.nn.Parameter(torch.empty(1, 1))
     base.state = object()
     adapter = torch.nn.Module()
     adapter.base_layer = base
