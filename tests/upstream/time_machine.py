@@ -44,14 +44,20 @@ _RECORDER = ("tests/upstream/proved_code.py", "diffusers_quantfix/engine/same_co
 RIGHT, CHANGED, KEPT_AWAY, WRONG = "accepted", "not accepted", "kept away by the probe", "wrong"
 
 
-def recorded(cells: list[Cell], folder: Path) -> dict[str, dict[str, Any]]:
-    """What each fix relies on in each release set: set -> report of `proved_code`."""
-    key = digest([[name, (ROOT / name).read_text(encoding="utf-8")] for name in _RECORDER] + [declarations()])
+def recorded(cells: list[Cell], folder: Path, fresh: bool = False) -> dict[str, dict[str, Any]]:
+    """What each fix relies on in each release set: set -> report of `proved_code`.
+
+    Args:
+        cells: the release sets.
+        folder: where reports and environments are kept.
+        fresh: record again what was recorded before, by an earlier state of the fixes.
+    """
+    key = digest([[name, (ROOT / name).read_text(encoding="utf-8")] for name in _RECORDER])
     found = {}
     for cell in cells:
         file = folder / "proved" / f"{cell.key}-{key}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
+        if fresh or not file.exists():
             log = file.with_suffix(".log")
             log.write_text("")
             try:
@@ -228,10 +234,13 @@ def main() -> int:
     parser.add_argument(
         "--cells", nargs="+", default=["all"], help="release sets in which it is recorded (default all)"
     )
+    parser.add_argument("--fresh", action="store_true", help="record again: the fixes have changed")
     parser.add_argument("--folder", type=Path, default=None, help="as of `python -m tests.upstream`")
     arguments = parser.parse_args()
     table, folder = read(), arguments.folder or cache_folder()
-    reports = recorded([cell for cell in table.select(arguments.cells) if not cell.alone], folder)
+    reports = recorded(
+        [cell for cell in table.select(arguments.cells) if not cell.alone], folder, arguments.fresh
+    )
     pieces = {piece for report in reports.values() for piece in report["marks"]}
     rows = steps(table, reports, sources(table, pieces, folder))
     text = page(rows)
