@@ -18,6 +18,7 @@ from diffusers_quantfix.fixes.targets import TARGETS
 
 from .proved_code import DATA
 from .run_cell import ROOT
+from .time_machine import FILE, KEPT_AWAY, RIGHT, WRONG
 
 RECORDED = json.loads(DATA.read_text(encoding="utf-8"))
 SHOW = """
@@ -160,3 +161,28 @@ def test_one_changed_function_takes_its_fixes_alone_and_a_comment_takes_none(tmp
     assert not after["ok"]
     for name in candidates:
         assert f"since diffusers 0.42.1 {piece} has changed" in after["states"][name][2]
+
+
+# ---------------------------------------------------------------------- the time machine
+
+
+def counted(patch: bool | None = None) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in json.loads(FILE.read_text(encoding="utf-8"))["counts"]:
+        if patch is None or row["patch"] is patch:
+            counts[row["outcome"]] = counts.get(row["outcome"], 0) + row["count"]
+    return counts
+
+
+def test_nothing_was_accepted_wrongly():
+    data = json.loads(FILE.read_text(encoding="utf-8"))
+    assert counted().get(WRONG, 0) == 0
+    assert {row["outcome"] for row in data["same code, bug gone"]} <= {KEPT_AWAY}
+
+
+def test_most_of_what_is_right_is_accepted():
+    for patch, wanted in ((None, 0.85), (True, 0.95)):
+        counts = counted(patch)
+        stays = counts[RIGHT] + counts["not accepted"]
+        assert stays > 300
+        assert counts[RIGHT] / stays >= wanted
