@@ -3,7 +3,7 @@
     python -m tests.late                          # programs for a minute, from seed 0 on
     python -m tests.late --seed 17 --programs 1   # one again; what it does is printed
     python -m tests.late --minutes 30 --backend bnb-nf4
-    python -m tests.late table                    # hazards by backend, placement and situation; --bare: without us
+    python -m tests.late.table                    # hazards by backend and placement, without us and with us
     python -m pytest -m long tests/late           # a few, as in CI
 
 A program loads a model, offloads it in groups on a stream, and then runs it, puts caches and a LoRA on and off, trains,
