@@ -28,6 +28,7 @@ from .group_tensors import (
     wrappers,
 )
 from .inventory import inventory_of, is_brought
+from .transfers import accelerator, compute_stream, end_transfer, forget, is_prefetch
 from .uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
@@ -110,26 +111,41 @@ def _onload(group: Any, original: Any) -> None:
             original(group)
             rejoin(group)
         inventory, look = inventory_of(group, dropping=False)
-        try:
+        if is_prefetch(group) and not is_on_disk(group):
             with _without_subclasses():
-                _bring(group, inventory, look)
-        except BaseException:
-            _all_follow(look)
-            raise
+                copies = _copies(group, inventory, look)
+            end_transfer(group, lambda: _use(group, inventory, copies))
+        else:
+            _fetch(group, inventory, look)
 
 
-def _bring(group: Any, inventory: Inventory, look: Look) -> None:
-    """Move the tensors of ``group`` to its device, and remember their host copies until they are offloaded.
+def _use(group: Any, inventory: Inventory, copies: list[Any]) -> None:
+    """Put ``copies`` in the places of ``group``, if it still has what they were copied from."""
+    with _moving():
+        found, look = inventory_of(group, dropping=False)
+        _fetch(group, found, look, copies if found is inventory else None)
 
-    A group can be on its device already: a cache skips a block that was prefetched, or an exception ended the pass. It
-    keeps the host copies that it has.
-    """
+
+def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | None = None) -> None:
+    try:
+        with _without_subclasses():
+            if copies is None:
+                copies = _copies(group, inventory, look)
+                if group.stream is not None:
+                    end_transfer(group)
+            _bring(group, inventory, look, copies)
+    except BaseException:
+        _all_follow(look)
+        raise
+
+
+def _copies(group: Any, inventory: Inventory, look: Look) -> list[Any]:
+    """The tensors of ``group`` on its device, by number; those that are there already are the same ones."""
     device = _with_index(group.onload_device)
-    offload_device = _with_index(group.offload_device)
     streams, non_blocking, pinned = group.stream is not None, group.non_blocking, inventory.pinned
-    moved, hosts = list(look.tensors), list(inventory.hosts)
-    record = group.stream is not None and group.record_stream
-    computing = _accelerator(group).current_stream(device) if record else None
+    moved = list(look.tensors)
+    record = streams and group.record_stream
+    computing = compute_stream(group) if record else None
     with _on_its_stream(group, inventory):
         for slot, present in enumerate(look.tensors):
             where = present.device
@@ -143,8 +159,20 @@ def _bring(group: Any, inventory: Inventory, look: Look) -> None:
             if record:
                 tensor.record_stream(computing)
             moved[slot] = tensor
-            if where == offload_device:
-                hosts[slot] = present
+    return moved
+
+
+def _bring(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> None:
+    """Let ``moved``, of `_copies`, stand in the places of ``group``; its host copies wait until it is offloaded.
+
+    A group can be on its device already: an exception ended the pass. It keeps the host copies that it has.
+    """
+    device = _with_index(group.onload_device)
+    offload_device = _with_index(group.offload_device)
+    hosts = list(inventory.hosts)
+    for slot, present in enumerate(look.tensors):
+        if present.device == offload_device != device:
+            hosts[slot] = present
     # Remembered before, so that what is interrupted here can be continued.
     inventory.hosts, inventory.brought = hosts, moved
     inventory.exchange(look, moved, device)
@@ -162,8 +190,11 @@ def _note_versions(inventory: Inventory, look: Look, moved: list[Any]) -> None:
 
 def _offload(group: Any, original: Any) -> None:
     torch = sys.modules["torch"]
-    if group.stream is not None and not group.record_stream:
-        _accelerator(group).current_stream(group.onload_device).synchronize()
+    if group.stream is not None:
+        if not is_brought(group) and forget(group):
+            return
+        if not group.record_stream:
+            compute_stream(group).synchronize()
     training = torch.is_grad_enabled()
     with _moving():
         if training and is_brought(group):
@@ -241,20 +272,12 @@ def _on_its_stream(group: Any, inventory: Inventory) -> contextlib.AbstractConte
         return _AS_IT_IS
     known = inventory.on_stream
     if known is None or known.stream is not group.stream:
-        accelerator = _accelerator(group)
-        known = accelerator.stream(group.stream)
+        known = accelerator(group).stream(group.stream)
         # To make one takes as long as five small copies, and torch's own can be entered again; of others nobody knows.
-        if type(known) is getattr(accelerator, "StreamContext", None):
+        if type(known) is getattr(accelerator(group), "StreamContext", None):
             inventory.on_stream = known
     found: contextlib.AbstractContextManager[Any] = known
     return found
-
-
-def _accelerator(group: Any) -> Any:
-    """``torch.cuda``, or what there is for another kind of device."""
-    torch = sys.modules["torch"]
-    device = group.onload_device
-    return getattr(torch, device.type if type(device) is torch.device else torch.device(device).type)
 
 
 def _with_index(device: Any) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-__all__ = ["Inventory", "Look", "inventory_of", "is_brought"]
+__all__ = ["Inventory", "Look", "brought", "has_inventory", "inventory_of", "is_brought"]
 
 # What an 8-bit layer keeps of the outliers of its last input.
 _OF_THE_LAST_INPUT = ("subB", "idx")
@@ -345,10 +345,20 @@ def inventory_of(group: Any, dropping: bool) -> tuple[Inventory, Look]:
     return inventory, look
 
 
+def has_inventory(group: Any) -> bool:
+    """Whether ``group`` is moved by this package."""
+    return _INVENTORY in vars(group)
+
+
+def brought(group: Any) -> list[Any]:
+    """The tensors of ``group`` on its device, where it was onloaded by this package and not offloaded since."""
+    known: Inventory | None = vars(group).get(_INVENTORY)
+    return [] if known is None else known.brought
+
+
 def is_brought(group: Any) -> bool:
     """Whether ``group`` was onloaded and not offloaded since."""
-    known: Inventory | None = vars(group).get(_INVENTORY)
-    return known is not None and bool(known.brought)
+    return bool(brought(group))
 
 
 def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

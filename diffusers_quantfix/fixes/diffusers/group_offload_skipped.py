@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.transfers import is_waited_for, send_back
 from ...offloading.uncompiled import uncompiled
 
 TYPE_CHECKING = False
@@ -112,16 +113,17 @@ def _before(group: Any, stream: Any) -> None:
     if fetched is group:
         return
     if fetched is not None:
-        fetched.offload_()
+        send_back(fetched)
     if not group.onload_self:
         group.onload_()
-        stream.synchronize()
+        if not is_waited_for(group):
+            stream.synchronize()
 
 
 def _after(stream: Any) -> None:
     fetched = vars(stream).pop(_FETCHED, None)
     if fetched is not None:
-        fetched.offload_()
+        send_back(fetched)
 
 
 class _Stream:
@@ -135,6 +137,7 @@ class _Group:
     """What a hook reads of a group, for the probe; it moves nothing."""
 
     onload_self = non_blocking = False
+    record_stream = True
     modules = parameters = ()
 
     def __init__(self, torch: Any, stream: _Stream) -> None:

@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options: Any) -> str:
-    """Offload what ``build(device)`` makes, run it three times, and look at the GPU.
+def check(
+    build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: int = 3, **options: Any
+) -> str:
+    """Offload what ``build(device)`` makes, run it, and look at the GPU.
 
     Args:
         build: makes the quantized model on a device.
         run: gives the output of the model on a device, on the CPU.
+        times: how often it is run.
         options: those of ``apply_group_offloading``.
 
     Raises:
@@ -40,7 +43,7 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], **options
     size = torch.cuda.memory_allocated(device) - before
     options = {"offload_type": "leaf_level", **options}
     apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
-    for _ in range(3):  # on a stream, the second pass is the first with everything fetched ahead
+    for _ in range(times):  # on a stream, the second pass is the first with everything fetched ahead
         error = (run(model, device) - reference).abs().max().item()
         assert error == 0, f"maximum error {error:.3g}"
         gc.collect()

@@ -1,0 +1,194 @@
+"""Group offloading on a stream computes with weights, and saves weights, that are still being copied.
+
+Symptom: NaN or a wrong output under ``enable_group_offload(use_stream=True)``, from a MultiControlNet at block level,
+    from a model with a parameter of its own at leaf level, from every model before diffusers 0.35. After an exception
+    in a pass, ``state_dict()`` and ``load_lora_weights`` read weights that have not arrived, and they are lost.
+Cause: ``onload_`` starts copies that nobody waits for, unless another ``onload_`` follows: that of the next layer, or
+    since 0.35 the hook's ``stream.synchronize()`` for the last. A model that is a list of blocks has no hook that
+    traces its layers, so its groups bring themselves without the wait; the first pass copies without blocking what the
+    model itself uses, since the tracing skips the name "". A parameter already is the unfinished copy while the layer
+    before it runs. What autograd keeps of a group is memory of the transfer stream, free for the next transfer while
+    the backward pass still reads it.
+Upstream: no issue.
+Patch: at the end of each transfer an event is recorded, and the compute stream waits for it. The copies of a prefetch
+    become the parameters just before their layer runs. With gradients they are recorded for the compute stream.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.inventory import brought, has_inventory
+from ...offloading.transfers import (
+    compute_stream,
+    end_transfer,
+    expect_prefetch,
+    forget,
+    is_in_use,
+    is_prefetch,
+    note_use,
+    take_up,
+)
+from ...offloading.uncompiled import uncompiled, within
+from ...weights.wrappers import is_wrapper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    id="diffusers-group-offload-prefetch",
+    title="group offloading on a stream computes with weights that are still being copied",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    upstream=(
+        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L366",
+    ),
+    symptom="NaN or a wrong output under enable_group_offload(use_stream=True), or weights that are lost when a LoRA "
+    "is loaded, or the model saved, after an exception in a pass",
+    harm="wrong result",
+    frames=("group_offload", "use_stream"),
+    hot=True,
+)
+
+_MARK = "_quantfix_takes_up"
+
+
+def broken(group_offloading: ModuleType) -> bool:
+    """Let a group on a stream bring itself before its layer runs; does nobody wait for its transfer?"""
+    import torch
+
+    cls = resolve(group_offloading, "GroupOffloadingHook")
+    stream = _Stream()
+    group = _Group(torch, stream)
+    hook = cls.__new__(cls)
+    hook.group, hook.next_group = group, None
+    hook.config = type("Config", (), {"exclude_kwargs": None})
+    hook.pre_forward(group.onload_leader)
+    return not stream.is_waited_for and not hasattr(resolve(cls, "pre_forward"), _MARK)
+
+
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    group = resolve(group_offloading, "ModuleGroup")
+    hook = resolve(group_offloading, "GroupOffloadingHook")
+    before, after = uncompiled(_before), uncompiled(_after)
+
+    def make_onload(original):
+        original = within(original)
+
+        def onload_(self):
+            # Groups of the second kind are moved by this package.
+            if self.stream is None or has_inventory(self):
+                original(self)
+            elif is_prefetch(self) and (tensors := exchangeable(self)):
+                prefetch(self, tensors, original)
+            else:
+                original(self)
+                note_use(self, True)
+                end_transfer(self)
+
+        return uncompiled(onload_)
+
+    def make_offload(original):
+        original = within(original)
+
+        def offload_(self):
+            if self.stream is None or is_in_use(self) or not forget(self):
+                original(self)
+                note_use(self, False)
+
+        return uncompiled(offload_)
+
+    def make_pre_forward(original):
+        def pre_forward(self, module, *args, **kwargs):
+            group, following = self.group, self.next_group
+            if (group.stream is None and following is None) or group.onload_leader not in (None, module):
+                return original(self, module, *args, **kwargs)
+            before(group, following)
+            arguments = original(self, module, *args, **kwargs)
+            after(group)
+            return arguments
+
+        setattr(pre_forward, _MARK, True)  # wrappers of other fixes around it have it too
+        return pre_forward
+
+    def make_deinitialize(original):
+        def deinitalize_hook(self, module):
+            forget(self.group)
+            return original(self, module)
+
+        return deinitalize_hook
+
+    draft.wrap_plain(group, "onload_", make_onload)
+    draft.wrap_plain(group, "offload_", make_offload)
+    draft.wrap_plain(hook, "pre_forward", make_pre_forward)
+    draft.wrap_plain(hook, "deinitalize_hook", make_deinitialize)
+
+
+def exchangeable(group: Any) -> list[Any]:
+    """The parameters and buffers of ``group``; none where other ``.data`` does not move them whole."""
+    tensors = list(group.cpu_param_dict)
+    return [] if any(map(is_wrapper, tensors)) else tensors
+
+
+def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
+    """Let diffusers copy ``group`` to its device, and keep the copies apart."""
+    # Not always the host copies: a layer that runs twice in a pass can be prefetched while it runs.
+    now = [tensor.data for tensor in tensors]
+    try:
+        original(group)
+        copies = [tensor.data for tensor in tensors]
+    finally:
+        for tensor, data in zip(tensors, now, strict=True):
+            tensor.data = data
+
+    def use() -> None:
+        note_use(group, True)
+        for tensor, data in zip(tensors, copies, strict=True):
+            tensor.data = data
+
+    end_transfer(group, use)
+
+
+def _before(group: Any, following: Any) -> None:
+    take_up(group)
+    if following is not None and following is not group and following.stream is not None:
+        expect_prefetch(following)
+
+
+def _after(group: Any) -> None:
+    if sys.modules["torch"].is_grad_enabled() and group.stream is not None and not group.record_stream:
+        computing = compute_stream(group)
+        for tensor in brought(group) or [tensor.data for tensor in exchangeable(group)]:
+            tensor.record_stream(computing)
+
+
+class _Stream:
+    """Of a group, for the probe; it says whether anybody waits for it."""
+
+    is_waited_for = False
+
+    def synchronize(self) -> None:
+        self.is_waited_for = True
+
+
+class _Group:
+    """What a hook reads of a group, for the probe; it moves nothing."""
+
+    onload_self = non_blocking = True
+    record_stream = False
+    modules = parameters = ()
+
+    def __init__(self, torch: Any, stream: _Stream) -> None:
+        self.stream = stream
+        self.onload_device = self.offload_device = torch.device("cpu")
+        self.onload_leader = torch.nn.Module()
+        self.cpu_param_dict: dict[Any, Any] = {}
+
+    def onload_(self) -> None:
+        """It starts copies."""

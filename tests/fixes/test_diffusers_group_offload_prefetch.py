@@ -1,0 +1,337 @@
+"""diffusers-group-offload-prefetch: group offloading on a stream computes with weights that are still being copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes import eight_bit, four_bit
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import BLOCK, LEAF, LOW, RECORD, STREAM, assert_left, net, offload, stop
+from tests.gate import unmet
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+pytestmark = pytest.mark.late
+
+FIX_ID = "diffusers-group-offload-prefetch"
+# A late rig says who did not wait, if the output or the weights do not say it before.
+SHOWS = r"who did not wait|not the (weights|output)"
+
+MODES = {
+    "leaf": LEAF | STREAM,
+    "block": BLOCK | STREAM,
+    "leaf-low": LEAF | LOW,
+    "block-record": BLOCK | RECORD,
+}
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+quantized = pytest.mark.parametrize("kind", ["4-bit", "8-bit"])
+kinds = pytest.mark.parametrize("kind", ["plain", "4-bit", "8-bit"])
+
+
+def linear(kind: str, device, seed: int):
+    if kind == "4-bit":
+        return four_bit.linear(device, seed=seed)
+    if kind == "8-bit":
+        return eight_bit.linear(device, seed=seed)
+    torch.manual_seed(seed)
+    return torch.nn.Linear(four_bit.FEATURES, four_bit.FEATURES)
+
+
+def build(kind: str, device, blocks: int = 3):
+    """A chain of blocks; the forward pass of block ``model.stops_at`` raises."""
+    if kind != "plain":
+        pytest.importorskip("bitsandbytes")
+    if kind == "8-bit" and (sentence := unmet("bitsandbytes>=0.45")):
+        pytest.skip(f"the rig computes 8-bit layers as bitsandbytes 0.45 and later do; {sentence}")
+    model = net(lambda seed: linear(kind, device, seed), blocks)
+    model.stops_at = None
+
+    def check(module, args):
+        if model.stops_at is not None and module is model.blocks[model.stops_at][1]:
+            raise Stopped
+
+    for block in model.blocks:
+        block[1].register_forward_pre_hook(check)
+    return model.to(device)
+
+
+class Stopped(Exception):
+    """As a lack of memory, or Ctrl-C."""
+
+
+def run(model, device):
+    layer = model.first
+    inputs = torch.randn(2, layer.in_features, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        return model(inputs.to(layer.bias.dtype).to(device)).cpu()
+
+
+def assert_output(model, device, expected) -> None:
+    assert torch.equal(run(model, device), expected), "not the output"
+
+
+@modes
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_pass_that_was_stopped(gpu, mode):
+    stop_in_the_middle(gpu, "plain", mode)
+
+
+@modes
+@quantized
+def test_a_pass_of_a_quantized_model_that_was_stopped(gpu, kind, mode):
+    stop_in_the_middle(gpu, kind, mode)
+
+
+def stop_in_the_middle(gpu, kind, mode) -> None:
+    """The weights are read after it, and the model is offloaded anew, as loading a LoRA does it."""
+    device = gpu.devices[0]
+    model = build(kind, device)
+    expected = run(model, device)
+    weights = {name: tensor.cpu() for name, tensor in four_bit.state_of(model).items()}
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    for _ in range(2):
+        assert_output(model, device, expected)
+    for at in range(len(model.blocks)):
+        model.stops_at = at
+        with pytest.raises(Stopped):
+            run(model, device)
+        model.stops_at = None
+        assert_weights(model, weights)
+        stop(model)
+        offload(model, device, mode)
+        assert_weights(model, weights)
+        for _ in range(3):
+            assert_output(model, device, expected)
+    if gpu.kind == "rig":
+        assert_left(gpu, device, before)
+
+
+def assert_weights(model, expected) -> None:
+    now = four_bit.state_of(model)
+    wrong = [name for name, tensor in expected.items() if not torch.equal(now[name].cpu(), tensor)]
+    assert not wrong, f"not the weights: {wrong}"
+
+
+@modes
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_weights_that_are_changed_after_a_stopped_pass(gpu, mode):
+    """Of the layers that had not run, also of the next one, which was prefetched."""
+    device = gpu.devices[0]
+    model, twin = build("plain", device), build("plain", device)
+    offload(model, device, mode)
+    for _ in range(2):
+        run(model, device)
+    for at in range(len(model.blocks) - 1):
+        model.stops_at = at
+        with pytest.raises(Stopped):
+            run(model, device)
+        model.stops_at = None
+        torch.cuda.synchronize()
+        for one in (model, twin):
+            for parameter in one.blocks[at + 1 :].parameters():
+                parameter.data.mul_(1.5)
+        for _ in range(2):
+            assert_output(model, device, run(twin, device))
+
+
+@pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | RECORD], ids=["block", "block-record"])
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.36")
+def test_a_model_that_is_a_list_of_blocks(gpu, mode):
+    run_a_list_of_blocks(gpu, "plain", mode)
+
+
+@modes
+@kinds
+def test_every_model_that_is_a_list_of_blocks(gpu, kind, mode):
+    run_a_list_of_blocks(gpu, kind, mode)
+
+
+def run_a_list_of_blocks(gpu, kind, mode) -> None:
+    """MultiControlNetModel is one: it has nothing else, so at block level no hook traces its layers."""
+    device = gpu.devices[0]
+
+    class Several(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = [torch.nn.Sequential(linear(kind, device, seed), torch.nn.GELU()) for seed in range(3)]
+            self.nets = torch.nn.ModuleList(layers)
+
+        @property
+        def first(self):
+            return self.nets[0][0]
+
+        def forward(self, x):
+            return sum(net(x) for net in self.nets)
+
+    model = Several().to(device)
+    expected = run(model, device)
+    offload(model, device, mode)
+    for _ in range(3):
+        assert_output(model, device, expected)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize("mode", [LEAF | STREAM, LEAF | RECORD], ids=["leaf", "leaf-record"])
+def test_a_parameter_that_the_model_uses_first(gpu, mode):
+    device = gpu.devices[0]
+    model = build("plain", device)
+    net = model.forward
+    model.forward = lambda x: net(x * model.scale)
+    model.scale.data.fill_(3)
+    expected = run(model, device)
+    offload(model, device, mode)
+    for _ in range(3):
+        assert_output(model, device, expected)
+
+
+@modes
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers<0.35")
+def test_the_last_layer(gpu, mode):
+    """Before diffusers 0.35 nobody waits for it."""
+    run_three_times(gpu, "plain", mode)
+
+
+@modes
+@kinds
+def test_the_last_layer_of_every_model(gpu, kind, mode):
+    run_three_times(gpu, kind, mode)
+
+
+def run_three_times(gpu, kind, mode) -> None:
+    device = gpu.devices[-1]
+    model = build(kind, device)
+    expected = run(model, device)
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    for _ in range(3):
+        assert_output(model, device, expected)
+        if gpu.kind == "rig":
+            assert_left(gpu, device, before)
+
+
+@kinds
+@modes
+def test_transfers_overlap(rig_devices, kind, mode):
+    """What is prefetched is copied while the device can compute, and only that."""
+    device = rig_devices.devices[0]
+    model = build(kind, device)
+    offload(model, device, mode)
+    for _ in range(2):
+        run(model, device)
+    rig_devices.reset()
+    run(model, device)
+    rest = model.first.weight.nbytes if "block_level" in mode.values() else 0
+    assert rig_devices.overlapping(device) >= rig_devices.traffic(device).h2d - 2 * rest - 2000
+
+
+@kinds
+@modes
+@pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+def test_a_layer_that_is_skipped(gpu, kind, mode, gradients):
+    """What was fetched for it is not taken for its weights."""
+    device = gpu.devices[0]
+    model = build(kind, device, blocks=4).requires_grad_(False)
+    weights = {name: tensor.cpu() for name, tensor in four_bit.state_of(model).items()}
+    model.skipped = ()
+
+    def forward(x):
+        x = model.first(x) * model.scale
+        for i, block in enumerate(model.blocks):
+            x = x if i in model.skipped else x + block(x)
+        return x
+
+    model.forward = forward
+    before = gpu.allocated(device)
+    layer = model.first
+    inputs = torch.ones(2, layer.in_features, device=device, dtype=layer.bias.dtype)
+
+    def outputs(skipped):
+        model.skipped = skipped
+        with torch.set_grad_enabled(gradients):
+            return model(inputs).cpu()
+
+    cases = ((), (1,), (1, 2), (), (3,))
+    expected = [outputs(skipped) for skipped in cases]
+    offload(model, device, mode)
+    for skipped, output in zip(cases, expected, strict=True):
+        assert torch.equal(outputs(skipped), output), "not the output"
+        if gpu.kind == "rig":
+            assert_left(gpu, device, before)
+    stop(model)
+    assert_weights(model, weights)
+
+
+@modes
+@kinds
+def test_a_layer_that_runs_again_while_it_is_used(gpu, kind, mode):
+    """A block with a parameter of its own, around layers, twice: it is prefetched for the second time in the first."""
+    device = gpu.devices[0]
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.ModuleList(linear(kind, device, seed) for seed in range(2))
+            self.scale = torch.nn.Parameter(torch.full((), 0.5, dtype=self.inner[0].bias.dtype))
+
+        def forward(self, x):
+            for layer in self.inner:
+                x = layer(x) * self.scale
+            return x
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = linear(kind, device, 3)
+            self.blocks = torch.nn.ModuleList([Outer()])
+
+        def forward(self, x):
+            for _ in range(2):
+                x = self.blocks[0](self.first(x))
+            return x
+
+    model = Twice().to(device)
+    expected = run(model, device)
+    offload(model, device, mode)
+    for _ in range(3):
+        assert_output(model, device, expected)
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | LOW], ids=["block", "block-low"])
+def test_training_with_checkpoints(gpu, mode):
+    train(gpu, "plain", mode)
+
+
+@quantized
+@pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | LOW], ids=["block", "block-low"])
+def test_training_of_a_quantized_model_with_checkpoints(gpu, kind, mode):
+    train(gpu, kind, mode)
+
+
+def train(gpu, kind, mode) -> None:
+    """The input gets its gradient through frozen blocks, which autograd keeps until it has read them."""
+    from torch.utils.checkpoint import checkpoint
+
+    device = gpu.devices[0]
+    model = build(kind, device).requires_grad_(False).train()
+    layer = model.first
+
+    def forward(x):
+        x = model.first(x)
+        for block in model.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+
+    model.forward = forward
+
+    def gradient():
+        inputs = torch.randn(2, layer.in_features, generator=torch.Generator().manual_seed(7))
+        inputs = inputs.to(layer.bias.dtype).to(device).requires_grad_(True)
+        model(inputs).float().pow(2).sum().backward()
+        return inputs.grad.cpu()
+
+    expected = gradient()
+    offload(model, device, mode)
+    for _ in range(3):
+        assert torch.equal(gradient(), expected), "not the output"
