@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def check(
-    build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: int = 3, **options: Any
-) -> str:
+def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: int = 3, **options: Any) -> str:
     """Offload what ``build(device)`` makes, run it, and look at the GPU.
 
     Args:
