@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "FILE",
     "ByMemory",
     "backends",
     "companions_of_parameters",
@@ -37,6 +38,8 @@ __all__ = [
     "wrappers",
 ]
 
+# The file of a group whose tensors are mappings of it (`disk`).
+FILE = "_quantfix_file"
 _NO_WRAPPERS = frozenset(("bitsandbytes",))
 _NOT_TO_DISK = (
     "Weights of class {} cannot be offloaded to disk: safetensors does not store their inner tensors. "
@@ -205,7 +208,9 @@ def _is_packed_for_the_cpu(wrapper: Any) -> bool:
 
 
 def is_on_disk(group: Any) -> bool:
-    return vars(group).get("offload_to_disk_path") is not None
+    """Whether diffusers moves ``group`` to the disk. Those of `disk.map_to_disk` are moved here."""
+    held = vars(group)
+    return held.get("offload_to_disk_path") is not None and FILE not in held
 
 
 def refuse_wrappers(found: Iterable[Any]) -> None:

@@ -5,8 +5,8 @@ optimum-quanto and torchao do not travel whole that way (`group_tensors` says wh
 such weights are moved here, tensor by tensor; all other groups are left to diffusers.
 
 On a stream, everything is copied from pinned memory, non-blocking, on that stream. What was onloaded and did not change
-is not copied back: its host copy takes its place again. Groups that are offloaded to disk are left to diffusers with
-their parameters and buffers; companions, a small part of a weight, stay in host memory then.
+is not copied back: its host copy takes its place again. Groups that wait on the disk (`disk`) are moved here, too,
+whatever their weights are; companions, a small part of a weight, stay in host memory then.
 
 Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``).
 """
@@ -17,6 +17,7 @@ import contextlib
 import sys
 
 from ..weights.wrappers import follow
+from .disk import check_file, is_mapped
 from .group_tensors import (
     backends,
     companions_of_parameters,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["is_left_to_diffusers", "take_over", "version_of"]
+__all__ = ["is_left_to_diffusers", "offload", "onload", "take_over", "version_of"]
 
 _AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -65,7 +66,7 @@ def take_over(draft: Any, module_group: Any, backend: str) -> None:
             if backend not in backends(self):
                 original(self)
             else:
-                _onload(self, original)
+                onload(self, original)
 
         return uncompiled(onload_)
 
@@ -76,7 +77,7 @@ def take_over(draft: Any, module_group: Any, backend: str) -> None:
             if backend not in backends(self):
                 original(self)
             else:
-                _offload(self, original)
+                offload(self, original)
 
         return uncompiled(offload_)
 
@@ -102,7 +103,15 @@ def is_left_to_diffusers(module_group: Any, backend: str) -> bool:
 # ---------------------------------------------------------------------- moving
 
 
-def _onload(group: Any, original: Any) -> None:
+def onload(group: Any, original: Any = None) -> None:
+    """Bring ``group`` to its device.
+
+    Args:
+        group: the ``ModuleGroup``.
+        original: the method of diffusers, for groups that it moves to the disk.
+    """
+    if is_mapped(group):
+        check_file(group)
     if group.stream is not None:
         group.stream.synchronize()  # the transfer before this one
     with _moving():
@@ -168,7 +177,7 @@ def _bring(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> No
     A group can be on its device already: an exception ended the pass. It keeps the host copies that it has.
     """
     device = _with_index(group.onload_device)
-    offload_device = _with_index(group.offload_device)
+    offload_device = _offload_device(group)
     hosts = list(inventory.hosts)
     for slot, present in enumerate(look.tensors):
         if present.device == offload_device != device:
@@ -188,7 +197,8 @@ def _note_versions(inventory: Inventory, look: Look, moved: list[Any]) -> None:
                 inventory.versions[id(parameter)] = version_of(parameter)
 
 
-def _offload(group: Any, original: Any) -> None:
+def offload(group: Any, original: Any = None) -> None:
+    """Let ``group`` wait on the offload device, or the disk; see `onload`."""
     torch = sys.modules["torch"]
     if group.stream is not None:
         if not is_brought(group) and forget(group):
@@ -220,13 +230,17 @@ def _take_back(group: Any, inventory: Inventory, look: Look, training: bool) -> 
         training: whether gradients are computed. Writing to ``.data`` is not counted as a change, so parameters that
             are not quantized are copied then.
     """
-    device = _with_index(group.offload_device)
-    pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu"
+    device = _offload_device(group)
+    mapped = is_mapped(group)
+    pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu" and not mapped
     plain, kept = inventory.plain, list(inventory.hosts)
     for slot, host in enumerate(kept):
         if host is None or (slot in plain and (training or not _is_unchanged(slot, inventory, look))):
-            kept[slot] = _taken_back(look.tensors[slot], device, pin)
-            inventory.pinned[slot] = True if pin else None
+            taken = _taken_back(look.tensors[slot], device, pin)
+            # What is on the disk does not come to memory unless it must.
+            if host is None or not mapped or not sys.modules["torch"].equal(taken, host):
+                kept[slot] = taken
+                inventory.pinned[slot] = True if pin else None
     inventory.exchange(look, kept, device)
     inventory.brought, inventory.hosts, inventory.versions = [], [None] * len(kept), {}
 
@@ -278,6 +292,10 @@ def _on_its_stream(group: Any, inventory: Inventory) -> contextlib.AbstractConte
             inventory.on_stream = known
     found: contextlib.AbstractContextManager[Any] = known
     return found
+
+
+def _offload_device(group: Any) -> Any:
+    return _with_index("cpu" if is_mapped(group) else group.offload_device)
 
 
 def _with_index(device: Any) -> Any:

@@ -71,6 +71,32 @@ def test_what_is_written_to_a_buffer_is_kept(gpu, mode, inference):
     assert calls == [3] * 6, f"written to the buffers: {calls}"
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+@pytest.mark.defect(FIX_ID, shows="written to")
+@modes("leaf-stream", "leaf-low", "leaf-record")
+def test_what_a_model_writes_to_its_own_buffer_is_kept(gpu, mode, inference):
+    """At leaf level a buffer beside the layers comes with the model that has it."""
+    device = gpu.devices[0]
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 64)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return self.layer(x)
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), Counting()).to(device)
+    offload(model, device, mode)
+    for _ in range(3):
+        with torch.inference_mode(inference):
+            run(model, device)
+    assert model[1].calls.item() == 3, f"written to the buffer: {model[1].calls}"
+    assert_left(gpu, device, 0)
+
+
 def test_unchanged_buffers_are_not_copied_back(rig_devices):
     device = rig_devices.devices[0]
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 
 import pytest
 
@@ -40,11 +41,12 @@ def plain():
 
 
 def on_disk(model, folder, device, **mode):
-    # What the offload leaves in memory may happen to be what was there: it is overwritten before that.
     offload(model, device, mode | {"offload_to_disk_path": str(folder)})
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.device.type == "cpu" and tensor.is_floating_point():
-            tensor.data.fill_(float("nan"))
+    if os.environ.get("DIFFUSERS_QUANTFIX") == "off":
+        # What upstream leaves in memory, uninitialised, may happen to be what was there before.
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.device.type == "cpu" and tensor.is_floating_point():
+                tensor.data.fill_(float("nan"))
     return model
 
 
@@ -174,6 +176,80 @@ def load_lora(gpu, tmp_path, level, bits) -> None:
     assert torch.equal(output(pipe.transformer, device), without), "the outputs differ"
 
 
+@levels
+@pytest.mark.defect(FIX_ID, shows=r"differ|'tensor_\d+'")
+def test_a_lora_is_fused(gpu, tmp_path, level):
+    fuse_lora(gpu, tmp_path, level, 0)
+
+
+@levels
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_lora_is_fused_into_a_quantized_model(gpu, tmp_path, level, bits):
+    fuse_lora(gpu, tmp_path, level, bits)
+
+
+def fuse_lora(gpu, tmp_path, level, bits) -> None:
+    pytest.importorskip("peft")
+    if sentence := unmet("diffusers>=0.35"):
+        pytest.skip(f"before, a LoRA cannot be loaded under group offload; {sentence}")
+    device = gpu.devices[0]
+    folder = models.saved(models.flux_transformer(), tmp_path / "flux")
+    plain_pipe = models.flux_pipeline(flux(folder, bits, device))
+    pipe = models.flux_pipeline(flux(folder, bits, device))
+    on_disk(pipe.transformer, tmp_path / "groups", device, **level)
+    for each in (plain_pipe, pipe):
+        each.load_lora_weights(flux_lora(), adapter_name="one")
+        output(each.transformer, device)
+        if not bits and each is plain_pipe:
+            each.transformer.to("cpu")  # where peft merges other numbers than on a device
+        each.fuse_lora(lora_scale=3.0)
+    fused = output(plain_pipe.transformer.to(device), device)
+    for _ in range(2):
+        torch.testing.assert_close(output(pipe.transformer, device), fused, msg="the outputs differ")
+    for each in (plain_pipe, pipe):
+        if not bits and each is plain_pipe:
+            each.transformer.to("cpu")
+        each.unfuse_lora()
+    unfused = output(plain_pipe.transformer.to(device), device)
+    assert not torch.equal(fused, unfused)
+    for _ in range(2):
+        torch.testing.assert_close(output(pipe.transformer, device), unfused, msg="the outputs differ")
+
+
+@levels
+@pytest.mark.defect(FIX_ID, shows=r"differ|'tensor_\d+'")
+def test_a_lora_is_swapped(gpu, tmp_path, level):
+    swap_lora(gpu, tmp_path, level, 0)
+
+
+@levels
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_lora_of_a_quantized_model_is_swapped(gpu, tmp_path, level, bits):
+    swap_lora(gpu, tmp_path, level, bits)
+
+
+def swap_lora(gpu, tmp_path, level, bits) -> None:
+    pytest.importorskip("peft")
+    if sentence := unmet("diffusers>=0.35"):
+        pytest.skip(f"before, a LoRA cannot be loaded under group offload; {sentence}")
+    device = gpu.devices[0]
+    folder = models.saved(models.flux_transformer(), tmp_path / "flux")
+    other = {name: -2 * tensor if "lora_B" in name else tensor for name, tensor in flux_lora().items()}
+    plain_pipe = models.flux_pipeline(flux(folder, bits, device))
+    pipe = models.flux_pipeline(flux(folder, bits, device))
+    on_disk(pipe.transformer, tmp_path / "groups", device, **level)
+    for each in (plain_pipe, pipe):
+        each.load_lora_weights(dict(flux_lora()), adapter_name="one")
+    first = output(plain_pipe.transformer, device)
+    assert torch.equal(output(pipe.transformer, device), first), "the outputs differ"
+    for each in (plain_pipe, pipe):
+        each.load_lora_weights(dict(other), adapter_name="one", hotswap=True)
+    second = output(plain_pipe.transformer, device)
+    assert not torch.equal(first, second)
+    for _ in range(2):
+        assert torch.equal(output(pipe.transformer, device), second), "the outputs differ"
+
+
 @functools.cache
 def flux_lora():
     """A LoRA of rank 4 for the attention projections of ``models.flux_transformer``."""
@@ -187,17 +263,6 @@ def flux_lora():
 
 
 @named_by_group
-def test_a_file_of_other_tensors_is_refused_before_anything_is_offloaded(gpu, tmp_path):
-    on_disk(plain(), tmp_path, gpu.devices[0], **BLOCK)
-    other = net(lambda seed: torch.nn.Linear(64, 64, bias=False) if seed < 2 else torch.nn.Linear(64, 64))
-    weight = other.blocks[0][0].weight
-    expected = weight.clone()
-    with pytest.raises(ValueError, match="holds other tensors than the group"):
-        offload(other, gpu.devices[0], BLOCK | {"offload_to_disk_path": str(tmp_path)})
-    assert torch.equal(weight, expected)
-
-
-@named_by_group
 def test_files_that_were_there_are_used_and_kept(gpu, tmp_path):
     """As upstream does: a second process finds the files of the first."""
     device = gpu.devices[0]
@@ -207,3 +272,208 @@ def test_files_that_were_there_are_used_and_kept(gpu, tmp_path):
     assert torch.equal(model(torch.ones(2, 64, device=device)).cpu(), plain()(torch.ones(2, 64)))
     stop(model)
     assert sorted(tmp_path.iterdir()) == files
+
+
+def scaled(factor):
+    """`plain` with other weights."""
+    model = plain()
+    for parameter in model.parameters():
+        parameter.data.mul_(factor)
+    return model
+
+
+def assert_output(model, twin, device) -> None:
+    inputs = torch.ones(2, 64)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(model(inputs.to(device)).cpu(), twin(inputs)), "the outputs differ"
+
+
+streams = pytest.mark.parametrize("stream", [{}, STREAM], ids=["", "stream"])
+
+
+@levels
+@streams
+@named_by_group
+@pytest.mark.defect(FIX_ID, shows=NOISE)
+def test_two_models_in_one_folder(gpu, tmp_path, level, stream):
+    """Both transformers of Wan 2.2 are of one class."""
+    device = gpu.devices[0]
+    models = [on_disk(scaled(factor), tmp_path, device, **level, **stream) for factor in (1.0, 1.5, 1.0)]
+    for _ in range(2):
+        for model, factor in zip(models, (1.0, 1.5, 1.0), strict=True):
+            assert_output(model, scaled(factor), device)
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert all(path.suffix == ".safetensors" for path in files)
+    stop(models[1])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files, "of others"
+    stop(models[0])
+    for model, factor in zip(models[1:], (1.5, 1.0), strict=True):
+        assert torch.equal(
+            model.to(device)(torch.ones(2, 64, device=device)).cpu(), scaled(factor)(torch.ones(2, 64))
+        )
+
+
+@named_by_group
+@pytest.mark.defect(
+    FIX_ID, shows=NOISE + "|holds other tensors|Header|header|size mismatch|must match|KeyError|tensor_"
+)
+@pytest.mark.parametrize("left", ["other weights", "other shapes", "half", "nothing"])
+def test_a_file_that_was_left_there(gpu, tmp_path, left):
+    """Of another checkpoint, of another model, of a process that was killed."""
+    device = gpu.devices[0]
+    first = on_disk(scaled(2.0), tmp_path, device, **BLOCK)
+    files = sorted(tmp_path.iterdir())
+    for path in files:
+        if left == "other shapes":
+            from safetensors.torch import save_file
+
+            save_file({"tensor_0": torch.ones(7)}, path)
+        elif left != "other weights":
+            path.write_bytes(path.read_bytes()[: 1000 if left == "half" else 0])
+    content = [path.read_bytes() for path in files]
+    del first
+    model = on_disk(plain(), tmp_path, device, **BLOCK)
+    assert_output(model, plain(), device)
+    stop(model)
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == content
+
+
+@levels
+@streams
+@pytest.mark.defect(FIX_ID, shows=NOISE)
+def test_weights_that_are_changed_between_two_passes(gpu, tmp_path, level, stream):
+    """As `fuse_lora` and the hotswap of a LoRA change them, and ``load_state_dict``."""
+    device = gpu.devices[0]
+    model, twin = on_disk(plain(), tmp_path, device, **level, **stream), plain()
+    assert_output(model, twin, device)
+    for changed in (model, twin):
+        changed.blocks[0][0].weight.data.add_(0.25)
+        changed.blocks[1][2].bias.data.copy_(torch.full((64,), 3.0))
+        changed.scale.data.fill_(2.0)
+    assert_output(model, twin, device)
+    state = scaled(3.0).state_dict()
+    for loaded in (model, twin):
+        loaded.load_state_dict(state)
+    assert_output(model, twin, device)
+    assert_same(model.state_dict(), state)
+
+
+@levels
+@streams
+def test_a_buffer_that_a_layer_writes_to(gpu, tmp_path, level, stream):
+    """Also in training, where the weights stay on the disk all the same."""
+    device = gpu.devices[0]
+
+    def moving():
+        model = plain().train()
+        model.register_buffer("calls", torch.zeros(()))
+        model.register_forward_pre_hook(lambda module, inputs: module.calls.add_(1) and None)
+        return model
+
+    model, twin = on_disk(moving(), tmp_path, device, **level, **stream), moving()
+    inputs = torch.ones(2, 64)
+    for _ in range(4):
+        torch.testing.assert_close(model(inputs.to(device)).cpu(), twin(inputs))
+    norm, other = model.blocks[-1][0], twin.blocks[-1][0]
+    torch.testing.assert_close(norm.running_mean, other.running_mean)
+    assert norm.num_batches_tracked == other.num_batches_tracked == 4
+    if level == BLOCK and not stream:
+        assert model.calls == 4
+    assert is_in_a_file(model.blocks[0][0].weight)
+
+
+def is_in_a_file(tensor) -> bool:
+    """Whether the memory of ``tensor`` is the mapping of a file, which the system can take back."""
+    address = tensor.data_ptr()
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if begin <= address < end:
+                return "safetensors" in line
+    return False
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc")
+@levels
+@streams
+def test_the_weights_are_not_in_memory(gpu, tmp_path, level, stream):
+    device = gpu.devices[0]
+    model = on_disk(plain(), tmp_path, device, **level, **stream)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            model(torch.ones(2, 64, device=device))
+        assert all(is_in_a_file(tensor) for tensor in [*model.parameters(), *model.buffers()])
+
+
+@pytest.mark.defect(FIX_ID, shows=NOISE)
+@streams
+def test_a_weight_that_two_modules_share(gpu, tmp_path, stream):
+    """``shared`` and ``encoder.embed_tokens`` of T5 are one, and at leaf level of two groups."""
+    device = gpu.devices[0]
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.shared, self.embed = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+            self.embed.weight = self.shared.weight
+
+        def forward(self, x):
+            return self.embed(self.shared(x))
+
+    model, twin = on_disk(Tied(), tmp_path, device, **LEAF, **stream), Tied()
+    assert_output(model, twin, device)
+    for changed in (model, twin):
+        changed.embed.weight.data.mul_(2)
+    assert_output(model, twin, device)
+    for changed in (model, twin):
+        changed.shared.weight.data.mul_(2)
+    assert_output(model, twin, device)
+    stop(model)
+    assert model.embed.weight is model.shared.weight
+    assert_same(model.state_dict(), twin.state_dict())
+
+
+def test_a_file_that_is_changed_under_us(gpu, tmp_path):
+    device = gpu.devices[0]
+    model = on_disk(plain(), tmp_path, device, **BLOCK)
+    for path in tmp_path.iterdir():
+        with open(path, "r+b") as file:
+            file.truncate(100)
+    with pytest.raises(
+        RuntimeError, match="was changed by another program while weights were offloaded to it"
+    ):
+        model(torch.ones(2, 64, device=device))
+
+
+def test_a_file_that_is_deleted_under_us(gpu, tmp_path):
+    device = gpu.devices[0]
+    model = on_disk(plain(), tmp_path, device, **BLOCK)
+    for path in list(tmp_path.iterdir()):
+        path.unlink()
+    assert_output(model, plain(), device)
+    stop(model)
+    assert_same(model.state_dict(), plain().state_dict())
+
+
+def test_a_file_that_cannot_be_written(gpu, tmp_path):
+    """A full disk: nothing is changed, and nothing is left."""
+    import resource
+    import signal
+
+    device = gpu.devices[0]
+    model = plain()
+    weight = model.blocks[0][0].weight
+    expected = weight.clone()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        with pytest.raises(Exception, match=r"File too large|os error 27"):
+            offload(model, device, BLOCK | {"offload_to_disk_path": str(tmp_path)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert torch.equal(weight, expected)
+    assert not list(tmp_path.iterdir())

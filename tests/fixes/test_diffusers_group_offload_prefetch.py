@@ -29,6 +29,10 @@ kinds = pytest.mark.parametrize("kind", ["plain", "4-bit", "8-bit"])
 
 
 def linear(kind: str, device, seed: int):
+    if kind != "plain":
+        pytest.importorskip("bitsandbytes")
+        if sentence := unmet("bitsandbytes>=0.46"):
+            pytest.skip(f"what native kernels write is not known to late devices; {sentence}")
     if kind == "4-bit":
         return four_bit.linear(device, seed=seed)
     if kind == "8-bit":
@@ -39,10 +43,6 @@ def linear(kind: str, device, seed: int):
 
 def build(kind: str, device, blocks: int = 3):
     """A chain of blocks; the forward pass of block ``model.stops_at`` raises."""
-    if kind != "plain":
-        pytest.importorskip("bitsandbytes")
-    if kind == "8-bit" and (sentence := unmet("bitsandbytes>=0.45")):
-        pytest.skip(f"the rig computes 8-bit layers as bitsandbytes 0.45 and later do; {sentence}")
     model = net(lambda seed: linear(kind, device, seed), blocks)
     model.stops_at = None
 
@@ -99,6 +99,9 @@ def stop_in_the_middle(gpu, kind, mode) -> None:
         model.stops_at = None
         assert_weights(model, weights)
         stop(model)
+        if unmet("diffusers>=0.34"):  # which does not offload a model for the second time
+            for module in model.modules():
+                vars(module).pop("_diffusers_hook", None)
         offload(model, device, mode)
         assert_weights(model, weights)
         for _ in range(3):
@@ -129,8 +132,12 @@ def test_weights_that_are_changed_after_a_stopped_pass(gpu, mode):
         model.stops_at = None
         torch.cuda.synchronize()
         for one in (model, twin):
-            for parameter in one.blocks[at + 1 :].parameters():
-                parameter.data.mul_(1.5)
+            layers = [layer for block in one.blocks[at + 1 :] for layer in block]
+            if mode["offload_type"] == "leaf_level":
+                layers.append(one.blocks[at][2])
+            for layer in layers:
+                for parameter in layer.parameters():
+                    parameter.data.mul_(1.5)
         for _ in range(2):
             assert_output(model, device, run(twin, device))
 
@@ -199,7 +206,7 @@ def test_the_last_layer_of_every_model(gpu, kind, mode):
 
 
 def run_three_times(gpu, kind, mode) -> None:
-    device = gpu.devices[-1]
+    device = gpu.devices[0]
     model = build(kind, device)
     expected = run(model, device)
     before = gpu.allocated(device)
@@ -297,7 +304,8 @@ def test_a_layer_that_runs_again_while_it_is_used(gpu, kind, mode):
         assert_output(model, device, expected)
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+# Before, the backward pass fails: nobody brings the blocks in its order.
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.37")
 @pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | LOW], ids=["block", "block-low"])
 def test_training_with_checkpoints(gpu, mode):
     train(gpu, "plain", mode)

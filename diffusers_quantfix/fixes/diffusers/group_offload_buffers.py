@@ -5,8 +5,8 @@ Symptom: after a run under ``enable_group_offload(use_stream=True)`` every buffe
     What a layer writes to its buffer is lost in the next run. Without a stream too, the memory of a buffer that is a
     view is never freed: transformers 4.51 to 4.56 makes all buffers of a quantized model views of what it read.
 Cause: ``ModuleGroup`` brings the parameters and buffers of its modules, and gives only the parameters their host copies
-    back. The next run brings the first host copy of a buffer again. It gives a buffer other ``.data``, which leaves a
-    view its base, with the memory that both had.
+    back, and buffers of a module that is no layer, without what was written to them. The next run brings the first host
+    copy of a buffer again. It gives a buffer other ``.data``, which leaves a view its base, with the memory of both.
 Upstream: no issue.
 Patch: the buffers get their host copies back as well; one that was changed in place is copied to it before. When the
     offloading of a model is set up, its buffers that are views are exchanged for plain ones.
@@ -98,7 +98,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
         def onload_(self):
             original(self)
-            if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
+            if vars(self).get("cpu_param_dict") and (buffers := held_buffers(self)):
                 setattr(self, _VERSIONS, {buffer: version_of(buffer) for buffer in buffers})
 
         return uncompiled(onload_)
@@ -107,9 +107,12 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
+            buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else ()
+            if buffers:  # before: diffusers gives those that are in no module of the group their host copies
+                keep_changes(self, buffers)
             original(self)
-            if vars(self).get("cpu_param_dict") and (buffers := module_buffers(self)):
-                take_buffers_back(self, buffers)
+            for buffer in buffers:
+                buffer.data = self.cpu_param_dict[buffer]
 
         wrapped = uncompiled(offload_)
         setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
@@ -136,16 +139,18 @@ def replace_views(model: Any) -> None:
                 module._buffers[name] = replaced.setdefault(id(buffer), (buffer, buffer.data))[1]
 
 
-def module_buffers(group: Any) -> tuple[Any, ...]:
+def held_buffers(group: Any) -> tuple[Any, ...]:
     known: tuple[Any, ...] | None = vars(group).get(_BUFFERS)
     if known is None:
         found = {id(buffer): buffer for module in group.modules for buffer in module.buffers()}
+        found |= {id(buffer): buffer for buffer in group.buffers}
         known = tuple(buffer for buffer in found.values() if buffer in group.cpu_param_dict)
         setattr(group, _BUFFERS, known)
     return known
 
 
-def take_buffers_back(group: Any, buffers: Any) -> None:
+def keep_changes(group: Any, buffers: Any) -> None:
+    """Copy the buffers that were changed in place to their host copies."""
     inference_mode = sys.modules["torch"].inference_mode
     versions = vars(group).pop(_VERSIONS, {})
     for buffer in buffers:
@@ -153,4 +158,3 @@ def take_buffers_back(group: Any, buffers: Any) -> None:
         if buffer in versions and (versions[buffer] is None or versions[buffer] != version_of(buffer)):
             with inference_mode(host.is_inference()):
                 host.copy_(buffer)
-        buffer.data = host

@@ -1,16 +1,19 @@
-"""The state dict of a model that is group-offloaded to disk is uninitialised memory, and so is the model without hooks.
+"""Weights that are group-offloaded to disk are uninitialised memory between two passes, or another model's.
 
 Symptom: ``save_pretrained`` of a model under ``enable_group_offload(offload_to_disk_path=...)`` writes noise, without
     an error; loaded again it gives NaN. Loading a LoRA at leaf level gives NaN at once, at block level KeyError
-    "tensor_32".
+    "tensor_32". ``fuse_lora()`` and ``load_lora_weights(hotswap=True)`` have no effect, or give NaN. T5 at leaf level
+    gives NaN. Two models in one folder (both transformers of Wan 2.2), or a folder that another model has left: the
+    second computes with the weights of the first. With a stream, before diffusers 0.41, NaN.
 Cause: ``ModuleGroup.offload_`` writes its tensors to a file and replaces them by ``torch.empty_like``. Only ``onload_``
-    reads the file. ``state_dict()`` does not, nor does the removal of the hooks. When a LoRA is loaded, diffusers
-    removes the hooks, groups the model again, and writes the uninitialised memory to new files.
-Upstream: no issue.
-Patch: a module whose tensors a group has on disk gets a state-dict hook, which reads its tensors from the group's file.
-    When the offload hook is removed, the group gets its tensors back, on the offload device, and the file that it wrote
-    is deleted. A file that was there before, of a group with other tensors, raises an error before anything is
-    offloaded.
+    reads the file. ``state_dict()`` does not, nor does the removal of the hooks, and what is written to the weights
+    meanwhile is lost. A second group with the same tensor writes what the first has emptied. The name of the file is
+    made of the name of the group alone, and a file of that name is taken for the group's. The memory on the device is
+    freed while it may still be read.
+Upstream: diffusers PR 14657, in 0.41.0, for the last one.
+Patch: the tensors of a group become private mappings of its file, which can be read and changed like other tensors. A
+    file that was there is used if each byte of it is the group's; a file that the group wrote is deleted with its hook.
+    The groups are moved by the package then, and waited for as those in memory are.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import os
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.group_tensors import rejoin
+from ...offloading.disk import is_mapped, leave_file, map_to_disk
+from ...offloading.groups import offload, onload
 from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False
@@ -31,32 +35,25 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-group-offload-disk",
-    title="a model that is group-offloaded to disk is saved as uninitialised memory",
+    title="weights that are group-offloaded to disk are uninitialised memory between two passes, or another model's",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.34.0,<=0.42.1"},
     upstream=(
         "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L314",
+        "https://github.com/huggingface/diffusers/pull/14657",
     ),
     symptom="NaN, or noise, from a model that was saved while it was group-offloaded to disk, or that a LoRA was "
-    "loaded into",
+    "loaded into, or from the second of two models with one offload_to_disk_path; fuse_lora() has no effect",
     harm="wrong result",
     frames=("offload_to_disk_path", "group_offload", "disk"),
     hot=True,
-)
-
-_GROUP = "_quantfix_disk_group"
-_IS_EMPTY = "_quantfix_is_empty"
-_WROTE = "_quantfix_wrote_its_file"
-_OTHER_TENSORS = (
-    "{} holds other tensors than the group of modules that is to be offloaded there. Delete it, or give another "
-    "`offload_to_disk_path`."
 )
 
 
 def broken(group_offloading: ModuleType) -> bool:
     """Offload a layer whose file is marked as written; does its state dict silently differ from its weights?
 
-    Nothing is written: an upstream release, or this fix, that reads the file does not find it, and raises.
+    Nothing is written: an upstream release that reads the file does not find it, and this fix cannot write it.
     """
     import torch
 
@@ -74,8 +71,8 @@ def broken(group_offloading: ModuleType) -> bool:
     group.tensor_to_key = {layer.weight: "tensor_0"}
     group.key_to_tensor = {"tensor_0": layer.weight}
     before = layer.weight.data_ptr(), layer.weight.data
-    group.offload_()
     try:
+        group.offload_()
         state = layer.state_dict()
     except Exception:
         return False
@@ -90,18 +87,11 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
-            if self.offload_to_disk_path is None:
+            if not goes_to_disk(self):
                 return original(self)
-            if not self._is_offloaded_to_disk:
-                check_file(self)
-            result = original(self)
-            if _IS_EMPTY not in vars(self):
-                for module in owners(self):
-                    vars(module)[_GROUP] = self
-                    if fill_from_disk not in module._state_dict_hooks.values():
-                        module._register_state_dict_hook(fill_from_disk)
-            setattr(self, _IS_EMPTY, True)
-            return result
+            if not is_mapped(self):
+                map_to_disk(self)
+            return offload(self)
 
         return uncompiled(offload_)
 
@@ -109,17 +99,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
-            result = original(self)
-            if self.offload_to_disk_path is not None:
-                setattr(self, _IS_EMPTY, False)
-            return result
+            return onload(self) if is_mapped(self) else original(self)
 
         return uncompiled(onload_)
 
     def make_deinitialize(original):
         def deinitalize_hook(self, module):
-            if vars(self.group).get("offload_to_disk_path") is not None:
-                restore(self.group)
+            leave_file(self.group)
             return original(self, module)
 
         return deinitalize_hook
@@ -130,74 +116,6 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(hook, "deinitalize_hook", make_deinitialize)
 
 
-def check_file(group: Any) -> None:
-    """Before the first offload: a file that exists already has to hold these tensors.
-
-    Raises:
-        ValueError: it is not.
-    """
-    path = group.safetensors_file_path
-    there = os.path.exists(path)
-    setattr(group, _WROTE, not there)
-    if not there:
-        return
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    if shapes != {key: list(tensor.shape) for tensor, key in group.tensor_to_key.items()}:
-        raise ValueError(_OTHER_TENSORS.format(path))
-
-
-def restore(group: Any) -> None:
-    """Restore the tensors of ``group`` on the offload device, and delete the file if the group wrote it.
-
-    Afterwards its modules are ordinary modules.
-    """
-    import torch
-
-    if vars(group).get(_IS_EMPTY):
-        from safetensors.torch import load_file
-
-        loaded = load_file(group.safetensors_file_path, device="cpu")
-        with torch.inference_mode(False), torch.no_grad():
-            for tensor, key in group.tensor_to_key.items():
-                # A copy: the tensors of the file are views of it.
-                tensor.data = loaded.pop(key).to(group.offload_device, copy=True)
-            rejoin(group)
-        setattr(group, _IS_EMPTY, False)
-    for module in owners(group):
-        if vars(module).get(_GROUP) is group:
-            del vars(module)[_GROUP]
-            for key, hook in list(module._state_dict_hooks.items()):
-                if hook is fill_from_disk:
-                    del module._state_dict_hooks[key]
-    if vars(group).pop(_WROTE, False) and os.path.exists(group.safetensors_file_path):
-        os.remove(group.safetensors_file_path)
-
-
-def fill_from_disk(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Replace the tensors of ``module`` itself in ``state_dict`` by those in the file of its group."""
-    group = vars(module).get(_GROUP)
-    if group is None or not vars(group).get(_IS_EMPTY):
-        return
-    from safetensors import safe_open
-
-    with safe_open(group.safetensors_file_path, framework="pt", device="cpu") as file:
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            key = None if tensor is None else group.tensor_to_key.get(tensor)
-            # With `keep_vars` the caller wants the parameters themselves, not their data.
-            if key is not None and state_dict.get(prefix + name, tensor) is not tensor:
-                state_dict[prefix + name] = file.get_tensor(key)
-
-
-def owners(group: Any) -> list[Any]:
-    """The modules that own the tensors of ``group``."""
-    trees = [*group.modules, *([group.offload_leader] if group.parameters or group.buffers else [])]
-    found = {}
-    for tree in trees:
-        for module in tree.modules():
-            tensors = [*module._parameters.values(), *module._buffers.values()]
-            if any(tensor is not None and tensor in group.tensor_to_key for tensor in tensors):
-                found[id(module)] = module
-    return list(found.values())
+def goes_to_disk(group: Any) -> bool:
+    """Whether it is a group with a file: a path of "" is none before diffusers 0.35."""
+    return vars(group).get("safetensors_file_path") is not None

@@ -88,6 +88,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             elif is_prefetch(self) and (tensors := exchangeable(self)):
                 prefetch(self, tensors, original)
             else:
+                leave_memory(self, exchangeable(self))
                 original(self)
                 note_use(self, True)
                 end_transfer(self)
@@ -148,11 +149,21 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
             tensor.data = data
 
     def use() -> None:
+        leave_memory(group, tensors)
         note_use(group, True)
         for tensor, data in zip(tensors, copies, strict=True):
             tensor.data = data
 
     end_transfer(group, use)
+
+
+def leave_memory(group: Any, tensors: list[Any]) -> None:
+    """Before ``group``, which an exception has left on its device, comes anew: the stopped pass may still read it."""
+    if is_in_use(group):
+        computing = compute_stream(group)
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                tensor.data.record_stream(computing)
 
 
 def _before(group: Any, following: Any) -> None:

@@ -1,0 +1,194 @@
+"""Groups of diffusers' group offloading that wait on the disk: their tensors are a private mapping of a file.
+
+What is mapped needs no memory that the system could not take back, and is otherwise like any tensor on the CPU: it has
+the weights, it can be read, saved and changed. What is changed (by a LoRA that is fused, swapped or trained, by a layer
+that writes to its buffer) is in memory from then on. The file stays as it is, and no other group sees the change.
+
+A file is complete before it gets the name that diffusers has for it. A group uses a file that is there already, of an
+earlier process or of another model, if each byte of it is its own; otherwise it writes one of its own, without a name.
+
+Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup._offload_to_disk``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+
+from .group_tensors import FILE, companions_of_parameters, contents, refuse_wrappers, rejoin, wrappers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["check_file", "is_mapped", "leave_file", "map_to_disk"]
+
+_CHANGED = (
+    "{} was changed by another program while weights were offloaded to it. Load the model again, and give another "
+    "`offload_to_disk_path`."
+)
+
+
+class _File:
+    """The file of a group.
+
+    Attributes:
+        path: where it is; None where it has no name any more.
+        identity: device, inode, size and time of the last change.
+        is_own: whether the group has written it.
+    """
+
+    def __init__(self, path: str | None, identity: tuple[int, ...], is_own: bool) -> None:
+        self.path = path
+        self.identity = identity
+        self.is_own = is_own
+
+
+def is_mapped(group: Any) -> bool:
+    """Whether `map_to_disk` has been called for ``group``, which waits on the disk whenever it is not in use."""
+    return FILE in vars(group)
+
+
+def map_to_disk(group: Any) -> None:
+    """Let the parameters and buffers of ``group``, wherever they are, be mappings of a file with the same values.
+
+    Raises:
+        ValueError: a weight is of a class that safetensors cannot store.
+        OSError, safetensors.SafetensorError: the file cannot be written. The group is as it was.
+    """
+    from safetensors.torch import save_file
+
+    torch = sys.modules["torch"]
+    refuse_wrappers(wrappers(group, contents(group)[1]))
+    aliases = companions_of_parameters(group)
+    path = os.path.abspath(group.safetensors_file_path)
+    with torch.inference_mode(False), torch.no_grad():
+        tensors = {key: tensor.data.to("cpu") for tensor, key in group.tensor_to_key.items()}
+        kinds = {key: tensor.is_inference() for tensor, key in group.tensor_to_key.items()}
+        mapped = _mapped(path, tensors, kinds)
+        if mapped is not None and _are_equal(mapped, tensors):
+            file = _File(path, _identity(path), is_own=False)
+        else:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            own = f"{path}.{os.getpid()}-{os.urandom(4).hex()}"
+            try:
+                save_file(tensors, own)
+                mapped = _mapped(own, tensors, kinds)
+                if mapped is None:
+                    raise OSError(f"{own} is not what was written to it")
+                file = _File(*_named(own, path), is_own=True)
+            except BaseException:
+                _remove(own)
+                raise
+        for tensor, key in group.tensor_to_key.items():
+            tensor.data = mapped[key]
+        group._quantfix_aliases = aliases
+        rejoin(group)
+    group._is_offloaded_to_disk = True
+    vars(group)[FILE] = file
+
+
+def check_file(group: Any) -> None:
+    """Before what is mapped is read.
+
+    Raises:
+        RuntimeError: another program has written to the file.
+    """
+    file: _File = vars(group)[FILE]
+    if file.path is None:
+        return
+    try:
+        now = _identity(file.path)
+    except OSError:  # what was deleted is kept by the mapping
+        return
+    if now[:2] == file.identity[:2] and now != file.identity:
+        raise RuntimeError(_CHANGED.format(file.path))
+
+
+def leave_file(group: Any) -> None:
+    """Delete the file of ``group`` if it wrote it; its modules are ordinary modules from then on."""
+    file: _File | None = vars(group).pop(FILE, None)
+    if file is None or file.path is None or not file.is_own:
+        return
+    if os.name == "nt":  # where nothing can be deleted that is mapped
+        for tensor in group.tensor_to_key:
+            tensor.data = tensor.data.clone()
+        rejoin(group)
+    with contextlib.suppress(OSError):
+        if _identity(file.path)[:2] == file.identity[:2]:
+            _remove(file.path)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _named(own: str, path: str) -> tuple[str | None, tuple[int, ...]]:
+    """Name the file ``own`` ``path``, if that is free; otherwise it has no name, and is gone with its mappings."""
+    identity = _identity(own)
+    try:
+        os.link(own, path)
+    except OSError:
+        path = own
+        if os.name == "nt":
+            return own, identity
+    _remove(own)
+    return (None if path == own else path), identity
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    known = os.stat(path)
+    return known.st_dev, known.st_ino, known.st_size, known.st_mtime_ns
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.remove(path)
+
+
+def _mapped(path: str, tensors: dict[str, Any], kinds: dict[str, bool]) -> dict[str, Any] | None:
+    """A private mapping of the file at ``path``, which can be written to; None if it has no such tensors.
+
+    Args:
+        path: where the file is, if there is one.
+        tensors: what it has to hold, by name, type and shape.
+        kinds: which of them are to be of inference mode: a parameter that is given data of the other kind cannot be
+            viewed, or not be differentiated, for good.
+    """
+    import mmap
+
+    torch = sys.modules["torch"]
+    try:
+        with open(path, "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        start = 8 + int.from_bytes(memory[:8], "little")
+        header = json.loads(memory[8:start])
+        header.pop("__metadata__", None)
+        found = {}
+        for key, tensor in tensors.items():
+            said = header.pop(key)
+            begin, end = (start + offset for offset in said["data_offsets"])
+            if said["shape"] != list(tensor.shape) or end - begin != tensor.nbytes or end > len(memory):
+                return None
+            with torch.inference_mode(kinds[key]):
+                found[key] = (
+                    torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+                    if tensor.numel()
+                    else torch.empty(0, dtype=tensor.dtype)
+                ).view(tensor.shape)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if header else found
+
+
+def _are_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    torch = sys.modules["torch"]
+    return all(
+        other[key].is_contiguous() and torch.equal(_bytes(tensor), _bytes(other[key]))
+        for key, tensor in one.items()
+    )
+
+
+def _bytes(tensor: Any) -> Any:
+    return tensor.reshape(-1).view(sys.modules["torch"].uint8)

@@ -1,0 +1,43 @@
+"""The streams are read for which group offloading with ``record_stream`` records the memory of a layer."""
+
+from __future__ import annotations
+
+from ..case import CannotReproduce, NeedsDevice
+
+
+def case(work: str) -> str | None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    if not torch.cuda.is_available():
+        raise NeedsDevice("needs a CUDA device")
+    try:
+        from diffusers.hooks import apply_group_offloading
+    except ImportError:
+        raise CannotReproduce("this diffusers has no group offloading") from None
+
+    recorded = set()
+
+    class Streams(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.record_stream.default:
+                recorded.add(args[1].stream_id)
+            return func(*args, **(kwargs or {}))
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).to(device)
+    apply_group_offloading(
+        model,
+        onload_device=device,
+        offload_device=torch.device("cpu"),
+        offload_type="leaf_level",
+        use_stream=True,
+        record_stream=True,
+    )
+    with torch.no_grad():
+        model(torch.ones(1, 64, device=device))
+        with Streams():
+            model(torch.ones(1, 64, device=device))
+    computing = torch.cuda.current_stream(device).stream_id
+    assert computing in recorded, f"recorded for the streams {sorted(recorded)}, and {computing} computes"
+    return "the memory of the layers is recorded for the stream that computes"
