@@ -1,8 +1,8 @@
 """Group offloading with ``record_stream`` names the stream that copies, not the one that computes.
 
 Symptom: garbled pictures under ``enable_group_offload(use_stream=True, record_stream=True)``.
-Cause: ``ModuleGroup._transfer_tensor_to_device`` asks for the current stream where that is the transfer stream, to which
-    the memory belongs anyway. With ``record_stream`` the host does not wait before it frees a group, so the next
+Cause: ``ModuleGroup._transfer_tensor_to_device`` asks for the current stream where that is the transfer stream, whose
+    memory it is anyway. With ``record_stream`` the host does not wait before it frees a group, so the next
     transfer may write to memory that the compute stream still reads.
 Upstream: diffusers issue 12673; PR 12721, in 0.36.0.
 Patch: the memory of a group is recorded for the compute stream as well.
