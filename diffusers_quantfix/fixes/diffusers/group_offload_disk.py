@@ -1,4 +1,4 @@
-"""Weights that are group-offloaded to disk are uninitialised memory between two passes, or another model's.
+"""Weights that are group-offloaded to disk are uninitialised memory, or another model's.
 
 Symptom: ``save_pretrained`` of a model under ``enable_group_offload(offload_to_disk_path=...)`` writes noise, without
     an error; loaded again it gives NaN. Loading a LoRA at leaf level gives NaN at once, at block level KeyError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FIX = Fix(
     id="diffusers-group-offload-disk",
-    title="weights that are group-offloaded to disk are uninitialised memory between two passes, or another model's",
+    title="weights that are group-offloaded to disk are uninitialised memory, or another model's",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.34.0,<=0.42.1"},
     upstream=(
