@@ -17,7 +17,8 @@ SHOWS = "reuse|early free"
 
 
 @pytest.mark.late
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+# Before diffusers 0.35, nobody waits for the last layer.
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.35")
 @pytest.mark.parametrize(
     "mode", [LEAF | RECORD, BLOCK | RECORD, BLOCK | LOW | RECORD], ids=["leaf", "block", "low"]
 )
