@@ -105,7 +105,7 @@ def _bindings(ops) -> dict:
         "maybeExchangeDevice": maybe_exchange_device,
         "canDeviceAccessPeer": lambda device, peer: True,
         "getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
-        "synchronize": lambda: _library().rig_synchronize(),
+        "synchronize": lambda *device: _library().rig_synchronize(),  # XPU passes one
         "ipc_collect": nothing,
         "emptyCache": lambda: _library().rig_empty_cache(),
         "memoryStats": memory_stats,
