@@ -232,6 +232,8 @@ def swap_lora(gpu, tmp_path, level, bits) -> None:
     pytest.importorskip("peft")
     if sentence := unmet("diffusers>=0.35"):
         pytest.skip(f"before, a LoRA cannot be loaded under group offload; {sentence}")
+    if sentence := unmet("peft>=0.20"):
+        pytest.skip(f"before, peft may put plain tensors in the place of parameters; {sentence}")
     device = gpu.devices[0]
     folder = models.saved(models.flux_transformer(), tmp_path / "flux")
     other = {name: -2 * tensor if "lora_B" in name else tensor for name, tensor in flux_lora().items()}
