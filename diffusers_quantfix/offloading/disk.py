@@ -71,7 +71,13 @@ def map_to_disk(group: Any) -> None:
         if mapped is not None and _are_equal(mapped, tensors):
             file = _File(path, _identity(path), is_own=False)
         else:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            folder = os.path.dirname(path)
+            if not os.path.exists(folder):
+                os.makedirs(folder, exist_ok=True)
+            elif not os.path.isdir(
+                folder
+            ):  # before anything is written; the probe of the fix names such a one
+                raise NotADirectoryError(f"{folder} is no folder: groups cannot be offloaded to it")
             own = f"{path}.{os.getpid()}-{os.urandom(4).hex()}"
             try:
                 save_file(tensors, own)

@@ -87,6 +87,9 @@ def test_an_import_of_a_library_imports_no_other(library):
         name for name in loaded[1] - loaded[0]
         if name.partition(".")[0] not in {*standard, library.partition(".")[0], "torch"}
     }  # fmt: skip
-    assert submodules <= {"transformers.integrations.torchao"}, (
-        "a part of another library is one more as well"
-    )
+    known = {"transformers.integrations.torchao"}
+    if (
+        "bitsandbytes" in loaded[0]
+    ):  # a probe adds a LoRA to a plain layer, and peft asks for its layers of bitsandbytes
+        known.add("peft.tuners.lora.bnb")
+    assert submodules <= known, "a part of another library is one more as well"

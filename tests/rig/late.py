@@ -32,8 +32,8 @@ It is all in C++ (``backend/late.h``), below autograd, inference mode, threads a
 devices tell of their arguments in the rig's kernels, those of the host in a callback of torch's profiler.
 
 What it cannot show: kernels that are slow (they run at once; only the order is followed), CUDA graphs, copies that
-overlap in reality, how often a race is lost; what native kernels of bitsandbytes before 0.46 write (what they read is
-followed); what the host does to pinned memory other than through torch's operators, ``numpy()`` and ``tolist()``; two
+overlap in reality, how often a race is lost; what native kernels of bitsandbytes before 0.46 read and write; what the
+host does to pinned memory other than through torch's operators, ``numpy()`` and ``tolist()``; two
 threads of the host that race. Of a tensor the bytes from its first to its last element count, so interleaved columns
 are taken for the same memory.
 """
