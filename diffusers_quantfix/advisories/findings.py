@@ -142,7 +142,7 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
             if exact and inside(f">{version}", pin) == "yes":
                 sentences.append(
                     f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
-                    "what is not fixed there is not listed"
+                    "what is not fixed there is not listed, and is patched only if its code is unchanged"
                 )
     return sentences
 

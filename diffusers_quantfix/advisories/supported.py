@@ -49,7 +49,7 @@ def newer(installed: dict[str, str | None]) -> list[str]:
             continue
         sentences.append(
             f"{name} {version} is newer than {newest}, the newest release that this version of the package was tested "
-            "with: known bugs in it may be left unpatched"
+            "with: a known bug is patched there only if all code that its fix relies on is unchanged"
         )
     return sentences
 

@@ -61,6 +61,7 @@ def page_data(
         "hot": fix.hot,
         "options": fix.options,
         "text": explanation(fix_id),
+        "relies_on": sorted({piece for one in fix.targets for piece in _relies_on(one)}),
         "versions": {"kind": verdict.kind, "reason": verdict.reason, "stated": stated},
         "targets": [
             {"id": one.name, "module": one.module, "claims": dict(one.claims), "fixed_in": one.fixed_in}
@@ -128,6 +129,7 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
             changes
             or (f"nothing here; its target{'s are' if several else ' is'} {modules}" if answer else modules),
         ),
+        *((("relies on", _some(data["relies_on"])),) if data["relies_on"] else ()),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix_id}, or qf.revert({fix_id!r})"),
         *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in data["options"].items()),
         *(("upstream", link) for link in data["upstream"] or ("not reported yet",)),
@@ -143,6 +145,21 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
 def affected(claims: Mapping[str, str]) -> str:
     """A claim for people."""
     return " and ".join(f"{name} {claim or '(any version)'}" for name, claim in claims.items())
+
+
+def _relies_on(target: Target) -> list[str]:
+    """The names of the code of the libraries that a target relies on, as it was recorded."""
+    from ..engine.proofs import Proofs
+    from ..engine.same_code import CALLED
+    from ..fixes.targets import PACKAGES, PROVED_CODE
+
+    proofs = Proofs(PROVED_CODE, PACKAGES, lambda owner, name, value: value)
+    return [piece.removesuffix(CALLED) for piece in proofs.pieces(target.name)]
+
+
+def _some(pieces: list[str]) -> str:
+    more = f" and {len(pieces) - 6} more (`--json` has all)" if len(pieces) > 6 else ""
+    return ", ".join(pieces[:6]) + more
 
 
 def _fixed(target: Mapping[str, Any]) -> str:
@@ -178,8 +195,8 @@ def _next(data: Mapping[str, Any], above: bool) -> list[str]:
         ]
     if kind == "out-of-range":
         return [
-            f"set DIFFUSERS_QUANTFIX=newer:{fix_id}: the bug was not seen in this release yet; it is patched if the "
-            "installed code still has it"
+            "put `import diffusers_quantfix` first in the program: this release was not tested, and the bug is patched "
+            f"if all code that the fix relies on is unchanged; else DIFFUSERS_QUANTFIX=newer:{fix_id} patches it"
         ]
     steps = ["put `import diffusers_quantfix` first in the program: it patches this bug"]
     if state:

@@ -8,7 +8,7 @@ released, `guard` makes a later use a clear error, `emptying` takes the tensors 
 
 from __future__ import annotations
 
-from ..placement.released import ReleasedError
+from ..placement.released import InUseError, ReleasedError
 from .freeing import release, releasing
 from .keeping import keep_host_copies
 from .report import Bystander, Kept, Release, Survivor
@@ -17,6 +17,7 @@ from .tracking import Track, track
 
 __all__ = [
     "Bystander",
+    "InUseError",
     "Kept",
     "Release",
     "ReleasedError",

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..engine.classes import namespace
 
-__all__ = ["MARK", "ReleasedError", "message_for", "released_message"]
+__all__ = ["MARK", "InUseError", "ReleasedError", "message_for", "released_message"]
 
 # In the ``__dict__`` of what was released; its value is the message.
 MARK = "_diffusers_quantfix_released"
@@ -14,6 +14,11 @@ MARK = "_diffusers_quantfix_released"
 
 class ReleasedError(RuntimeError):
     """A pipeline or model was used after `diffusers_quantfix.release` freed its memory."""
+
+
+class InUseError(RuntimeError):
+    """Never raised any more, and kept for programs that catch it: `diffusers_quantfix.release` does not wait for other
+    threads, which get `ReleasedError`."""
 
 
 def released_message(value: Any) -> str:
