@@ -34,6 +34,8 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# No word of a message; patterns would take the square of its length.
+_LONG = re.compile(r"([!-~]{500})[!-~]+")
 _ESCAPE = re.compile(r"\\([_*`\[\]()#-])")  # of Markdown
 _EXCEPTION = re.compile(r"\b([A-Z]\w*(?:Error|Exception))\b")
 _FRAME = re.compile(r"File '[^']{1,500}', line \d+|\.py:\d+,? in |\.py', line \d+")
@@ -79,7 +81,7 @@ class Match:
 
 def plain(text: str) -> str:
     """A text as `Fix.patterns` expects it: one line, ``'`` for every quotation mark, no backticks, ``/`` in paths."""
-    text = _ANSI.sub("", text[-LIMIT:])
+    text = _LONG.sub(r"\1", _ANSI.sub("", text[-LIMIT:]))
     if "&" in text:
         import html
 
