@@ -6,9 +6,9 @@ dict that ``locals()`` returned earlier. So the variables are read from 3.13 on 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-import sysconfig
 import threading
 import types
 from collections.abc import Iterator
@@ -19,7 +19,16 @@ __all__ = ["NAMED", "in_a_model", "is_ours", "place", "running", "users_function
 
 NAMED = sys.version_info >= (3, 13)  # whether the variables of a frame can be read without changing it
 _PACKAGE = __name__.partition(".")[0]
-_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Where code lies that is nobody's own program."""
+    import sysconfig  # which some platforms answer late
+
+    return (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
+
+
 _IN_A_MODEL = {"torch.nn.modules.module": "_call_impl", "torch.autograd.graph": "_engine_run_backward"}
 
 
@@ -77,5 +86,5 @@ def users_functions() -> list[str]:
         place(frame)
         for frame in running()[threading.get_ident()]
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        and not frame.f_code.co_filename.startswith(_LIBRARIES)
+        and not frame.f_code.co_filename.startswith(_libraries())
     ]

@@ -161,7 +161,8 @@ def test_a_start_adds_nothing_until_a_library_is_asked_for(environment: Environm
 
 def test_the_search_that_wakes_it_asks_every_other_finder(environment: Environment):
     """A finder that came before it, one that came after it, and the path: none is left out, once and again."""
-    (environment.folder / "transformers.py").write_text("here = True\n")
+    fake = environment.folder / "transformers.py"
+    fake.write_text("here = True\n")
     program = """
 import transformers
 assert transformers.here and "diffusers_quantfix" in sys.modules
@@ -171,7 +172,10 @@ try:
 except ModuleNotFoundError:
     print(*(finder for finder, name in asked if name == "diffusers"))
 """
-    done = checked(environment.run("-c", FINDERS + program, DIFFUSERS_QUANTFIX_AUTO="1"))
+    try:
+        done = checked(environment.run("-c", FINDERS + program, DIFFUSERS_QUANTFIX_AUTO="1"))
+    finally:
+        fake.unlink()  # other tests share the environment
     assert done.stdout.split() == ["before", "after"] * 2
 
 
