@@ -11,7 +11,7 @@ from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
-pytestmark = pytest.mark.late(needs="diffusers>=0.33")
+pytestmark = pytest.mark.late(needs="diffusers>=0.33", shows_bare=True)
 
 FIX_ID = "diffusers-group-offload-prefetch"
 # A late rig says who did not wait, if the output or the weights do not say it before.

@@ -16,7 +16,7 @@ FIX_ID = "diffusers-group-offload-record-stream"
 SHOWS = "reuse|early free"
 
 
-@pytest.mark.late(needs="diffusers>=0.33")
+@pytest.mark.late(needs="diffusers>=0.33", shows_bare=True)
 # Before diffusers 0.35, nobody waits for the last layer.
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.35")
 @pytest.mark.parametrize(

@@ -56,10 +56,10 @@ def _is_late(item: pytest.Item) -> bool:
     if item.config.getoption("--late"):
         return True
     mark = item.get_closest_marker("late")
-    # Upstream's own hazards are no symptom of the fix that a test is about.
-    return (
-        mark is not None and item.config.getoption("--side") == "patched" and not unmet(mark.kwargs["needs"])
-    )
+    if mark is None or unmet(mark.kwargs["needs"]):
+        return False
+    # Upstream's own hazards are no symptom of the fix that a test is about, unless it says that they are.
+    return item.config.getoption("--side") == "patched" or mark.kwargs.get("shows_bare", False)
 
 
 def _no_hazards(hazards: list) -> None:

@@ -47,7 +47,8 @@ def broken(gguf_quantizer: ModuleType) -> bool:
     import torch
 
     create = resolve(gguf_quantizer, "GGUFQuantizer.create_quantized_param")
-    if "Parameter" in names_used(create):
+    names = names_used(create)
+    if "dequantize_gguf_tensor" not in names or "Parameter" in names:  # nothing is dequantized before 0.39
         return False
 
     class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
