@@ -63,7 +63,8 @@ def test_max_memory_is_heeded(rig_devices, folder):
 def test_a_plan_over_several_devices_is_still_refused(rig_devices, tmp_path):
     if pytest.importorskip("diffusers").__version__ < "0.33":
         pytest.skip("diffusers has quanto since 0.33")
-    if sentence := unmet("optimum-quanto>=0.2.6"):  # diffusers refuses an older one before it looks at the plan
+    # Diffusers refuses an older one before it looks at the plan.
+    if sentence := unmet("optimum-quanto>=0.2.6"):
         pytest.skip(sentence)
     models.flux_transformer(num_layers=3, num_single_layers=3).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="currently not supported with Diffusers and the Quanto backend"):
