@@ -138,7 +138,7 @@ def control(pipe):
     try:
         pipe.load_lora_weights(lora, adapter_name="control")
     except RuntimeError as error:
-        if "Only Tensors of floating point" in str(error):
+        if "Only Tensors of floating point" in str(error) and unmet("diffusers>=0.36"):
             pytest.skip("this diffusers widens a quantized layer as one of integers, which torch refuses")
         raise
     return pipe
