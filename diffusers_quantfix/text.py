@@ -11,20 +11,21 @@ if TYPE_CHECKING:
 WIDTH = 80  # the commands make it the terminal's
 
 
-def wrapped(text: str, first: str = "", rest: str | None = None) -> list[str]:
+def wrapped(text: str, first: str = "", rest: str | None = None, break_words: bool = False) -> list[str]:
     """The lines of a paragraph; links, dotted names and names of options stay whole.
 
     Args:
         text: the paragraph.
         first: what the first line begins with.
         rest: what the other lines begin with; the same as ``first`` by default.
+        break_words: whether a word that is wider than a line is broken instead.
     """
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=first,
         subsequent_indent=first if rest is None else rest,
-        break_long_words=False,
+        break_long_words=break_words,
         break_on_hyphens=False,
     )
 

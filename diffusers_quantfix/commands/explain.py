@@ -1,4 +1,7 @@
-"""``explain TEXT``: which fix an error belongs to, and what to do; ``explain ID``: all details of one fix."""
+"""``explain TEXT``: which fix an error belongs to, and what to do; ``explain ID``: all details of one fix.
+
+``explain PIPELINE``: what is proved of a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
     from ..engine.board import Answer
 
 EXIT_CODES = (
-    "0 the page of the fix was printed; 1 no fix is known for this text; 2 the id names no fix, or the input cannot "
-    "be read"
+    "0 the answer was printed; 1 no fix is known for this text, or the pipeline could not be tested; 2 the id names no "
+    "fix, or the input cannot be read"
 )
 INPUT_LIMIT = 4_000_000  # bytes: a log; /dev/zero never ends
 _COMMAND = "python -m diffusers_quantfix"
@@ -39,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        metavar="ID | TEXT | FILE | -",
-        help="a fix, as `status` lists it; or an error message in quotes, a file with a traceback, or - for one on "
-        "standard input",
+        metavar="ID | PIPELINE | TEXT | FILE | -",
+        help="a fix, as `status` lists it; a pipeline such as FluxPipeline: what is proved of it quantized; or an "
+        "error message in quotes, a file with a traceback, or - for one on standard input",
     )
     parser.add_argument(
         "--here", action="store_true", help="import the library and say whether the fix is applied here"
@@ -69,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
     words = options.what
     if not words:
         return _refuse("name a fix, an error message in quotes, a file, or - for standard input")
+    if len(words) == 1 and words[0] in NAMES:
+        return _explain_id(words[0], options)
+    if (known := _pipeline(words, options)) is not None:
+        return known
     if len(words) == 1 and _is_id(words[0]):
         return _explain_id(words[0], options)
     if options.script or options.report:
@@ -81,9 +88,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_id(word: str) -> bool:
-    return word in NAMES or (
-        re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", word) is not None and not os.path.exists(word)
-    )
+    return re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", word) is not None and not os.path.exists(word)
+
+
+def _pipeline(words: list[str], options: argparse.Namespace) -> int | None:
+    """The exit code after the answer about a pipeline; None where the words do not name one."""
+    from . import pipeline
+
+    name = " ".join(words)
+    found = None if os.path.lexists(name[:255]) else pipeline.answer(name)
+    if found is None:
+        return None
+    if options.script or options.report:
+        return _refuse("--script and --report need the id of a fix")
+    if options.json:
+        import json
+
+        print(json.dumps(found, indent=2))
+    else:
+        show("\n".join(pipeline.lines(found)))
+    return 1 if found["not_built"] else 0
 
 
 def _explain_id(fix_id: str, options: argparse.Namespace) -> int:

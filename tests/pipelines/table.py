@@ -1,4 +1,4 @@
-"""The page of pipelines, and the README's line of totals, from the committed results.
+"""The page of pipelines, the README's line of totals and the data of `explain PIPELINE`, from the committed results.
 
 python -m tests.pipelines.table [--write | --check]
 """
@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.pipelines import results
+from tests.pipelines import packed, results
 from tests.pipelines.backends import REFUSED
 from tests.pipelines.families import NOT_BUILT
 
@@ -178,7 +178,11 @@ def readme(text: str, found: dict) -> str:
 def main(argv: list[str]) -> int:
     sets = files()
     old = README.read_text(encoding="utf-8")
-    wanted = {PAGE: page(sets), README: readme(old, next(iter(sets.values())))}
+    wanted = {
+        PAGE: page(sets),
+        README: readme(old, next(iter(sets.values()))),
+        packed.PATH: packed.text(sets),
+    }
     bad = False
     for path, text in wanted.items():
         if "--write" in argv:
