@@ -32,15 +32,11 @@ SHOWS = (
 )
 
 
-def modes(*names, late: bool = True):
-    """Parametrize ``mode`` with these of ``MODES``, all of them without names.
-
-    Args:
-        late: whether the devices take time where ``mode`` has a stream (`tests.rig.late`).
-    """
+def modes(*names):
+    """Parametrize ``mode`` with these of ``MODES``, all of them without names; the devices are late with a stream."""
     mark = pytest.mark.late(needs="diffusers>=0.42")
     chosen = names or tuple(MODES)
-    marks = {name: mark if late and "use_stream" in MODES[name] else () for name in chosen}
+    marks = {name: mark if "use_stream" in MODES[name] else () for name in chosen}
     return pytest.mark.parametrize(
         "mode", [pytest.param(MODES[name], id=name, marks=marks[name]) for name in chosen]
     )

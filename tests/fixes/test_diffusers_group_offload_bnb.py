@@ -67,8 +67,7 @@ def test_quantized_layers(gpu, weights, mode):
 
 @pytest.mark.defect("diffusers-group-offload-bnb", shows=SHOWS + r"|no stand-in for bitsandbytes' native")
 @weights
-# Not late: what autograd kept is freed behind a backward pass that nobody waited for, and may be used again at once.
-@modes("leaf", "block", "leaf-stream", "block-low", late=False)
+@modes("leaf", "block", "leaf-stream", "block-low")
 def test_the_gradient_of_the_input(gpu, weights, mode):
     """What autograd keeps of a layer stays on the device until the backward pass, whatever the layer does."""
     device = gpu.devices[-1]

@@ -132,8 +132,7 @@ def build_viewed(device):
     return Viewed(device, Viewed(device), Viewed(device)).eval()
 
 
-# Not late: after a stopped pass memory is given back that it may read, which only its own, lost results would show.
-@modes(late=False)
+@modes()
 @pytest.mark.defect(FIX_ID, shows=STAYED)
 def test_buffers_that_are_views(gpu, mode):
     device = gpu.devices[0]

@@ -11,8 +11,7 @@ from tests.fixes.group_offloaded import assert_works, modes
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
 
 
-# Not late: after a stopped pass memory is given back that it may read, which only its own, lost results would show.
-leaf = modes("leaf", "leaf-stream", "leaf-low", "leaf-record", late=False)
+leaf = modes("leaf", "leaf-stream", "leaf-low", "leaf-record")
 
 
 def check(gpu, kind, mode):

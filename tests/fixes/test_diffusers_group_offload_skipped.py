@@ -19,8 +19,7 @@ SHOWS = (
     r"parameters stayed|on the same (device|GPU)|should be the same|is on (cpu|cuda)|Expected a cuda device"
 )
 
-# Not late: after a stopped pass memory is given back that it may read, which only its own, lost results would show.
-streams = modes("leaf-stream", "block-stream", "leaf-low", "leaf-record", late=False)
+streams = modes("leaf-stream", "block-stream", "leaf-low", "leaf-record")
 
 
 def assert_nothing_left(model):
