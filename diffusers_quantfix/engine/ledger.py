@@ -59,7 +59,9 @@ class Ledger:
 
     def lost(self, fix_id: str) -> list[str]:
         """What is in the slots of a fix from which its code is no longer reached: one sentence each."""
-        return [entry.intruder() for entry in self.entries(fix_id) if not entry.reaches() and not entry.alias]
+        return [
+            entry.intruder() for entry in self.entries(fix_id) if not self._reaches(entry) and not entry.alias
+        ]
 
     def overlap(self, fix_id: str, other: str) -> bool:
         """Whether two fixes have written the same slot."""
@@ -68,6 +70,17 @@ class Ledger:
             for mine in self.entries(fix_id)
             for entry in self.entries(other)
         )
+
+    def _reaches(self, entry: Entry) -> bool:
+        """Whether what an entry wrote is still called, or is in what a later fix made of it.
+
+        A code object does not say what it was made of; a wrapper does.
+        """
+        if entry.reaches():
+            return True
+        later = self._entries[self._entries.index(entry) + 1 :] if entry in self._entries else []
+        made_of_it = (one for one in later if one.is_at(entry.owner, entry.name) and one.old is entry.new)
+        return any(self._reaches(one) for one in made_of_it)
 
     def below(self, owner: Any, name: str, value: Any) -> Any:
         """What the library itself had in a slot in which ``value`` is now: below our patches, if ``value`` is ours."""
@@ -175,7 +188,7 @@ class Ledger:
     def forget_lost(self, fix_id: str) -> None:
         """Drop the entries whose slot was overwritten, for example by ``importlib.reload``."""
         with self._lock:
-            lost = [entry for entry in self.entries(fix_id) if not entry.reaches()]
+            lost = [entry for entry in self.entries(fix_id) if not self._reaches(entry)]
             self._entries = [entry for entry in self._entries if entry not in lost]
             self._lost += [entry for entry in lost if not entry.alias]
 

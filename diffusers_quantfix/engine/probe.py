@@ -131,6 +131,9 @@ def name_of(owner: object) -> str:
     """The dotted name of a module, class or function, for a sentence."""
     if isinstance(owner, ModuleType):
         return owner.__name__
+    if isinstance(owner, FunctionType):  # functools.wraps gives it the names of another one
+        name = getattr(owner.__code__, "co_qualname", owner.__qualname__)
+        return f"{home_of(owner)}.{name}".lstrip(".")
     home = _said_module(owner)
     name = getattr(owner, "__qualname__", None)
     if not isinstance(name, str):  # a native library answers to every name

@@ -40,7 +40,7 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
     """The code of ``function`` with what ``exchange`` puts in its place, for `Draft.replace` of its ``__code__``.
 
     Args:
-        function: not a closure.
+        function: not a closure; a method may say ``super()``.
         exchange: a visitor of the syntax tree of its own text. Whether it found its place, the caller asks it.
 
     Raises:
@@ -52,25 +52,49 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
     import ast
     import inspect
     import linecache
-    import textwrap
 
     old = function.__code__
     # Not inspect.getsource, which searches all modules for the one that the function is from.
     lines = linecache.getlines(old.co_filename, function.__globals__)[old.co_firstlineno - 1 :]
     if not lines:
         raise OSError(f"the source of {function.__qualname__} is missing")
-    # None of this is executed: the decorators only keep the first line number unchanged.
-    tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))))
-    ast.increment_lineno(tree, old.co_firstlineno - 1)
-    tree = ast.fix_missing_locations(exchange.visit(tree))
+    # None of this is executed: the decorators only keep the first line number unchanged, and the block the columns.
+    block = "if 1:\n" if lines[0][:1].isspace() else "\n"
+    tree: Any = ast.parse(block + "".join(inspect.getblock(lines)))
+    ast.increment_lineno(tree, old.co_firstlineno - 2)
+    tree = exchange.visit(tree)
+    within = _class_around(function)
+    if within:
+        # ``super()`` has the variable ``__class__`` only in a class, whose name private names take.
+        around: Any = ast.parse("class C: pass")
+        around.body[0].name, around.body[0].body = within, tree.body
+        tree = around
+    tree = ast.fix_missing_locations(tree)
     future = old.co_flags & __future__.annotations.compiler_flag
     compiled = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
-    new = nested_code(compiled, old.co_name)
+    new = nested_code(nested_code(compiled, within) if within else compiled, old.co_name)
     if new.co_freevars != old.co_freevars:
         raise TargetMissing(f"{function.__qualname__} is a closure here")
     if sys.version_info >= (3, 11):
         new = new.replace(co_qualname=old.co_qualname)
+    # A function inside it that another fix has exchanged is of another file, and stays.
+    others = {code.co_name: code for code in _inside(old) if code.co_filename != old.co_filename}
+    if others:
+        named = {code: others.get(code.co_name, code) for code in _inside(new)}
+        new = new.replace(co_consts=tuple(named.get(const, const) for const in new.co_consts))
     return new
+
+
+def _inside(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if hasattr(constant, "co_code")]
+
+
+def _class_around(function: FunctionType) -> str:
+    """The name of the class in whose body a function stands; empty for one that stands in none."""
+    # functools.wraps may have given the function the name of another one; before Python 3.11 only it has one.
+    path: str = getattr(function.__code__, "co_qualname", function.__qualname__)
+    name = path.rpartition(".")[0].rpartition(".")[2]
+    return "" if name == "<locals>" else name
 
 
 def exchanged(function: FunctionType, old: str, new: str) -> CodeType:

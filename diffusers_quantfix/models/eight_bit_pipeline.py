@@ -1,44 +1,42 @@
 """``.to()`` of a pipeline with 8-bit components, for both kinds of pipelines of diffusers.
 
 Upstream warns for each 8-bit component that it cannot be moved, and does not move it. Here upstream moves everything
-else, with its other warnings (such as float16 on a CPU); its warning about the components that can move is suppressed,
-and they are moved.
+else, with its other warnings (such as float16 on a CPU), and the components that can move are moved after it. Its
+warning about these is left out of its code; where that cannot be compiled again (another tool's function, a library
+without its sources), the warning stays.
 
 Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/modular_pipeline.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-
+from ..engine.errors import ForeignPatch, TargetMissing
+from ..engine.source import expression, own_function, recompiled
 from . import eight_bit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
     from typing import Any
 
-__all__ = ["REFUSAL", "movable", "moving_to"]
+    from ..engine.draft import Draft
+
+__all__ = ["REFUSAL", "movable", "moves_all"]
 
 REFUSAL = "8bit and moving it to"  # part of the warning that is no longer true
+_MOVES = f"__import__({__name__!r}, fromlist=['movable']).movable([module])"
 
 
-def moving_to(original: Callable[..., Any], logger: logging.Logger) -> Callable[..., Any]:
-    """``original``, the ``to`` of a pipeline class which logs to ``logger``, with the move of 8-bit components."""
-
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = eight_bit.asked_device(args, kwargs)
-        models = [] if device is None else movable(self.components.values())
-        if not models:
-            return original(self, *args, **kwargs)
-        with _without_refusal(logger, models):
-            result = original(self, *args, **kwargs)
-        for model in models:
-            eight_bit.move(model, device)
-        return result
-
-    return to
+def moves_all(module: ModuleType, name: str, draft: Draft) -> None:
+    """Let ``to`` of the pipeline class ``name`` move the 8-bit components as well."""
+    try:
+        function, code = _without_refusal(module, f"{name}.to")
+    except (ForeignPatch, TargetMissing, OSError):
+        pass
+    else:
+        draft.replace(function, "__code__", code)
+    draft.wrap_plain(getattr(module, name), "to", _moving)
 
 
 def movable(components: Iterable[Any]) -> list[Any]:
@@ -46,16 +44,39 @@ def movable(components: Iterable[Any]) -> list[Any]:
     return [part for part in components if eight_bit.is_8bit(part) and eight_bit.can_move(part)]
 
 
-@contextlib.contextmanager
-def _without_refusal(logger: logging.Logger, models: list[Any]) -> Iterator[None]:
-    names = [f"The module '{type(model).__name__}'" for model in models]
+def _moving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = eight_bit.asked_device(args, kwargs)
+        models = [] if device is None else movable(self.components.values())
+        result = original(self, *args, **kwargs)
+        for model in models:
+            eight_bit.move(model, device)
+        return result
 
-    def keep(record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        return not (REFUSAL in said and said.startswith(tuple(names)))
+    return to
 
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
+
+def _without_refusal(module: ModuleType, path: str) -> tuple[Any, Any]:
+    """The function at ``path``, and its code with the warning only for a component that cannot move.
+
+    Raises:
+        ForeignPatch, TargetMissing, OSError: as `own_function` and `recompiled`; or it does not warn in one place.
+    """
+    import ast
+
+    class Exchange(ast.NodeTransformer):
+        found = 0
+
+        def visit_Expr(self, node: ast.Expr) -> Any:
+            written = ast.unparse(node)
+            if REFUSAL not in written or "{module." not in written:
+                return node
+            self.found += 1
+            test = expression(f"not {_MOVES}", node.value)
+            return ast.copy_location(ast.If(test, [node], []), node)
+
+    function, exchange = own_function(module, path), Exchange()
+    code = recompiled(function, exchange)
+    if exchange.found != 1:
+        raise TargetMissing(f"{function.__qualname__} does not warn about 8-bit modules in one place")
+    return function, code

@@ -489,3 +489,39 @@ def test_what_is_no_function_of_a_module_is_not_wrapped_by_wrapt(core, ledger, n
         TypeError, match=f"fakelib.core.Class.{name} is no function of a module: use wrap_plain"
     ):
         ledger.draft("fix").wrap_wrapt(core.Class, name, lambda *_: None)
+
+
+def code_with(function, constant):
+    code = function.__code__
+    return code.replace(co_consts=(*code.co_consts, constant))
+
+
+def test_two_fixes_on_the_code_of_one_function(core, ledger) -> None:
+    before = core.f.__code__
+    write(ledger, "replace", core.f, "__code__", code_with(core.f, "first"), fix_id="first")
+    write(ledger, "replace", core.f, "__code__", code_with(core.f, "second"), fix_id="second")
+    assert {"first", "second"} <= set(core.f.__code__.co_consts)
+    assert ledger.lost("first") == [] and ledger.lost("second") == []
+    ledger.forget_lost("first")
+    assert ledger.overlap("first", "second")
+    assert ledger.undo("first") == [
+        "fakelib.core.f.__code__ now holds the fix second, which must be removed first"
+    ]
+    assert ledger.undo("second") == []
+    assert "first" in core.f.__code__.co_consts and ledger.lost("first") == []
+    assert ledger.undo("first") == [] and core.f.__code__ is before
+
+
+def test_code_of_another_tool_over_two_fixes(core, ledger) -> None:
+    write(ledger, "replace", core.f, "__code__", code_with(core.f, "first"), fix_id="first")
+    write(ledger, "replace", core.f, "__code__", code_with(core.f, "second"), fix_id="second")
+    core.f.__code__ = (lambda x: x).__code__
+    assert len(ledger.lost("first")) == len(ledger.lost("second")) == 1
+
+
+def test_the_code_of_a_function_that_has_the_names_of_another(core, ledger) -> None:
+    exec("class Model:\n    @functools.wraps(Class.method)\n    def to(self): return 'to'", vars(core))
+    write(ledger, "replace", core.Model.to, "__code__", code_with(core.Model.to, "ours"))
+    (entry,) = ledger.entries("fix")
+    expected = "Model.to" if sys.version_info >= (3, 11) else "Class.method"
+    assert entry.where == f"fakelib.core.{expected}.__code__"

@@ -298,3 +298,39 @@ def test_nothing_hot_is_wrapped_by_wrapt() -> None:
     assert wrapping, "the loading path is wrapped by wrapt"
     assert wrapping <= {name_of(path) for path in FIXES}, "a fix says itself how it wraps"
     assert not [name for name in wrapping if importlib.import_module(name).FIX.hot]
+
+
+# What changes the state of the whole process, for its other threads too; "and restored" is a change.
+PROCESS_WIDE = {
+    "addFilter", "addHandler", "basicConfig", "captureWarnings", "catch_warnings", "chdir", "filterwarnings",
+    "fork_rng", "gc.disable", "gc.enable", "gc.freeze", "gc.unfreeze", "logging.disable", "removeFilter",
+    "removeHandler", "seed", "setLevel", "setcheckinterval", "set_default_device", "set_default_dtype",
+    "set_num_threads", "set_rng_state", "setlocale", "setprofile", "setrecursionlimit", "random.setstate",
+    "setswitchinterval", "settrace", "simplefilter", "umask", "use_deterministic_algorithms",
+}  # fmt: skip
+OWN_PROCESS = ("commands/", "verify/")  # tools that a person starts, and the processes that they start
+
+
+def process_wide_calls(text: str) -> list[str]:
+    """Calls that change process-wide state, as written."""
+    return [
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and PROCESS_WIDE & {ast.unparse(node.func), getattr(node.func, "attr", "")}
+    ]
+
+
+def test_nothing_changes_the_state_of_the_process() -> None:
+    found = {}
+    for path in EVERY:
+        name = str(path.relative_to(PACKAGE))
+        if not name.startswith(OWN_PROCESS):
+            found[name] = process_wide_calls(path.read_text(encoding="utf-8"))
+    # The option "debug", on our own logger.
+    assert {name: calls for name, calls in found.items() if calls} == {
+        "process_runner.py": ["logger.addHandler", "logger.setLevel"]
+    }
+    assert process_wide_calls("import gc\nwith warnings.catch_warnings():\n    gc.disable()") == [
+        "warnings.catch_warnings", "gc.disable"
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import inspect
 import linecache
 import sys
 
@@ -89,3 +90,143 @@ def test_the_function_of_another_tool_is_refused(library, monkeypatch):
         ForeignPatch, match=r"library\.Layer\.forward was replaced by tests\.engine\.test_source before us"
     ):
         own_function(library, "Layer.forward")
+
+
+METHODS = '''"""A library."""
+
+from __future__ import annotations
+
+
+class Base:
+    def name(self):
+        return "base"
+
+
+class _Layer(Base):
+    __size = 3
+
+    def name(self):
+        x = 1
+        return super().name() + str(x)
+
+    @classmethod
+    def kind(cls):
+        x = 1
+        return __class__, cls.__size, x
+
+    def __hidden(self):
+        x = 1
+        return self.__size + x
+
+    class __Inner:
+        def size(self):
+            x = 1
+            self.__x: int = x
+            return vars(self)
+
+    def call(self):
+        return self.__hidden(), self.__Inner().size()
+
+
+def made(parent):
+    class Made(parent):
+        def name(self):
+            x = 1
+            return super().name() + str(x)
+
+        def both(self):
+            x = 1
+            return super().name(), parent, x
+
+    return Made
+'''
+
+
+@pytest.fixture
+def methods(tmp_path):
+    path = tmp_path / "methods.py"
+    path.write_text(METHODS, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("methods", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_super_and_the_class_of_a_method_stay(methods):
+    layer = methods._Layer
+    for function in (layer.name, layer.kind.__func__):
+        function.__code__ = recompiled(function, Exchange())
+    assert layer().name() == "base2"
+
+    class Below(layer):
+        def name(self):
+            return "below " + super().name()
+
+    assert Below().name() == "below base2"
+    assert Below.kind() == (layer, 3, 2)
+    local = methods.made(layer)
+    local.name.__code__ = recompiled(local.name, Exchange())
+    assert local().name() == "base22"
+    with pytest.raises(TargetMissing, match=r"Made\.both is a closure here"):
+        recompiled(local.both, Exchange())
+
+
+def test_private_names_are_those_of_the_class(methods):
+    hidden = methods._Layer._Layer__hidden
+    inner = methods._Layer._Layer__Inner.size
+    for function in (hidden, inner):
+        function.__code__ = recompiled(function, Exchange())
+    assert methods._Layer().call() == (5, {"_Inner__x": 2})
+
+
+def seen_of(code):
+    """What must be the same. Not the instructions: a method of an imported module is called by others since 3.11."""
+    columns: dict[int | None, int] = {}
+    for line, _, column, _ in code.co_positions() if sys.version_info >= (3, 11) else ():
+        columns[line] = min(columns.get(line, 999), 999 if column is None else column)
+    return (
+        code.co_name, getattr(code, "co_qualname", ""), code.co_flags & ~inspect.CO_NESTED, code.co_varnames,
+        code.co_freevars, code.co_cellvars, sorted(code.co_names), {line for _, _, line in code.co_lines()}, columns,
+        {constant for constant in code.co_consts if not hasattr(constant, "co_code")},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["argparse", "ast", "asyncio.base_events", "logging", "pickle", "threading", "unittest.case"]
+)
+def test_every_method_compiled_again_without_a_change_is_the_same(name):
+    module = importlib.import_module(name)
+    seen = 0
+    for cls in [
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name
+    ]:
+        for value in vars(cls).values():
+            function = getattr(value, "__func__", value)
+            if not hasattr(function, "__code__") or function.__code__.co_filename != module.__file__:
+                continue
+            old = function.__code__
+            if old.co_name == "<lambda>" or set(old.co_freevars) - {"__class__"}:
+                continue
+            new = recompiled(function, ast.NodeTransformer())
+            assert seen_of(new) == seen_of(old), function
+            seen += 1
+    assert seen > 10
+
+
+def test_a_function_inside_that_another_fix_has_exchanged_stays(tmp_path):
+    path = tmp_path / "nested.py"
+    path.write_text(
+        "def outer():\n    def inner():\n        return 'inner'\n    x = 1\n    return inner(), x\n"
+    )
+    spec = importlib.util.spec_from_file_location("nested", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    outer = module.outer
+
+    def inner():
+        return "ours"
+
+    consts = (inner.__code__ if hasattr(const, "co_code") else const for const in outer.__code__.co_consts)
+    outer.__code__ = outer.__code__.replace(co_consts=tuple(consts))
+    outer.__code__ = recompiled(outer, Exchange())
+    assert outer() == ("ours", 2)

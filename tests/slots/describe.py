@@ -68,10 +68,11 @@ def place_of(owner: Any, name: str) -> Place:
     """How another process finds a slot. The code of a function is described as the slot of that function."""
     if isinstance(owner, types.ModuleType):
         return owner.__name__, "", name
-    path: str = owner.__qualname__
-    if isinstance(owner, types.FunctionType):
-        path, _, name = path.rpartition(".")
-    return owner.__module__, path, name
+    if not isinstance(owner, types.FunctionType):
+        return owner.__module__, owner.__qualname__, name
+    # Its own names may be those of another function, by functools.wraps.
+    path, _, name = getattr(owner.__code__, "co_qualname", owner.__qualname__).rpartition(".")
+    return owner.__globals__["__name__"], path, name
 
 
 def describe(module: str, path: str, name: str) -> dict[str, Any]:

@@ -36,7 +36,4 @@ def broken(modular_pipeline: ModuleType) -> bool:
 
 
 def patch(modular_pipeline: ModuleType, draft: Draft) -> None:
-    pipeline = resolve(modular_pipeline, "ModularPipeline")
-    draft.wrap_plain(
-        pipeline, "to", lambda original: eight_bit_pipeline.moving_to(original, modular_pipeline.logger)
-    )
+    eight_bit_pipeline.moves_all(modular_pipeline, "ModularPipeline", draft)

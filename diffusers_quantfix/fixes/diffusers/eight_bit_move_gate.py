@@ -80,7 +80,5 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             before = hook or before
 
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    draft.wrap_plain(
-        pipeline, "to", lambda original: eight_bit_pipeline.moving_to(original, pipeline_utils.logger)
-    )
+    eight_bit_pipeline.moves_all(pipeline_utils, "DiffusionPipeline", draft)
     draft.wrap_plain(pipeline, "enable_model_cpu_offload", make_offload)

@@ -4,16 +4,20 @@ Symptom: "There are modules in FluxTransformer2DModel that should be kept in flo
     can lead to inconsistent results", from every ``.to(dtype)`` of every model.
 Cause: ``ModelMixin.to`` creates a list of ``_keep_in_fp32_modules``, and then checks whether it is None.
 Upstream: diffusers PR 13872 added the warning (0.39.0).
-Patch: the warning is suppressed when the list is empty; for a model that has such modules it appears as before.
+Patch: in the code of ``to`` the condition is exchanged: whether the list is empty. A model that has such modules still
+    gets the warning.
 """
 
 from __future__ import annotations
 
-from types import CodeType, ModuleType
+import contextlib
+from types import FunctionType, ModuleType, SimpleNamespace
 
 from ...engine.draft import Draft
+from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import resolve, texts_of, written_in
+from ...engine.probe import resolve
+from ...engine.source import exchanged
 
 FIX = Fix(
     id="diffusers-fp32-warning",
@@ -30,47 +34,39 @@ _SAYS = "that should be kept in float32: "
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Look for the warning, and for the condition that is always true; a call would really warn."""
-    to = resolve(modeling_utils, "ModelMixin.to")
-    if _SAYS not in texts_of(to) or written_in(to, __name__):
+    """Call it for a stand-in without such modules, with a logger of our own in place of diffusers', and no imports."""
+    import builtins
+
+    import torch
+
+    to = _warns(modeling_utils)
+    if to is None:
         return False
-    while to is not None:
-        code = getattr(to, "__code__", None)
-        if code is not None and any(_SAYS in str(constant) for constant in code.co_consts):
-            return "fp32_modules is not None" in _source(code)
-        to = getattr(to, "__wrapped__", None)
-    return False
-
-
-def _source(code: CodeType) -> str:
-    """The lines of a function; ``inspect.getsource`` would parse the file, which takes each import 15 ms."""
-    import linecache
-
-    numbers = [line for _, _, line in code.co_lines() if line]
-    return "".join(linecache.getlines(code.co_filename)[min(numbers) - 1 : max(numbers)])
+    said: list[str] = []
+    hooks = SimpleNamespace(_is_group_offload_enabled=lambda model: False)
+    names = {
+        **vars(modeling_utils),
+        "logger": SimpleNamespace(warning=said.append),
+        "__builtins__": {**vars(builtins), "__import__": lambda *args: hooks},
+    }
+    asked = FunctionType(to.__code__, names, to.__name__, to.__defaults__, to.__closure__)
+    with contextlib.suppress(AttributeError, TypeError):  # the stand-in is no model
+        asked(SimpleNamespace(_keep_in_fp32_modules=None), dtype=torch.float32)
+    return any(f"{_SAYS}[]" in text for text in said)
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
-    import torch
+    to = _warns(modeling_utils)
+    if to is None:
+        raise TargetMissing("ModelMixin.to warns of no modules")
+    draft.replace(to, "__code__", exchanged(to, "fp32_modules is not None", "fp32_modules"))
 
-    logger = modeling_utils.logger
 
-    def make(original):
-        def to(self, *args, **kwargs):
-            if self._keep_in_fp32_modules or not names_dtype(args, kwargs):
-                return original(self, *args, **kwargs)
-            logger.addFilter(keep)
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                logger.removeFilter(keep)
-
-        return to
-
-    def names_dtype(args, kwargs):
-        return "dtype" in kwargs or any(isinstance(value, torch.dtype) for value in args)
-
-    def keep(record):
-        return f"{_SAYS}[]." not in record.getMessage()
-
-    draft.wrap_plain(resolve(modeling_utils, "ModelMixin"), "to", make)
+def _warns(modeling_utils: ModuleType) -> FunctionType | None:
+    """``ModelMixin.to`` below its wrappers; not the last of them, for it says itself that it wraps torch's."""
+    to = resolve(modeling_utils, "ModelMixin.to")
+    while to is not None:
+        if isinstance(to, FunctionType) and any(_SAYS in str(constant) for constant in to.__code__.co_consts):
+            return to
+        to = getattr(to, "__wrapped__", None)
+    return None
