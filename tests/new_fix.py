@@ -109,22 +109,18 @@ def fix_stub(new: Draft) -> str:
     said = {
         "Symptom": new.symptom,
         "Cause": f"{MARK}: which lines of upstream do what.",
-        "Upstream": ", ".join(_in_words(link) for link in new.upstream) + "."
-        if new.upstream
-        else "not reported.",
+        "Upstream": f"{', '.join(new.upstream)}." if new.upstream else "not reported.",
         "Patch": f"{MARK}: what is replaced, and why there.",
     }
     paragraphs = "\n".join(
-        textwrap.fill(f"{word}: {text}", WIDTH, subsequent_indent="    ", break_long_words=False)
+        textwrap.fill(
+            f"{word}: {text}", WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
         for word, text in said.items()
     )
     claims = f"    claims={_quoted(dict(new.claims))},"
     if not any(">" in specifier for specifier in new.claims.values()):
         claims = f"    # {MARK}: the first affected release too\n{claims}"
-    links = "".join(f"        {_quoted(link)},\n" for link in new.upstream)
-    upstream = (
-        f"(\n{links}    )" if len(new.upstream) > 1 else f"({_quoted(new.upstream[0])},)" if links else "()"
-    )
     argument = new.target.rpartition(".")[2]
     # the release of this package that brings it, where a declaration says that
     since = f"    since={_quoted(__version__)},\n" if "since" in signature(Fix).parameters else ""
@@ -135,21 +131,16 @@ def fix_stub(new: Draft) -> str:
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
-
 FIX = Fix(
+    __doc__,
     id="{new.id}",
-    title={_quoted(new.title)},
     module="{new.target}",
 {claims}
-    upstream={upstream},
-    symptom={_quoted(new.symptom)},
     # {MARK}: "wrong result", "error", "memory or time" or "other"
     harm="error",
     # {MARK}: regular expressions that find the message of the error in a text; none where nothing is raised
@@ -243,7 +234,7 @@ def start(new: Draft, root: Path = ROOT) -> list[str]:
         raise ValueError(f"there is a fix {new.id}")
     if not f"{new.target}.".startswith(f"{new.library[1]}."):
         raise ValueError(f"{new.target} is no module of {new.library[1]}, which the id names")
-    if not new.title:
+    if not new.title or "\n" in new.title:
         raise ValueError("a title says the defect in one line")
     stubs = {new.test: test_stub(new), new.fix: fix_stub(new), new.case: case_stub(new)}
     taken = [name for name in stubs if (root / name).exists()]

@@ -132,6 +132,11 @@ def look_alike(text: str) -> str:
     return look_alikes.look_alike(_message(plain(text)))
 
 
+def first_sentence(symptom: str) -> str:
+    """The part of a symptom that says what a user sees; what follows says where, and what else."""
+    return re.split(r"(?<!\.)\. (?=[A-Z])", symptom)[0]
+
+
 class _Search:
     """One text, prepared once for all fixes."""
 
@@ -329,8 +334,9 @@ def _target_inside(target: Target, known: Callable[[str], str | None]) -> bool |
 
 @functools.cache
 def _descriptions(fix_id: str, title: str, symptom: str, harm: str) -> list[set[str]]:
-    """The terms of each way in which a fix says what happens: its title, and the parts of its symptom."""
+    """The terms of each way in which a fix says what happens: its title, and the first sentence of its symptom."""
     name = terms(fix_id.replace("-", " ").replace("bnb", "bitsandbytes")) & (BACKENDS | PLACES)
     if harm == "error":
         name.add("fails")
-    return [name | terms(part) for part in (title, *re.split(r"; | / |, or ", symptom))]
+    first = first_sentence(symptom)
+    return [name | terms(plain(part)) for part in (title, first, *first.split("; "))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..fixes import NAMES
-from ..fixes.targets import declaration, fix_module
+from ..fixes.targets import declaration
 from ..text import wrapped
 
 TYPE_CHECKING = False
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from ..engine.fix import Target
 
 _COMMAND = "python -m diffusers_quantfix"
-
-
-def explanation(fix_id: str) -> str:
-    """The docstring of a fix's file, from its source where the interpreter drops docstrings (``-OO``)."""
-    import inspect
-
-    module = fix_module(fix_id)
-    text = module.__doc__
-    if text is None:
-        import ast
-
-        loader = module.__spec__.loader if module.__spec__ else None
-        source = loader.get_source(module.__name__) if hasattr(loader, "get_source") else None  # type: ignore[union-attr]
-        text = ast.get_docstring(ast.parse(source)) if source else ""
-    return inspect.cleandoc(text or "")
 
 
 def page_data(
@@ -60,7 +45,7 @@ def page_data(
         "fixed_in": target.fixed_in,
         "hot": fix.hot,
         "options": fix.options,
-        "text": explanation(fix_id),
+        "text": (fix.text or "").strip(),
         "relies_on": sorted({piece for one in fix.targets for piece in _relies_on(one)}),
         "versions": {"kind": verdict.kind, "reason": verdict.reason, "stated": stated},
         "targets": [
@@ -112,7 +97,6 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
     modules = ", ".join(one["module"] for one in data["targets"])
     several = len(data["targets"]) > 1
     rows = [
-        *(() if "Symptom: " in data["text"] else (("symptom", data["symptom"]),)),
         *(
             (
                 ("affected", f"{one['id']}: {affected(one['claims'])}; {_fixed(one)}")
@@ -132,11 +116,11 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
         *((("relies on", _some(data["relies_on"])),) if data["relies_on"] else ()),
         ("switch off", f"DIFFUSERS_QUANTFIX=skip:{fix_id}, or qf.revert({fix_id!r})"),
         *(("choose", f"DIFFUSERS_QUANTFIX={option}: {what}") for option, what in data["options"].items()),
-        *(("upstream", link) for link in data["upstream"] or ("not reported yet",)),
     ]
     named = fix_id if fix_id == data["id"] else f"{fix_id} (a target of {data['id']})"
     first = head({**data, "id": named})
-    lines = [*first, "", *_flowed(data["text"]), ""]
+    _, _, text = data["text"].partition("\n\n")  # its first line is the title
+    lines = [*first, "", *_flowed(text), ""]
     for name, value in rows:
         lines += wrapped(value, f"{name:<17}", " " * 17)
     return lines

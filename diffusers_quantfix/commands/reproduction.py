@@ -15,7 +15,7 @@ from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS
 from ..fixes.targets import declaration
 from ..text import wrapped
-from .pages import affected, explanation, target_of
+from .pages import affected, target_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,14 +153,7 @@ def script(fix_id: str) -> str:
 def report(fix_id: str) -> str:
     """The text of an issue for upstream."""
     fix = declaration(fix_id)
-    said = explanation(fix_id).replace("``", "`")
-    entries = [part.partition(": ") for part in said.split("\n")]
-    keep, lines = True, []
-    for title, colon, _ in entries:
-        if colon and title in ("Symptom", "Cause", "Upstream", "Patch"):
-            keep = title in ("Symptom", "Cause")
-        lines.append((title + colon + _, keep))
-    described = "\n".join(line for line, wanted in lines if wanted).strip()
+    described = "\n\n".join(f"{part}: {fix.section(part)}" for part in ("Symptom", "Cause"))
     claims = affected(target_of(fix_id).claims)
     return (
         f"{fix.title}\n\n### Describe the bug\n\n{described}\n\nSeen with {claims}.\n\n### Reproduction\n\n"

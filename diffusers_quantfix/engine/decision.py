@@ -12,6 +12,7 @@ from itertools import starmap
 from . import board as states
 from .board import Answer
 from .errors import ForeignPatch, TargetMissing, Undecided
+from .fix import declared
 from .foreign import foreign_home
 from .probe import name_of
 from .settings import VARIABLE
@@ -179,7 +180,7 @@ class Decider:
     def describe(self, answer: Answer) -> Answer:
         """The answer with title and links of the fix, for a report."""
         try:
-            said = self._load(answer.id).declaration
+            said = declared(self._module(answer.id))
         except Exception:  # a fix whose file cannot be read still has its line on the board
             answer.title = answer.id
         else:
@@ -218,11 +219,14 @@ class Decider:
         file = self._targets[name].file
         fix = self._fixes.get(file)
         if fix is None:
-            module = importlib.import_module(f"{self._package}.{file}")
+            module = self._module(name)
             fix = self._fixes[file] = LoadedFix(
                 module.FIX, module.broken, module.patch, getattr(module, "in_use", str)
             )
         return fix
+
+    def _module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"{self._package}.{self._targets[name].file}")
 
     def _may_patch(self, name: str, verdict: Verdict) -> bool:
         """Whether a target outside its claim may need a patch, or a warning, in this process.

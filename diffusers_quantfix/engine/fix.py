@@ -15,6 +15,11 @@ One file under ``fixes/`` holds one bug: a ``FIX`` declaration and two functions
 ``in_use()``, where it is defined: why `revert` must not remove the patch now, as a sentence, or "".
     For a patch without which a live object would be damaged for good.
 
+The docstring of the file is the first argument of its declaration: ``FIX = Fix(__doc__, ...)``.  Its first line is the
+title of the bug, and its entries "Symptom: ", "Cause: ", "Upstream: " and "Patch: " say the rest.  ``Symptom`` begins
+with what a user sees, the text of the error first, in words that a user would search for; ``Upstream`` has the links to
+issues and pull requests of the library.
+
 These files are read without any library loaded, so this module imports none.
 """
 
@@ -23,6 +28,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from types import ModuleType
 
 
 class Target:
@@ -62,15 +68,14 @@ class Fix:
     """The declaration of one fix.
 
     Args:
+        text: the docstring of its file, from which `title`, `symptom` and `upstream` are read; None under ``python
+            -OO``, see `declared`.
         id: the name under which it is switched, listed and explained.
-        title: the bug in one line.
         targets: the modules that have the bug, where there are several; each has a name of its own, and is decided and
             patched by itself.
         module: of a fix with one target, which has the fix's id as its name: see `Target`.
         claims: the same.
         fixed_in: the same.
-        upstream: links to the issues and pull requests of the library.
-        symptom: the error text, or what a user sees, in words that a user would search for.
         harm: the kind of damage: "wrong result", "error", "memory or time" or "other".
         patterns: regular expressions that find the defect's error message in a text, where white space is one space,
             quotation marks are ``'`` and backticks are left out; none where the defect raises no error.
@@ -89,19 +94,15 @@ class Fix:
         "options",
         "patterns",
         "since",
-        "symptom",
         "targets",
-        "title",
-        "upstream",
+        "text",
     )
 
     def __init__(
         self,
+        text: str | None,
         *,
         id: str,
-        title: str,
-        upstream: tuple[str, ...],
-        symptom: str,
         targets: tuple[Target, ...] = (),
         module: str = "",
         claims: Mapping[str, str] | None = None,
@@ -113,13 +114,11 @@ class Fix:
         hot: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
+        self.text = text
         self.id = id
-        self.title = title
         self.targets = tuple(targets) or (Target(id, module, claims or {}, fixed_in),)
         for target in self.targets:
             target.fix = id
-        self.upstream = tuple(upstream)
-        self.symptom = symptom
         self.harm = harm
         self.patterns = tuple(patterns)
         self.frames = tuple(frames)
@@ -130,3 +129,45 @@ class Fix:
     def target(self, name: str) -> Target:
         """The target of that name."""
         return next(target for target in self.targets if target.name == name)
+
+    @property
+    def title(self) -> str:
+        """The bug in one line."""
+        return (self.text or self.id).strip().partition("\n")[0].rstrip(".").replace("``", "")
+
+    @property
+    def symptom(self) -> str:
+        """What a user sees."""
+        return self.section("Symptom")
+
+    @property
+    def upstream(self) -> tuple[str, ...]:
+        """Links to the issues, pull requests or code of the library."""
+        words = (
+            self.section("Upstream").replace(",", " ").replace(";", " ").replace("(", " ").replace(")", " ")
+        )
+        return tuple(word.rstrip(".:") for word in words.split() if word.startswith("https://"))
+
+    def section(self, title: str) -> str:
+        """One entry of the docstring, as one line; empty where it has none."""
+        found: list[str] = []
+        inside = False
+        for line in (self.text or "").split("\n"):
+            head, colon, rest = line.partition(": ")
+            if colon and head.isalpha() and head[0].isupper():
+                inside, line = head == title, rest
+            if inside:
+                found.append(line)
+        return " ".join(" ".join(found).split()).replace("``", "`")
+
+
+def declared(module: ModuleType) -> Fix:
+    """The declaration in the module of a fix; its text from the source where the interpreter drops docstrings."""
+    fix: Fix = module.FIX
+    if fix.text is None:
+        import ast
+
+        loader = module.__spec__.loader if module.__spec__ else None
+        source = loader.get_source(module.__name__) if hasattr(loader, "get_source") else None  # type: ignore[union-attr]
+        fix.text = (ast.get_docstring(ast.parse(source)) if source else None) or ""
+    return fix

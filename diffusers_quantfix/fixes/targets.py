@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from ..engine.fix import Fix, Target
+from ..engine.fix import Fix, Target, declared
 from . import FIXES, NAMES
 from .index import ROWS
 
@@ -28,8 +28,7 @@ def fix_module(name: str) -> ModuleType:
 
 def declaration(name: str) -> Fix:
     """The declaration of a fix, by its id or the name of one of its targets."""
-    fix: Fix = fix_module(name).FIX
-    return fix
+    return declared(fix_module(name))
 
 
 def declarations() -> list[Fix]:

@@ -173,9 +173,13 @@ class World:
             f"Target({t.name!r}, {t.module!r}, {t.claims!r}, {t.fixed_in!r})" for t in targets
         )
         declaration = f"""
+            '''{title or f"title of {fix_id}"}.
+
+            Symptom: it breaks.
+            Upstream: https://example.org/1.
+            '''
             from diffusers_quantfix.engine.fix import Fix, Target
-            FIX = Fix(id={fix_id!r}, title={title or f"title of {fix_id}"!r}, targets=({written},),
-                      upstream=("https://example.org/1",), symptom="it breaks")
+            FIX = Fix(__doc__, id={fix_id!r}, targets=({written},))
         """
         if text is None:
             text = textwrap.dedent(declaration) + textwrap.dedent(body)

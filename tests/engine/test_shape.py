@@ -150,19 +150,11 @@ def test_the_index_is_made_where_it_cannot_be_read(tmp_path) -> None:
 
 
 def test_no_name_stands_twice() -> None:
-    one = Fix(id="lib-one", title="", upstream=(), symptom="", module="lib", claims={})
+    one = Fix("", id="lib-one", module="lib", claims={})
     many = (Target("lib-a", "lib.a", {}), Target("lib-b", "lib.b", {}))
     for other in (
-        Fix(
-            id="lib-other", title="", upstream=(), symptom="", targets=(*many, Target("lib-one", "lib.c", {}))
-        ),
-        Fix(
-            id="lib-b",
-            title="",
-            upstream=(),
-            symptom="",
-            targets=(Target("lib-b", "a", {}), Target("lib-c", "b", {})),
-        ),
+        Fix("", id="lib-other", targets=(*many, Target("lib-one", "lib.c", {}))),
+        Fix("", id="lib-b", targets=(Target("lib-b", "a", {}), Target("lib-c", "b", {}))),
     ):
         with pytest.raises(ValueError, match="stands twice: lib-"):
             index.text({"a": one, "b": other})
@@ -186,8 +178,9 @@ def test_a_fix_declares_itself(fix_id) -> None:
         tuple(sorted(IDS[fix_id])),
     )
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", fix.id)
-    assert 0 < len(fix.title) <= 100 and not fix.title.endswith(".")
-    assert len(fix.symptom) > 10
+    assert 0 < len(fix.title) <= 100 and fix.text.split("\n")[1] == "", "the first line is the title"
+    for word in ("Symptom", "Cause", "Upstream", "Patch"):
+        assert len(fix.section(word)) > 4, f"the docstring has no entry {word}"
     assert fix.harm in MEANING
     assert fix.patterns or fix.harm != "error", "the text of the error, or the harm that shows without one"
     # Empty where nobody has reported the defect.
@@ -201,9 +194,6 @@ def test_a_fix_declares_itself(fix_id) -> None:
             assert distribution in target.claims and re.match(r"\d+\.\d+", version), (
                 "as in 'bitsandbytes 0.45.3'"
             )
-    docstring = module.__doc__ or ""
-    for word in ("Symptom:", "Cause:", "Upstream:", "Patch:"):
-        assert f"\n{word}" in docstring, f"the docstring has no {word!r}"
     assert callable(module.broken) and callable(module.patch)
 
 

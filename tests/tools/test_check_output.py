@@ -84,7 +84,7 @@ def test_the_worst_comes_first(check):
     lines = out.partition("\nupgrades\n")[0].splitlines()
     listed = [line for line in lines if line.startswith(("affected  ", "may be affected  "))]
     assert len(listed) == len({line.split(":")[0] for line in listed}) >= 10, "one line each"
-    assert out.splitlines()[1].startswith("affected        bnb-cpu-half-blockwise: block-wise ")
+    assert out.splitlines()[1].startswith("affected        bnb-cpu-half-blockwise: Block-wise ")
     assert re.search(
         r"\n\d+ known bugs, \d+ not patched: add diffusers-quantfix \(details: --explain\)\n$", out
     )
@@ -96,7 +96,7 @@ def test_details_on_demand(check):
     _, short, _ = check("bitsandbytes==0.45.2\n")
     assert "symptom: " not in short and "issues/1527" not in short
     _, long, _ = check("bitsandbytes==0.45.2\n", "--explain")
-    assert "                symptom: RuntimeError: Input tensors need to be on the same GPU,\n" in long
+    assert '                symptom: RuntimeError "Input tensors need to be on the same GPU,\n' in long
     assert "                not patched: add diffusers-quantfix; fixed in bitsandbytes\n" in long
     assert "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527" in long
 

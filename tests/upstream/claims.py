@@ -164,7 +164,7 @@ def edited(text: str, change: Change) -> str:
         places.append((fixed_in, f'"{change.fixed_in}"'))
     lines = text.splitlines(keepends=True)
     if change.fixed_in and fixed_in is None:
-        _insert(lines, call, claims, f'fixed_in="{change.fixed_in}"')
+        _insert(lines, claims, f'fixed_in="{change.fixed_in}"')
     # From the end, so that an edit does not move the places before it; all of them stand above what was inserted.
     for node, new in sorted(places, key=lambda place: (place[0].lineno, place[0].col_offset), reverse=True):
         if node.lineno != node.end_lineno:
@@ -190,15 +190,8 @@ def _parts(call: ast.Call, name: str) -> tuple[ast.expr | None, ast.expr | None]
     raise ValueError(f"no target {name} is written out")
 
 
-def _insert(lines: list[str], call: ast.Call, claims: ast.expr, argument: str) -> None:
-    """Add an argument to a declaration: after the symptom, or after the claims of a target."""
-    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    if "targets" not in keywords:
-        last = keywords["symptom"].end_lineno
-        lines.insert(last, f"    {argument},\n")
-        if not lines[last - 1].rstrip().endswith(","):
-            raise ValueError("the line of its symptom does not end with a comma")
-        return
+def _insert(lines: list[str], claims: ast.expr, argument: str) -> None:
+    """Add an argument to a declaration, after the claims of its target."""
     line = lines[claims.end_lineno - 1].encode()
     before, after = line[: claims.end_col_offset].decode(), line[claims.end_col_offset :].decode()
     apart = f",\n{before[: len(before) - len(before.lstrip())]}" if after.rstrip() == "," else ", "

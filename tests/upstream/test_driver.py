@@ -307,7 +307,7 @@ HERE = Target("a-fix", "fakelib", {"pytest": ""})
 
 
 def fake_fix(new, probe=None):
-    fix = types.SimpleNamespace(FIX=Fix(id="a-fix", title="", targets=(HERE,), upstream=(), symptom=""))
+    fix = types.SimpleNamespace(FIX=Fix("", id="a-fix", targets=(HERE,)))
     fix.broken = probe or (lambda module: module.move(None, None) == "stale")
     fix.patch = lambda module, ledger: ledger.replace(module, "move", new)
     return fix

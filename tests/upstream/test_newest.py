@@ -104,10 +104,10 @@ def test_what_is_solved_is_written_with_its_results(tmp_path):
 FIX_SOURCE = '''"""A fix."""
 
 FIX = Fix(
+    __doc__,
     id="a-fix",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "gguf": ""},
-    symptom="one "
-    "two",
+    patterns=("one " "two",),
     hot=True,
 )
 '''
@@ -119,7 +119,7 @@ def test_an_edit_changes_the_claim_and_nothing_else():
     closed = claims.Change("a-fix", {"diffusers": ">=0.31.0,<0.43.0"}, "diffusers 0.43.0")
     text = claims.edited(FIX_SOURCE, closed)
     assert text == FIX_SOURCE.replace("<=0.42.1", "<0.43.0").replace(
-        '    hot', '    fixed_in="diffusers 0.43.0",\n    hot'
+        '    patterns', '    fixed_in="diffusers 0.43.0",\n    patterns'
     )  # fmt: skip
     again = claims.Change("a-fix", {"diffusers": ">=0.31.0,<0.44.0"}, "diffusers 0.44.0")
     assert claims.edited(text, again) == text.replace("0.43.0", "0.44.0")
@@ -128,6 +128,7 @@ def test_an_edit_changes_the_claim_and_nothing_else():
 SEVERAL = '''"""A fix."""
 
 FIX = Fix(
+    __doc__,
     id="a-fix",
     targets=(
         Target("a-fix-one", "lib.one", {"diffusers": ">=0.31.0,<=0.42.1"}),
@@ -137,7 +138,7 @@ FIX = Fix(
             {"diffusers": ">=0.31.0,<=0.42.1", "gguf": ""},
         ),
     ),
-    symptom="one",
+    frames=("one",),
 )
 '''
 

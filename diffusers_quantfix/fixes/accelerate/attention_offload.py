@@ -6,7 +6,7 @@ Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:
 Cause: ``attach_align_device_hook`` gives the layer ``out_proj`` inside it a hook of its own, which brings the weight
     when that layer is called. It never is: torch's function gets its weight. accelerate knows such classes as
     ``preload_module_classes``, but diffusers names none.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
 Patch: it is one of these classes: its hook brings the weights of the layers inside it, too.
 """
 
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-attention-offload",
-    title="torch's MultiheadAttention cannot run under sequential offload",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
-    upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491",),
-    symptom="RuntimeError: Tensor on device meta is not on the expected device cuda:0!, from "
-    "multi_head_attention_forward under enable_sequential_cpu_offload()",
     patterns=(
         r"multi_head_attention_forward.{0,4000}Tensor on device meta is not on the expected device",
         r"Tensor on device meta is not on the expected device.{0,200}(multi_?head_?attention|siglip)",

@@ -1,4 +1,4 @@
-"""Sequential offload leaves every 8-bit weight on the GPU after its first use.
+"""Sequential offload keeps every 8-bit weight on the GPU after its first use.
 
 Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload`` or ``accelerate.cpu_offload``, 91 % of
     it is on the GPU and stays there, and the peak is the whole model. A model whose hooks are then removed raises
@@ -7,12 +7,13 @@ Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload``
     whose hooks are removed produces noise without an error.
 Cause: bitsandbytes moves the weight of an 8-bit layer into ``layer.state`` in its first forward pass: to CB, and before
     0.45.0, in tiles, to CxB. After the pass ``AlignDevicesHook.post_forward`` clears ``state.CxB`` only. When a model
-    is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook`` restores
-    the weight without its scales (SCB); the old bitsandbytes takes it for one that is not quantized yet.
-Upstream: accelerate PRs 3907 and 4044 handle SCB only; open.
+    is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook`` restores the
+    weight without its scales (SCB); the old bitsandbytes takes it for one that is not quantized yet.
+Upstream: https://github.com/huggingface/accelerate/pull/3907 and https://github.com/huggingface/accelerate/pull/4044
+    handle SCB only; open.
 Patch: the three hook methods. When a weight was put on meta, its tensors are removed from the state. When a weight is
-    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them,
-    and rows instead of tiles. A backward pass has the state with the weight until it has run.
+    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them, and
+    rows instead of tiles. A backward pass has the state with the weight until it has run.
 """
 
 from __future__ import annotations
@@ -35,16 +36,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-8bit-offload-state",
-    title="sequential offload keeps every 8-bit weight on the GPU after its first use",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.43.0"},
-    upstream=(
-        "https://github.com/huggingface/accelerate/pull/3907",
-        "https://github.com/huggingface/accelerate/pull/4044",
-    ),
-    symptom="CUDA out of memory with an 8-bit model under enable_sequential_cpu_offload; "
-    "'NoneType' object has no attribute 'unsqueeze', or noise, after remove_all_hooks",
     harm="memory or time",
     patterns=(
         "'NoneType' object has no attribute 'unsqueeze'",

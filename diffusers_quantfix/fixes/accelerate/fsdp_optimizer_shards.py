@@ -1,15 +1,15 @@
-"""With FSDP 1 the state of the optimizer is not loaded from shards.
+"""FSDP 1 does not load the state of the optimizer from shards.
 
-Symptom: no error. With FSDP 1 and ``SHARDED_STATE_DICT``, ``Accelerator.load_state`` in a new process restores the
-    model, but not the momenta of the optimizer: they start at zero, so the next steps differ. The Trainer of
-    transformers loads with the same function.
+Symptom: the momenta of the optimizer are zero after ``load_state`` with FSDP 1 and ``SHARDED_STATE_DICT``, without an
+    error. ``Accelerator.load_state`` does so in a new process. The model is restored, so the next steps differ. The
+    Trainer of transformers loads with the same function.
 Cause: torch.distributed.checkpoint loads what it is asked for. ``load_fsdp_optimizer`` asks for what the optimizer
     holds, and an optimizer holds nothing before its first step. Up to accelerate 1.6 it asked for what is in the
     checkpoint. From 1.7 to 1.12 it also asks with the numbers of the parameters, where their names were saved.
-Upstream: not reported. Accelerate issue 3971 shows the numbers with FSDP 2.
+Upstream: not reported. https://github.com/huggingface/accelerate/issues/3971 shows the numbers with FSDP 2.
 Patch: before a checkpoint with states is read, the optimizer makes its entries in one step with gradients of zero.
-    Parameters, gradients and groups are restored after that step; upstream
-    then loads all entries. An optimizer that has a state is left alone. Up to 1.12 it is asked by names.
+    Parameters, gradients and groups are restored after that step; upstream then loads all entries. An optimizer that
+    has a state is left alone. Up to 1.12 it is asked by names.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-fsdp-optimizer-shards",
-    title="FSDP 1 does not load the state of the optimizer from shards",
     module="accelerate.utils.fsdp_utils",
     claims={"accelerate": ">=1.7.0,<=1.15.0"},
-    upstream=("https://github.com/huggingface/accelerate/issues/3971",),
-    symptom="no error: the momenta of the optimizer are zero after load_state with FSDP 1 and SHARDED_STATE_DICT",
     harm="wrong result",
     since="0.1.0",
 )

@@ -4,7 +4,7 @@ Symptom: ``accelerate.disk_offload`` of a GGUF model, and ``dispatch_model`` wit
     None" in the first run.
 Cause: what is read from disk are the bytes alone. ``set_module_tensor_to_device`` makes a parameter of the old class of
     them, ``type(parameter)(bytes, requires_grad=...)``, and a GGUFParameter without a quantization type is none.
-Upstream: not reported; the same in memory is diffusers issue 14691.
+Upstream: not reported; the same in memory is https://github.com/huggingface/diffusers/issues/14691.
 Patch: the bytes get the quantization type of the parameter that they replace.
 """
 
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-gguf-disk",
-    title="GGUF models cannot be offloaded to disk",
     module="accelerate.utils.modeling",
     claims={"accelerate": ">=0.34.2,<=1.15.0", "diffusers": "", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/14691",),
-    symptom="KeyError: None from GGUFParameter.__new__ under accelerate.disk_offload",
     since="0.1.0",
     patterns=("KeyError: None",),
     frames=(

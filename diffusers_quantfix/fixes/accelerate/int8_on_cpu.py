@@ -1,4 +1,4 @@
-"""An 8-bit weight that is put on the CPU is moved through the first GPU.
+"""8-bit weights are moved to the CPU through the first GPU.
 
 Symptom: RuntimeError "Cannot access accelerator device when none is available." (or "Torch not compiled with CUDA
     enabled", "Found no NVIDIA driver") from ``accelerate.cpu_offload(model, "cpu")`` of an 8-bit model, and wherever
@@ -20,12 +20,10 @@ from ...engine.probe import function_of, resolve
 from ...weights.places import parameters_at
 
 FIX = Fix(
+    __doc__,
     id="accelerate-int8-on-cpu",
-    title="8-bit weights are moved to the CPU through the first GPU",
     module="accelerate.utils.modeling",
     claims={"accelerate": ">=0.34.2,<=1.15.0", "bitsandbytes": ">=0.46"},
-    upstream=(),
-    symptom='accelerate.cpu_offload(model, "cpu"): Cannot access accelerator device when none is available',
     patterns=(
         "Cannot access accelerator device when none is available",
         "Torch not compiled with CUDA enabled",

@@ -4,7 +4,8 @@ Symptom: from ``enable_sequential_cpu_offload()`` on, all buffers of a model are
     themselves in layers as GPTQ and AutoRound have them, the scales of BFL's.
 Cause: diffusers calls ``accelerate.cpu_offload`` with ``offload_buffers=False`` for every model that has no parameter
     at its root, and ``AlignDevicesHook.init_hook`` then puts all buffers on the execution device for good.
-Upstream: no issue.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/pipeline_utils.py#L1358; not
+    reported.
 Patch: the hook of a linear layer offloads its buffers too, unless they are all scalars. Buffers of other modules stay
     where they are: pipelines read some of them directly (``vae.bn.running_mean`` in Flux 2).
 """
@@ -22,15 +23,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-offload-buffers",
-    title="sequential offload leaves the buffers of quantized layers on the GPU",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/pipeline_utils.py#L1358",
-    ),
-    symptom="CUDA out of memory under enable_sequential_cpu_offload() of a model whose quantized weights or scales are "
-    "buffers (GPTQ, AutoRound, BFL)",
     # From the beginning, once: a search from every word of a long log takes time that grows with its square.
     patterns=(r"\A(?=.*sequential)(?=.*(gptq|auto.?round)).*out of memory",),
     frames=("enable_sequential_cpu_offload", "gptq|auto.?round|nvfp4|fp8r"),

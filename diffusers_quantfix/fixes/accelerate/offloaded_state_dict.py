@@ -1,12 +1,13 @@
-"""The state dict of a sequentially offloaded model is full of meta tensors.
+"""The state dict of a sequentially offloaded model has no data, so it cannot be saved.
 
 Symptom: ``save_pretrained`` of a model or a pipeline after ``enable_sequential_cpu_offload`` or
     ``accelerate.cpu_offload``: NotImplementedError "Cannot copy out of meta tensor; no data!", or RuntimeError "The
     weights trying to be saved contained shared tensors" from transformers 4. ``save_lora_weights`` is affected too.
 Cause: between two uses the parameters are on ``meta``; the weights are in the ``weights_map`` of the hooks, where
     ``state_dict()`` does not look.
-Upstream: accelerate has ``get_state_dict_offloaded_model`` for this, but diffusers never calls it, and transformers
-    calls it only for models with a ``hf_device_map`` that names the CPU or the disk.
+Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py; accelerate has
+    ``get_state_dict_offloaded_model`` for this, but diffusers never calls it, and transformers calls it only for models
+    with a ``hf_device_map`` that names the CPU or the disk.
 Patch: a module that gets an offloading hook also gets a state-dict hook, which fills in what is on ``meta`` from the
     weights map, without a copy. It is removed together with the offloading hook. Weights on disk stay on ``meta``:
     reading all of them at once would defeat the purpose of disk offload, and transformers has its own way to save
@@ -28,13 +29,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-offloaded-state-dict",
-    title="the state dict of a sequentially offloaded model has no data, so it cannot be saved",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
-    upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py",),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! in save_pretrained after "
-    "enable_sequential_cpu_offload",
     patterns=(
         "Cannot copy out of meta tensor; no data",
         "The weights trying to be saved contained shared tensors",

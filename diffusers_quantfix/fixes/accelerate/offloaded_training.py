@@ -4,7 +4,8 @@ Symptom: a training under ``enable_sequential_cpu_offload()``, ``accelerate.cpu_
     without an error, and no weight changes: every gradient is None.
 Cause: ``AlignDevicesHook`` makes a new parameter of each weight in each forward pass, and another one on meta after it.
     The gradient arrives at the first, which nobody has any more.
-Upstream: accelerate issues 3770 and 3785, closed as a limit of the method.
+Upstream: https://github.com/huggingface/accelerate/issues/3770 and
+    https://github.com/huggingface/accelerate/issues/3785, closed as a limit of the method.
 Patch: the output of such a model in training mode raises an error when the backward pass begins. Where the program may
     have something else in mind it is a warning: an input asks for a gradient, other trainable parameters are not
     offloaded, or the model itself is in evaluation mode.
@@ -28,16 +29,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-offloaded-training",
-    title="training under sequential offload changes nothing, without a word",
     module="accelerate.hooks",
     claims={"accelerate": "<=1.15.0"},
-    upstream=(
-        "https://github.com/huggingface/accelerate/issues/3770",
-        "https://github.com/huggingface/accelerate/issues/3785",
-    ),
-    symptom="a training under enable_sequential_cpu_offload() or accelerate.cpu_offload runs without an error and "
-    "changes no weight: every gradient is None",
     harm="wrong result",
     since="0.1.0",
     hot=True,

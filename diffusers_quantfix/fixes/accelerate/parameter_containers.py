@@ -5,7 +5,7 @@ Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:
     that nobody has written, and each run gives another image, or black ones.
 Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that brings them when the
     module is called. A ``ParameterDict`` or ``ParameterList`` is never called.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
 Patch: the module that has them gets a hook that calls theirs.
 """
 
@@ -19,13 +19,10 @@ from ...engine.probe import resolve
 from ...offloading.containers import bring_containers
 
 FIX = Fix(
+    __doc__,
     id="accelerate-parameter-containers",
-    title="adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under sequential offload",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
-    upstream=("https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491",),
-    symptom="RuntimeError: Tensor on device meta is not on the expected device cuda:0!, or another output in each run, "
-    "with a LoKr or LoHa under enable_sequential_cpu_offload()",
     harm="wrong result",
     patterns=(r"tuners/lo(kr|ha)/layer.{0,4000}Tensor on device meta is not on the expected device",),
     frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "accelerate/hooks.py:new_forward"),

@@ -1,4 +1,4 @@
-"""A model with weights of quanto cannot be offloaded sequentially.
+"""Models with weights of quanto cannot be offloaded sequentially.
 
 Symptom: ``enable_sequential_cpu_offload``, ``cpu_offload`` and ``disk_offload`` end in TypeError
     "WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', ...".
@@ -6,7 +6,7 @@ Cause: accelerate creates a new parameter with ``type(parameter)(tensor, require
     the classes of quanto, but only under the names that they had before quanto 0.2.5 (QBitsTensor). In addition, the
     weights map of a hook is a state dict, in which quanto has flattened the weight ``weight`` into its parts
     ``weight._data``, ``weight._scale``, ..., and the hook asks for ``weight``.
-Upstream: diffusers issue 10526.
+Upstream: https://github.com/huggingface/diffusers/issues/10526.
 Patch: ``set_module_tensor_to_device`` creates the parameter from the moved tensor itself, as it does for the old names.
     ``AlignDevicesHook`` gets a weights map that assembles the parts; the parts stay where they are, on disk too.
 """
@@ -28,13 +28,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-quanto-offload",
-    title="models with weights of quanto cannot be offloaded sequentially",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=("https://github.com/huggingface/diffusers/issues/10526",),
-    symptom="TypeError: WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', "
-    "'stride', 'data', 'scale', and 'activation_qtype'",
     patterns=(
         r"WeightQ\w+Tensor\.__new__\(\) missing \d required positional arguments",
         r"__new__\(\) missing \d required positional arguments: 'axis'",

@@ -3,7 +3,7 @@
 Symptom: RuntimeError "Attempted to access the data pointer on an invalid python storage" from
     ``Accelerator().save_model(model, folder)``.
 Cause: as of ``accelerate-torchao-save-state``.
-Upstream: not reported for accelerate; torchao issue 2230 is about ``save_pretrained``.
+Upstream: not reported for accelerate; https://github.com/pytorch/ao/issues/2230 is about ``save_pretrained``.
 Patch: such a model is written with ``torch.save``, as with ``safe_serialization=False``, which
     ``load_checkpoint_in_model`` and ``load_checkpoint_and_dispatch`` read. Of an earlier model in the folder
     ``model.safetensors`` is removed, which would have been overwritten; where several files are written, also
@@ -21,12 +21,10 @@ from ...engine.probe import resolve, written_in
 from ...weights.wrappers import backend_of, has_no_address
 
 FIX = Fix(
+    __doc__,
     id="accelerate-torchao-save-model",
-    title="Accelerator.save_model fails for a model with weights of torchao",
     module="accelerate.accelerator",
     claims={"accelerate": ">=0.33.0,<=1.15.0", "torchao": ""},
-    upstream=("https://github.com/pytorch/ao/issues/2230",),
-    symptom="Attempted to access the data pointer on an invalid python storage, from Accelerator.save_model()",
     patterns=("Attempted to access the data pointer on an invalid python storage",),
     frames=(r"\bsave_model\b",),
 )

@@ -4,7 +4,7 @@ Symptom: RuntimeError "Attempted to access the data pointer on an invalid python
     with LoRAs on a torchao model is saved.
 Cause: accelerate writes safetensors unless told otherwise. Before that it looks for tensors that share memory, by the
     address of their data; a weight of torchao is a wrapper class, which has none, and safetensors could not hold it.
-Upstream: not reported for accelerate; torchao issue 2230 is about ``save_pretrained``.
+Upstream: not reported for accelerate; https://github.com/pytorch/ao/issues/2230 is about ``save_pretrained``.
 Patch: such a model is written with ``torch.save``, as with ``safe_serialization=False``; ``load_state`` finds either
     file. The file of safetensors that would have been overwritten is removed: it would be preferred.
 """
@@ -19,12 +19,10 @@ from ...engine.probe import resolve, written_in
 from ...weights.wrappers import has_no_address
 
 FIX = Fix(
+    __doc__,
     id="accelerate-torchao-save-state",
-    title="Accelerator.save_state fails for a model with weights of torchao",
     module="accelerate.checkpointing",
     claims={"accelerate": ">=0.34.2,<=1.15.0", "torchao": ""},
-    upstream=("https://github.com/pytorch/ao/issues/2230",),
-    symptom="Attempted to access the data pointer on an invalid python storage, from Accelerator.save_state()",
     patterns=("Attempted to access the data pointer on an invalid python storage",),
     frames=("accelerate/checkpointing.py|save_state",),
 )

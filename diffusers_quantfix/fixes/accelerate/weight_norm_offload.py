@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="accelerate-weight-norm-offload",
-    title="layers with weight normalization compute noise under sequential offload",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
-    upstream=(),
-    symptom="the sound of LongCat-Audio, or of another audio autoencoder with weight_norm, is noise or NaN under "
-    "enable_sequential_cpu_offload()",
     harm="wrong result",
     since="0.1.0",
 )

@@ -5,7 +5,9 @@ Symptom: ``bitsandbytes.functional.quantize_blockwise`` of a float16 or bfloat16
     with "Segmentation fault".
 Cause: the one kernel for the CPU is for float32, and gets the address of whatever is there: it reads twice the bytes of
     the tensor, writes twice as many, and takes quantized scales for float32.
-Upstream: bitsandbytes issue 1540; PR 1544 raises an error from 0.46.0 on, and 0.47.0 computes it.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1540;
+    https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1544 raises an error from 0.46.0 on, and 0.47.0
+    computes it.
 Patch: the kernel gets a float32 copy and the dequantized scales, and its output is cast; other types raise the
     ValueError that they raise on a GPU.
 """
@@ -20,16 +22,10 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="bnb-cpu-half-blockwise",
-    title="block-wise quantization on the CPU reads numbers of 16 bits as such of 32",
     module="bitsandbytes.functional",
     claims={"bitsandbytes": ">=0.43.0,<0.46.0"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1540",
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1544",
-    ),
-    symptom="Segmentation fault, noise or zeros from quantize_blockwise or dequantize_blockwise of a float16 tensor on "
-    "the CPU",
     harm="wrong result",
     patterns=(r"Segmentation fault.{0,2000}bitsandbytes/functional\.py.{0,40}in (de)?quantize_blockwise",),
     frames=("quantize_blockwise", "cpu", "float16|bfloat16|half"),

@@ -1,4 +1,4 @@
-"""One forward pass on a CPU with AVX512-BF16 corrupts a 4-bit layer.
+"""One CPU forward pass corrupts 4-bit layers on CPUs with AVX512-BF16.
 
 Symptom: after a forward pass on such a CPU ``dequantize_4bit`` of the weight gives wrong values or raises "shape ... is
     invalid for input of size"; ``state_dict`` and ``save_pretrained`` write an absmax in the wrong order; after
@@ -8,7 +8,8 @@ Symptom: after a forward pass on such a CPU ``dequantize_4bit`` of the weight gi
 Cause: ``Linear4bit.forward`` repacks bytes and quant state in place for a CPU kernel. Only ``.cuda()``, ``.xpu()`` and
     ``state_dict`` undo it. The inverse does not restore the absmax of a state that is not nested, and quantizes the
     absmax of a nested one again.
-Upstream: bitsandbytes issue 2078; PR 2083 patches ``.to()`` only. Both open.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2078;
+    https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2083 patches ``.to()`` only. Both open.
 Patch: the repacked quant state keeps the original one, so that the inverse is exact. This costs the bytes of absmax,
     while a copy of the weight would double the memory. Everything that uses the weight outside the kernel unpacks it
     first: moves, copies, pickles, state dicts, ``dequantize_4bit``, inputs with a gradient, ``train()``. Layers that
@@ -32,16 +33,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="bnb-cpu-packing",
-    title="one CPU forward pass corrupts 4-bit layers on CPUs with AVX512-BF16",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.49.0,<=0.50.2"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2078",
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2083",
-    ),
-    symptom="N must be divisible by block_n; shape is invalid for input of size; wrong state_dict or output of a 4-bit "
-    "model after it ran on the CPU",
     harm="wrong result",
     patterns=(
         "N must be divisible by block_n",

@@ -26,12 +26,10 @@ from ...engine.source import exchanged, own_function
 from ...weights import params_4bit
 
 FIX = Fix(
+    __doc__,
     id="bnb-cpu-packing-sharded",
-    title="a 4-bit layer that FSDP shards computes noise from its second run on, on CPUs with AVX512-BF16",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.49.0,<=0.50.2"},
-    upstream=(),
-    symptom="after fully_shard the second run of a 4-bit model on the CPU gives another output or another loss",
     harm="wrong result",
     hot=True,
 )

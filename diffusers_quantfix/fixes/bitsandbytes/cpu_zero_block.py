@@ -1,12 +1,13 @@
 """Quantizing a block of zeros on the CPU crashes the process.
 
-Symptom: "Segmentation fault" in ``quantize_blockwise`` on the CPU. Double quantization of a 4-bit weight does it
-    where all its blocks have the same largest value, as in a layer of zeros or of ones: it quantizes the largest values
-    minus their mean.
+Symptom: "Segmentation fault" in ``quantize_blockwise`` on the CPU. Double quantization of a 4-bit weight does it where
+    all its blocks have the same largest value, as in a layer of zeros or of ones: it quantizes the largest values minus
+    their mean.
 Cause: ``quantize_block`` of the native library divides a block by its largest value. Zero by zero is NaN, and its
     binary search uses the value, converted to an integer, as the index of a table without looking at its range. NaN and
     infinity in the input come to the same.
-Upstream: bitsandbytes issue 1744; 0.49.0 has another kernel, which writes zeros for such a block.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1744; 0.49.0 has another kernel, which writes
+    zeros for such a block.
 Patch: the native function, as bitsandbytes calls it: a block of zeros gets the scale and the indices that 0.49.0 gives
     it, and NaN and infinity raise an error. (0.49.0 quantizes NaN to some number within the range of its block.)
 """
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="bnb-cpu-zero-block",
-    title="quantizing a block of zeros on the CPU crashes the process",
     module="bitsandbytes.cextension",
     claims={"bitsandbytes": ">=0.43.0,<0.49.0"},
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1744",),
-    symptom="Segmentation fault in quantize_blockwise on the CPU, with a block of zeros",
     patterns=(
         r"\A(?=.*(quantize_blockwise|quantize_4bit|Params4bit|bitsandbytes/)).*(Segmentation fault|SIGSEGV)",
     ),

@@ -5,7 +5,8 @@ Symptom: after a 4-bit layer was quantized on, or ran on, ``cuda:1``, ``torch.cu
 Cause: four functions of ``bitsandbytes.functional`` switch to the device of their tensor and switch "back" to the same
     one, ``post_call(A.device)`` instead of ``post_call(prev_device)``. They and ``gemv_4bit`` do not switch back at all
     when they raise.
-Upstream: fixed in 0.45.0, which switches with a context manager.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0; fixed in 0.45.0, which switches
+    with a context manager.
 Patch: the functions themselves; each restores the current device, also when it raises.
 """
 
@@ -18,12 +19,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="bnb-current-device",
-    title="4-bit kernels leave the current CUDA device changed",
     module="bitsandbytes.functional",
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
-    symptom="torch.cuda.current_device() has changed after a 4-bit layer ran on another GPU",
     harm="other",
     patterns=(r"current(_| )device(\(\))? has changed",),
     frames=("4.?bit", "bitsandbytes/"),

@@ -4,7 +4,7 @@ Symptom: AttributeError "'Params4bit' object has no attribute 'absmax'" from ``g
     ``get_state_dict``, also with DistributedDataParallel and where only a LoRA is to be saved.
 Cause: torch looks up each name of the state dict, step by step, as an attribute. ``Linear4bit`` writes
     ``weight.absmax`` and its like into it, and ``weight.quant_state.bitsandbytes__nf4``, which nothing has.
-Upstream: bitsandbytes issue 1405, fixed in 0.50.0.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1405, fixed in 0.50.0.
 Patch: a layer that writes its state dict has these attributes from then on. They are None; torch does not use them.
 """
 
@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="bnb-4bit-checkpoint-names",
-    title="torch.distributed.checkpoint cannot save a 4-bit model",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<0.50.0"},
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1405",),
-    symptom="AttributeError: 'Params4bit' object has no attribute 'absmax', from get_model_state_dict or "
-    "get_state_dict of torch.distributed.checkpoint",
     patterns=("'Params4bit' object has no attribute '(nested_)?(absmax|quant_map)'",),
     frames=("checkpoint/state_dict.py", "get_(model_)?state_dict"),
     fixed_in="bitsandbytes 0.50.0",

@@ -17,13 +17,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-assign",
-    title="load_state_dict(assign=True) breaks 8-bit layers",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="RuntimeError: Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported, with "
-    "assign=True",
     patterns=("Loading a quantized checkpoint into non-quantized Linear8bitLt",),
     frames=(r"load_state_dict\([^()]{0,200}assign=True", "assign=True"),
 )

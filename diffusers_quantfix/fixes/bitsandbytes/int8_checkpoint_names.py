@@ -17,13 +17,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-checkpoint-names",
-    title="torch.distributed.checkpoint cannot save an 8-bit model",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="AttributeError: 'Linear8bitLt' object has no attribute 'SCB', from get_model_state_dict or get_state_dict "
-    "of torch.distributed.checkpoint",
     patterns=("'Linear8bitLt' object has no attribute '(SCB|weight_format)'",),
     frames=("checkpoint/state_dict.py", "get_(model_)?state_dict"),
     since="0.1.0",

@@ -1,14 +1,15 @@
-"""8-bit layers fail for inputs of one, four or more dimensions, and read a part of a batch wrongly on a GPU.
+"""8-bit layers read a part of a batch wrongly, and take no input of four dimensions.
 
 Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b (64) at non-singleton dimension 2" from
     the kernels of the CPU, or UnboundLocalError "cannot access local variable 'rows'" before 0.45, for Allegro and
     whatever else gives a ``Linear8bitLt`` an input of four dimensions. The kernels of CUDA look for outliers in the
-    wrong dimension. IndexError "Dimension out of range" for an input of one dimension, as VQ Diffusion has it.
-    A float16 input on CUDA whose rows do not follow each other in memory, ``hidden_states[:, 0]`` of a batch of two, is
+    wrong dimension. IndexError "Dimension out of range" for an input of one dimension, as VQ Diffusion has it. A
+    float16 input on CUDA whose rows do not follow each other in memory, ``hidden_states[:, 0]`` of a batch of two, is
     read as if they did: the second row of the output is wrong, without an error.
 Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix;
     the kernel ``cint8_vector_quant`` gets its address, and no strides.
-Upstream: bitsandbytes issue 980, PR 2062.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/980,
+    https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2062.
 Patch: ``matmul`` makes its input contiguous where it is not, takes a vector for a matrix of one row, flattens an input
     of more than three dimensions, and gives the output its shape; in its own code, since a wrapper would add a call to
     every run. It asks first: torch.compile takes ``contiguous`` for an operation, and would break the graph once more.
@@ -29,16 +30,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-input-layout",
-    title="8-bit layers read a part of a batch wrongly, and take no input of four dimensions",
     module="bitsandbytes.autograd._functions",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/980",
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2062",
-    ),
-    symptom="RuntimeError: The size of tensor a must match the size of tensor b at non-singleton dimension 2, in "
-    "Linear8bitLt; on a GPU, wrong output for a part of a batch",
     harm="wrong result",
     since="0.1.0",
     patterns=(

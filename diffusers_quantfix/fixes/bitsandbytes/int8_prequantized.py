@@ -4,7 +4,8 @@ Symptom: noise or NaN, without any error, from an 8-bit model that was loaded fr
     and on the CPU.
 Cause: ``Int8Params.to`` sets CB on its result only if the parameter had one. A parameter made from the int8 data of a
     checkpoint has none yet, and the layer treats its int8 matrix as one that still has to be quantized.
-Upstream: bitsandbytes issue 1775, patched by PR 1776 in 0.48.1.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1775, patched by
+    https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1776 in 0.48.1.
 Patch: int8 data is moved as ``bnb-int8-requantize`` does for older releases: CB is the moved data.
 """
 
@@ -18,15 +19,10 @@ from ...engine.probe import resolve
 from ...weights.int8_params import moved_whole
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-prequantized",
-    title="a checkpoint that was saved in 8 bits produces noise",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.48.0,<0.48.1"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1775",
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1776",
-    ),
-    symptom="noise or NaN from a model that was loaded from an 8-bit checkpoint",
     harm="wrong result",
     patterns=("'NoneType' object has no attribute 'data_ptr'",),
     frames=("bitsandbytes/", "8.?bit|int8"),

@@ -1,4 +1,4 @@
-"""An 8-bit layer that has run once cannot be loaded again.
+"""load_state_dict of an 8-bit layer fails after its first forward pass.
 
 Symptom: RuntimeError "Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported. Please call
     module.cuda() before module.load_state_dict()" from ``load_state_dict`` with the layer's own state dict.
@@ -19,12 +19,10 @@ from ...engine.probe import resolve
 from ...weights.int8_params import in_tiles, rows_of
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-reload",
-    title="load_state_dict of an 8-bit layer fails after its first forward pass",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="RuntimeError: Loading a quantized checkpoint into non-quantized Linear8bitLt is not supported",
     patterns=("Loading a quantized checkpoint into non-quantized Linear8bitLt",),
     frames=("load_state_dict",),
     hot=True,

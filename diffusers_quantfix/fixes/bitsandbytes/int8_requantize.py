@@ -1,11 +1,11 @@
-"""``Int8Params.to`` and ``.cuda`` quantize int8 data again, and leave CB and SCB on the old device.
+"""Moving an Int8Params to the GPU quantizes its int8 data again and loses the scales.
 
 Symptom: an 8-bit weight that was moved to the CPU and back to the GPU has lost its scales (every row of SCB is 127):
     the output is wrong, without an error. A move to the CPU leaves CB and SCB on the GPU. Every move to the GPU briefly
     takes three times the memory of the weight: a copy in 16 bits, and a new int8 matrix.
 Cause: up to 0.47.0 the parameter assumes that a weight on the CPU is not quantized yet, and its other branch passes on
     the references to CB and SCB without moving them.
-Upstream: patched in bitsandbytes 0.48.0.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332; patched in bitsandbytes 0.48.0.
 Patch: ``Int8Params.to``, which every move of a parameter calls, and ``.cuda``, which does not call it before 0.46.0:
     int8 data is moved as it is, with its SCB; CB is the moved data.
 """
@@ -20,12 +20,10 @@ from ...engine.probe import resolve
 from ...weights.int8_params import moved_whole
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-requantize",
-    title="moving an Int8Params to the GPU quantizes its int8 data again and loses the scales",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<0.48.0"},
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332",),
-    symptom="wrong output of an 8-bit layer after .to('cpu') and .to('cuda'); SCB is 127 in every row",
     harm="wrong result",
     patterns=("SCB is 127", "must be a floating point"),
     frames=("bitsandbytes/", "8.?bit|int8"),

@@ -1,11 +1,12 @@
-"""An 8-bit model that has run is saved in tiles, and produces noise after loading.
+"""An 8-bit model that has run is saved in the layout of its GPU, and produces noise after loading.
 
 Symptom: a model in 8 bits that was saved after its first forward pass produces noise when diffusers or transformers
     load the checkpoint; one saved before it does not. No error.
 Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores. The state dict holds
     the tiles, and their layout in ``weight_format``. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers
     and transformers does not, and treats the tiles as rows.
-Upstream: bitsandbytes 0.45.0 no longer has tiles.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0; bitsandbytes 0.45.0 no longer has
+    tiles.
 Patch: the state dict holds rows. They are moved to the CPU layer by layer: on the GPU, all of them would take as much
     memory as the tiles a second time.
 """
@@ -20,12 +21,10 @@ from ...engine.probe import resolve
 from ...weights.int8_params import in_tiles, rows_of
 
 FIX = Fix(
+    __doc__,
     id="bnb-int8-saved-tiles",
-    title="an 8-bit model that has run is saved in the layout of its GPU, and produces noise after loading",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<0.45.0"},
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
-    symptom="noise from a model that was loaded from an 8-bit checkpoint, which was saved after a forward pass",
     harm="wrong result",
     frames=("bitsandbytes/", "8.?bit|int8"),
     fixed_in="bitsandbytes 0.45.0",

@@ -1,4 +1,4 @@
-"""The first run of a 4-bit layer converts its bias to the compute dtype, for good.
+"""The first run of a 4-bit model changes its dtype, and the next output.
 
 Symptom: the same seed gives another image in the second call of a 4-bit pipeline; ``model.dtype`` is another one after
     the first call; a model that has run is saved with rounded biases. Where ``bnb_4bit_compute_dtype`` is not the dtype
@@ -22,13 +22,10 @@ from ...engine.probe import resolve
 from ...engine.source import exchanged, own_function
 
 FIX = Fix(
+    __doc__,
     id="bnb-linear4bit-bias",
-    title="the first run of a 4-bit model changes its dtype, and the next output",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.50.0,<=0.50.2"},
-    upstream=(),
-    symptom="the same seed gives another output in the second call of a 4-bit pipeline; model.dtype is another one "
-    "after the first call",
     harm="wrong result",
     hot=True,
 )

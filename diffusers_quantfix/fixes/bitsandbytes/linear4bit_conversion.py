@@ -21,13 +21,10 @@ from ...engine.probe import resolve
 from ...weights import companions
 
 FIX = Fix(
+    __doc__,
     id="bnb-linear4bit-conversion",
-    title="to('meta'), to_empty() and torch's swap mode break 4-bit layers",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="Creating a Parameter from an instance of type Params4bit requires that detach() returns an instance of "
-    "the same type / _apply(): Couldn't swap Linear4bit.weight",
     patterns=(
         r"Creating a Parameter from an instance of type Params4bit requires that detach\(\)",
         r"_apply\(\): Couldn't swap \w*4bit\.weight",

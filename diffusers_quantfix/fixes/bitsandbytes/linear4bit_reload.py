@@ -22,13 +22,10 @@ from ...engine.probe import resolve
 from ...weights import params_4bit
 
 FIX = Fix(
+    __doc__,
     id="bnb-linear4bit-reload",
-    title="a 4-bit layer cannot load its own state dict",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom='RuntimeError: Error(s) in loading state_dict: Unexpected key(s) in state_dict: "weight.absmax", '
-    '"weight.quant_map", "weight.quant_state.bitsandbytes__nf4"',
     patterns=(r"Unexpected key\(s\) in state_dict: .{0,200}(absmax|quant_map|quant_state)",),
     frames=("load_state_dict", "4.?bit|bitsandbytes__nf4"),
 )

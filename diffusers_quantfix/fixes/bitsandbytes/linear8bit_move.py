@@ -1,4 +1,4 @@
-"""A parent's ``.to()`` leaves the companions of an 8-bit weight on the old device.
+"""Moving a model leaves its 8-bit weights on the old device.
 
 Symptom: after ``model.to("cpu")`` 95 % of an 8-bit model stays on the GPU, and after moving back to the GPU it takes
     1.9 times the memory; a forward pass on the new device raises "Expected all tensors to be on the same device" or
@@ -9,7 +9,10 @@ Cause: a parent moves its layers with ``child._apply(fn)``. ``nn.Module._apply``
     ``layer.state`` after it. ``Linear8bitLt.to`` (0.48.0) is not called on this path. Where the bytes cannot be put
     into the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` also quantizes
     the quantized weight again when it moves back to the GPU, which loses its scales.
-Upstream: bitsandbytes issues 1332 and 1793, diffusers issues 11329 and 10653; open.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332 and
+    https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1793,
+    https://github.com/huggingface/diffusers/issues/11329 and https://github.com/huggingface/diffusers/issues/10653;
+    open.
 Patch: ``_apply`` of the two layers with an 8-bit weight. Upstream moves bias and buffers. ``fn`` receives the plain
     int8 data, so that nothing is quantized twice. CB becomes the new ``weight.data``, never a copy of it. SCB and all
     other tensors of the state are moved to its device, without a cast. Every kind of move calls ``_apply``: of the
@@ -27,18 +30,10 @@ from ...offloading.live import offloaded_eight_bit as in_use  # noqa: F401
 from ...weights import companions
 
 FIX = Fix(
+    __doc__,
     id="bnb-linear8bit-move",
-    title="moving a model leaves its 8-bit weights on the old device",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332",
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1793",
-        "https://github.com/huggingface/diffusers/issues/11329",
-        "https://github.com/huggingface/diffusers/issues/10653",
-    ),
-    symptom="8-bit model stays on the GPU after .to('cpu'); Expected all tensors to be on the same device; "
-    "Creating a Parameter from an instance of type Int8Params requires that detach() returns",
     patterns=(
         r"Creating a Parameter from an instance of type Int8Params requires that detach\(\)",
         r"_apply\(\): Couldn't swap (Linear8bitLt|\w*8bit)\.weight",

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="bnb-packed-cast",
-    title="a cast of a model rounds the packed bytes of 4-bit weights in a floating dtype",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="noise after .bfloat16() of a 4-bit model, or .to(dtype) of a model of peft around it, with "
-    "bnb_4bit_quant_storage=torch.float16",
     harm="wrong result",
     since="0.1.0",
     patterns=(r"(bfloat16|double)\(\).{0,200}quant_storage",),

@@ -1,12 +1,13 @@
-"""4-bit and 8-bit parameters reject attributes that other libraries put on them.
+"""Quantized parameters refuse attributes of other libraries in their constructor.
 
 Symptom: TypeError "Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'" (the same with
     ``Int8Params``) from ``from_pretrained`` of a quantized text encoder, or when it is offloaded.
 Cause: to move a quantized parameter, accelerate, transformers, diffusers and PEFT call its class with all attributes of
     the old one, ``cls(data, **old.__dict__)``. transformers 5 sets an attribute of its own on parameters, which the
     constructors do not accept.
-Upstream: patched in bitsandbytes 0.50.0 (PR 1900), whose constructors ignore unknown attributes; accelerate 1.14.0
-    removes the attribute of transformers, and nothing else.
+Upstream: https://github.com/huggingface/accelerate/releases/tag/v1.14.0; patched in bitsandbytes 0.50.0
+    (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1900), whose constructors ignore unknown attributes;
+    accelerate 1.14.0 removes the attribute of transformers, and nothing else.
 Patch: the constructors behave like those of 0.50.0.
 """
 
@@ -19,15 +20,10 @@ from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
 
 FIX = Fix(
+    __doc__,
     id="bnb-param-kwargs",
-    title="quantized parameters refuse attributes of other libraries in their constructor",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<0.50.0"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1900",
-        "https://github.com/huggingface/accelerate/releases/tag/v1.14.0",
-    ),
-    symptom="TypeError: Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'",
     patterns=(
         r"(Params4bit|Int8Params)\.__new__\(\) got an unexpected keyword argument",
         r"_is_hf_initialized\b.{1,80}(Params4bit|Int8Params)",

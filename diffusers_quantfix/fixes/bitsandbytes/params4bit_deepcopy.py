@@ -1,4 +1,4 @@
-"""A deep copy of a 4-bit model keeps the original in memory, and its quant state moves only partially.
+"""A deep copy of a 4-bit model keeps the original in memory.
 
 Symptom: after ``twin = copy.deepcopy(model); del model`` the memory of the original is still taken; the twin takes 11 %
     more than the original, and when it moves, ``twin.layer.quant_state`` stays on the old device.
@@ -18,12 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="bnb-params4bit-deepcopy",
-    title="a deep copy of a 4-bit model keeps the original in memory",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="memory is not freed after copy.deepcopy of a 4-bit model; CUDA out of memory",
     harm="memory or time",
     frames=("deepcopy", "4.?bit"),
     hot=True,

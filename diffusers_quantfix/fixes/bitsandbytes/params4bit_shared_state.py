@@ -1,4 +1,4 @@
-"""Moving a 4-bit parameter changes the source parameter.
+"""Moving a 4-bit parameter moves the quant state of its source as well.
 
 Symptom: after ``{name: p.cpu() for name, p in model.named_parameters()}`` the model on the GPU raises "Expected all
     tensors to be on the same device" or "All input tensors need to be on the same GPU".
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="bnb-params4bit-shared-state",
-    title="moving a 4-bit parameter moves the quant state of its source as well",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="Expected all tensors to be on the same device, after a parameter of a 4-bit model was copied to the CPU",
     patterns=("Expected all tensors to be on the same device", "is on cpu, not on cuda"),
     frames=("matmul_4bit", "gemm_4bit", "absmax", "dequantize_4bit"),
     hot=True,

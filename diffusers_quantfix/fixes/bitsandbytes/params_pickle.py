@@ -1,4 +1,4 @@
-"""Pickled 4-bit and 8-bit weights are restored as plain parameters.
+"""Pickling turns 4-bit and 8-bit weights into plain parameters.
 
 Symptom: a model that was pickled, saved with ``torch.save(model)`` or sent to a spawned process works until it moves:
     then bytes and quant state, or CB and SCB, are on two devices ("Expected all tensors to be on the same device").
@@ -24,12 +24,10 @@ from ...weights import params_4bit
 from ...weights.rebuilt import rebuilt, with_others
 
 FIX = Fix(
+    __doc__,
     id="bnb-params-pickle",
-    title="pickling turns 4-bit and 8-bit weights into plain parameters",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(),
-    symptom="Expected all tensors to be on the same device, after torch.load or multiprocessing of a quantized model",
     patterns=("Expected all tensors to be on the same device",),
     frames=(r"torch\.load|serialization\.py", "pickle", "multiprocessing"),
     hot=True,

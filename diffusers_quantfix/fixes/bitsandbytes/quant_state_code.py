@@ -1,10 +1,10 @@
-"""QuantState.to leaves ``code`` on the old device.
+"""QuantState.to leaves the code tensor on the old device.
 
 Symptom: RuntimeError "Input tensors need to be on the same GPU, but found the following tensor and device combinations"
     (TypeError before 0.45.0) in a forward pass of batch 1, after a 4-bit model was moved to another GPU. Larger batches
     do not read ``code`` and work.
 Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
-Upstream: bitsandbytes issue 1527, fixed in 0.45.3.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527, fixed in 0.45.3.
 Patch: ``QuantState.to`` itself moves ``code`` too. Every move of a 4-bit weight calls it (``Params4bit.to``, a parent's
     ``.to``, accelerate).
 """
@@ -18,13 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="bnb-quant-state-code",
-    title="QuantState.to leaves the code tensor on the old device",
     module="bitsandbytes.functional",
     claims={"bitsandbytes": ">=0.43.0,<0.45.3"},
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527",),
-    symptom="RuntimeError: Input tensors need to be on the same GPU, but found the following tensor and device "
-    "combinations",
     patterns=(
         "Input tensors need to be on the same GPU, but found the following tensor and device combinations",
     ),

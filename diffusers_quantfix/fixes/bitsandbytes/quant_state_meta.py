@@ -1,4 +1,4 @@
-"""Offloading a 4-bit weight to ``meta`` destroys its quant state.
+"""4-bit weights lose their quant state under sequential offload.
 
 Symptom: a 4-bit model under ``enable_sequential_cpu_offload``, ``accelerate.cpu_offload`` or ``disk_offload`` ends in
     NotImplementedError "Cannot copy out of meta tensor; no data!" (bitsandbytes >= 0.46.1), or ValueError "Blockwise
@@ -7,7 +7,8 @@ Cause: accelerate keeps the packed weight in host memory and puts the parameter 
     not handle the quant state, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and new
     parameter share: after that, absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also loses the
     flag that it is quantized, so that it is quantized a second time when it is moved back.
-Upstream: bitsandbytes issue 1525, closed as not planned; diffusers issue 10800.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525, closed as not planned;
+    https://github.com/huggingface/diffusers/issues/10800.
 Patch: every offload calls ``Params4bit.to``. A parameter moved to ``meta`` gets a host copy of the quant state, and the
     source keeps its own unchanged. A parameter moved back gets its own quant state on the device, created from the host
     copy and freed with the parameter: nothing is ever copied back to the host. All other moves are left to upstream,
@@ -25,16 +26,10 @@ from ...offloading.live import four_bit_on_meta as in_use  # noqa: F401
 from ...weights import companions, params_4bit
 
 FIX = Fix(
+    __doc__,
     id="bnb-quant-state-meta",
-    title="4-bit weights lose their quant state under sequential offload",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    upstream=(
-        "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525",
-        "https://github.com/huggingface/diffusers/issues/10800",
-    ),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! / ValueError: Blockwise quantization only "
-    "supports 16/32-bit floats, but got torch.uint8",
     patterns=(
         "Cannot copy out of meta tensor; no data",
         r"uantization only supports 16/32-bit floats, but got torch\.uint8",

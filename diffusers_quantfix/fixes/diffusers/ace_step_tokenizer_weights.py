@@ -19,13 +19,10 @@ from ...models.plain_weights import LayerCalled, packed_stand_in, with_called_we
 from ...surroundings import on_meta
 
 FIX = Fix(
+    __doc__,
     id="diffusers-ace-step-tokenizer-weights",
-    title="the audio tokenizer of ACE-Step computes with the bytes of quantized weights",
     module="diffusers.pipelines.ace_step.modeling_ace_step",
     claims={"diffusers": ">=0.38.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: mat1 and mat2 shapes cannot be multiplied, in get_output_from_indices or forward of "
-    "_AceStepResidualFSQ; in 8 bits the sound of ACE-Step with audio codes or a source audio is noise",
     harm="wrong result",
     since="0.1.0",
     patterns=(

@@ -32,13 +32,10 @@ if TYPE_CHECKING:
 _TUNERS = "peft.tuners.tuners_utils"
 
 FIX = Fix(
+    __doc__,
     id="diffusers-adapter-dtype",
-    title="the dtype of a quantized model without biases is that of its LoRA, or an integer",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "peft": ""},
-    upstream=(),
-    symptom="RuntimeError: Input type (float) and bias type (c10::BFloat16) should be the same, from the VAE of an "
-    "8-bit Flux.2 with a LoRA; silu not implemented for 'Byte', from a 4-bit Flux.3",
     patterns=(r"flux2.{1,4000}Input type \(float\) and bias type \(c10::\w+\) should be the same",),
     frames=("pipeline_flux2", "autoencoder_kl_flux2.py", "lora"),
     since="0.1.0",

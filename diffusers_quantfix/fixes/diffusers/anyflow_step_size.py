@@ -1,4 +1,4 @@
-"""AnyFlow and AnyFlow FAR ignore their step size with quantized layers, or cannot run.
+"""AnyFlow ignores its step size with quantized layers, or cannot run.
 
 Symptom: NotImplementedError "silu_cpu" not implemented for 'Byte' in 4 bits. No error in 8 bits, but the output does
     not depend on ``r_timestep``.
@@ -23,8 +23,8 @@ _CLASSES = {
 }
 
 FIX = Fix(
+    __doc__,
     id="diffusers-anyflow-step-size",
-    title="AnyFlow ignores its step size with quantized layers, or cannot run",
     targets=(
         Target(
             "diffusers-anyflow-embedder-dtype",
@@ -37,9 +37,6 @@ FIX = Fix(
             {"diffusers": ">=0.39.0,<=0.42.1"},
         ),
     ),
-    upstream=(),
-    symptom="NotImplementedError: \"silu_cpu\" not implemented for 'Byte' in AnyFlow or AnyFlow FAR; in 8 bits its "
-    "output does not depend on r_timestep",
     harm="wrong result",
     patterns=(r"silu_\w+'? not implemented for '(Byte|Char)'",),
     frames=("AnyFlow", r"transformer_anyflow(_far)?\.py"),

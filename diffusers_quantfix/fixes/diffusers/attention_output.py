@@ -33,8 +33,8 @@ _ATTENTION = {
 }
 
 FIX = Fix(
+    __doc__,
     id="quantized-attention-output",
-    title="ControlNetUnion and the heads of SigLIP and SigLIP 2 cannot run with quantized layers",
     targets=(
         Target(
             "diffusers-controlnet-union-attention",
@@ -52,9 +52,6 @@ FIX = Fix(
             {"transformers": ">=4.50.0,<=5.23.0"},
         ),
     ),
-    upstream=(),
-    symptom="RuntimeError: self and mat2 must have the same dtype, or mat1 and mat2 shapes cannot be multiplied, from "
-    "multi_head_attention_forward in ControlNetUnionModel or in the MultiheadAttentionPoolingHead of Siglip or Siglip2",
     patterns=(
         rf"(controlnet_union|modeling_siglip2?\.py).{{0,4000}}multi_head_attention_forward.{{0,2000}}{PATTERN}",
         rf"{PATTERN}.{{0,200}}(ControlNetUnion|Siglip2?[MV])",

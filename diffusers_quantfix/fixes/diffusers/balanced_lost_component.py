@@ -1,10 +1,11 @@
 """``device_map="balanced"`` loses components that fit on no GPU.
 
-Symptom: of several components that no GPU has room for, only the last is in ``pipe.hf_device_map``. The others are
+Symptom: RuntimeError "Expected all tensors to be on the same device" with ``device_map="balanced"``, when components
+    are missing in ``pipe.hf_device_map``. Of several that no GPU has room for, only the last is in it. The others are
     loaded onto the CPU without offloading hooks, or, if they are quantized, completely onto the current GPU: the first
-    run ends in RuntimeError "Expected all tensors to be on the same device" or out of memory.
+    run ends in that error, or out of memory.
 Cause: ``_assign_components_to_devices`` creates a new list for the CPU for each such component.
-Upstream: not reported; half of diffusers issue 10653 may be this.
+Upstream: not reported; half of https://github.com/huggingface/diffusers/issues/10653 may be this.
 Patch: components that are in no list are added to the CPU's list.
 """
 
@@ -17,13 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="diffusers-balanced-lost-component",
-    title='device_map="balanced" loses components that fit on no GPU',
     module="diffusers.pipelines.pipeline_loading_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=("https://github.com/huggingface/diffusers/issues/10653",),
-    symptom='RuntimeError: Expected all tensors to be on the same device; with device_map="balanced", when components '
-    "are missing in pipe.hf_device_map",
     patterns=("Expected all tensors to be on the same device",),
     frames=("balanced", "hf_device_map"),
 )

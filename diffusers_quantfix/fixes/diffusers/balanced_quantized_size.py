@@ -1,11 +1,12 @@
-"""``device_map="balanced"`` measures a component that is about to be quantized at full precision.
+"""device_map="balanced" measures quantized components at full precision.
 
-Symptom: a pipeline with a 4-bit transformer that would fit on a GPU ends in ValueError "Some modules are dispatched on
-    the CPU or the disk" (bitsandbytes), in TypeError "WeightQBytesTensor.__new__() missing" (quanto), or runs from the
-    CPU, not quantized (torchao). A quantized text encoder is put on the CPU without a warning.
+Symptom: ValueError "Some modules are dispatched on the CPU or the disk" with ``device_map="balanced"``, though the
+    quantized component would fit on a GPU (bitsandbytes). The same ends in TypeError "WeightQBytesTensor.__new__()
+    missing" (quanto), or runs from the CPU, not quantized (torchao). A quantized text encoder is put on the CPU without
+    a warning.
 Cause: ``_get_final_device_map`` makes its plan from models on ``meta`` in the pipeline's dtype. It ignores quantization
     configs, both the one that was passed and the one in a saved model's own configuration.
-Upstream: diffusers issue 12719 (open) may be this.
+Upstream: https://github.com/huggingface/diffusers/issues/12719 (open) may be this.
 Patch: the model on ``meta`` of a component that will be quantized gets the size that its quantizer states. A warning
     names each quantized component that still fits on no GPU: on the CPU it is slow.
 """
@@ -28,13 +29,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-balanced-quantized-size",
-    title='device_map="balanced" measures quantized components at full precision',
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=("https://github.com/huggingface/diffusers/issues/12719",),
-    symptom='ValueError: Some modules are dispatched on the CPU or the disk; with device_map="balanced", though the '
-    "quantized component would fit on a GPU",
     patterns=("Some modules are dispatched on the CPU or the disk",),
     frames=("balanced", "pipeline_loading_utils.py"),
 )

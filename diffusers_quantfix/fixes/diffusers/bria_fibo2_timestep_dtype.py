@@ -19,12 +19,10 @@ from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_
 from ...surroundings import on_meta
 
 FIX = Fix(
+    __doc__,
     id="diffusers-bria-fibo2-timestep-dtype",
-    title="Bria Fibo 2 cannot run in 8 bits",
     module="diffusers.models.transformers.transformer_bria_fibo2",
     claims={"diffusers": ">=0.42.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: Expected query, key, and value to have the same dtype, in BriaFibo2AttnProcessor",
     since="0.1.0",
     patterns=(r"Expected query, key, and value to have the same dtype",),
     frames=("transformer_bria_fibo2.py", "BriaFibo2"),

@@ -18,13 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="diffusers-cache-disabled-offloaded",
-    title="disable_cache of an offloaded model removes its offloading",
     module="diffusers.hooks.hooks",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": ""},
-    upstream=(),
-    symptom="RuntimeError: Expected all tensors to be on the same device, in the first run after disable_cache() of a "
-    "pipeline with enable_model_cpu_offload()",
     patterns=("Expected all tensors to be on the same device",),
     frames=("disable_cache",),
     since="0.1.0",

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-cascade-prior-dtype",
-    title="the prior of Stable Cascade cannot run quantized",
     module="diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(),
-    symptom="NotImplementedError: \"normal_kernel_cpu\" not implemented for 'Byte', from StableCascadePriorPipeline",
     since="0.1.0",
     patterns=(r"normal_kernel_\w+.{0,5} not implemented for .(Byte|Char)",),
     frames=(

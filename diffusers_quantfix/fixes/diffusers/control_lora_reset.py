@@ -6,10 +6,10 @@ Symptom: RuntimeError "Expected all tensors to be on the same device" after
 Cause: the layer is rebuilt from the weights that were saved when the LoRA was loaded. These weights stay on the device
     they had then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has
     no hook. Under model offload, a model that is on the GPU at that moment counts as completely loaded, and the layer
-    stays on the CPU.
-    A quantized layer is dequantized to be widened, and rebuilt from that: it stays plain, so a checkpoint that is saved
-    then cannot be loaded.
-Upstream: diffusers issue 10202, open, of widened layers that are not quantized; the rest is not reported.
+    stays on the CPU. A quantized layer is dequantized to be widened, and rebuilt from that: it stays plain, so a
+    checkpoint that is saved then cannot be loaded.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_pipeline.py; diffusers issue
+    10202, open, of widened layers that are not quantized; the rest is not reported.
 Patch: the new layer is put on the device of the layer that it replaces, and is offloaded in the same way. The quantized
     layer is kept while it is widened, and put back.
 """
@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 _KEPT = "_quantfix_before_control_lora"  # the attribute of a transformer: {name: quantized layer}
 
 FIX = Fix(
+    __doc__,
     id="diffusers-control-lora-reset",
-    title="a layer that a Control LoRA had widened is restored on another device, or unquantized",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.32.2,<=0.42.1", "peft": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_pipeline.py",
-    ),
-    symptom="Expected all tensors to be on the same device after unload_lora_weights(reset_to_overwritten_params=True)",
     patterns=("Expected all tensors to be on the same device",),
     frames=("unload_lora_weights", "reset_to_overwritten_params", "x_embedder"),
 )

@@ -1,4 +1,4 @@
-"""A ControlNet that is made of a quantized transformer or UNet has wrong weights.
+"""A ControlNet that is made of a quantized transformer has wrong weights.
 
 Symptom: no error, but ``from_transformer`` of a Flux, SD3, Qwen-Image or Hunyuan-DiT ControlNet, and ``from_unet`` of a
     sparse one, give layers with the bytes of an 8-bit weight for numbers (bitsandbytes, SDNQ, FP8 of Black Forest
@@ -6,7 +6,10 @@ Symptom: no error, but ``from_transformer`` of a Flux, SD3, Qwen-Image or Hunyua
     of torchao, or where the embedders are quantized too: errors about names and sizes in a state dict.
 Cause: the weights are copied with ``load_state_dict(..., strict=False)``, which passes over names that do not fit, and
     writes whatever has the right shape.
-Upstream: not reported. In diffusers 0.31 each class has a module of its own, from 0.32 on they are in one package.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_flux.py#L208,
+    https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_hunyuan.py#L212,
+    https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_sparsectrl.py#L443; not
+    reported. In diffusers 0.31 each class has a module of its own, from 0.32 on they are in one package.
 Patch: a ValueError before anything is made. Layers with a LoRA are copied without it, unless it is fused; upstream
     leaves them out, whose names differ. ``from_transformer`` of a Z-Image ControlNet, which shares the layers
     themselves, is left alone. So is every method that copies with ``strict=True`` outside of this package, like
@@ -24,8 +27,8 @@ from ...models.copied_weights import guard, unguarded
 _ONLY_0_31 = {"diffusers": ">=0.31.0,<0.32.0"}
 
 FIX = Fix(
+    __doc__,
     id="diffusers-controlnets-from-quantized",
-    title="a ControlNet that is made of a quantized transformer has wrong weights",
     targets=(
         Target(
             "diffusers-controlnet-from-quantized",
@@ -40,12 +43,6 @@ FIX = Fix(
             "diffusers-controlnet-sparse-from-quantized", "diffusers.models.controlnet_sparsectrl", _ONLY_0_31
         ),
     ),
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_flux.py#L208",
-        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_hunyuan.py#L212",
-        "https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_sparsectrl.py#L443",
-    ),
-    symptom="noise from a ControlNet after from_transformer() of a quantized transformer, or from_unet() of a UNet",
     harm="wrong result",
     frames=(
         "(Flux|SD3|QwenImage|HunyuanDiT2D|Sparse)?ControlNetModel",

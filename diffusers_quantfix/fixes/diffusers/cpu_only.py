@@ -1,4 +1,4 @@
-"""bitsandbytes models cannot be loaded where there is no GPU.
+"""Bitsandbytes models cannot be loaded or dequantized where there is no GPU.
 
 Symptom: RuntimeError "No GPU found. A GPU is needed for quantization." from ``from_pretrained`` with a bitsandbytes
     config, and ValueError "Some modules are dispatched on the CPU or the disk" with ``device_map="cpu"``;
@@ -22,12 +22,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...engine.versions import is_installed
 
 FIX = Fix(
+    __doc__,
     id="diffusers-cpu-only",
-    title="bitsandbytes models cannot be loaded or dequantized where there is no GPU",
     module="diffusers.quantizers.bitsandbytes.bnb_quantizer",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.46"},
-    upstream=(),
-    symptom="RuntimeError: No GPU found. A GPU is needed for quantization.",
     patterns=(
         r"No GPU found\. A GPU is needed for quantization",
         "Some modules are dispatched on the CPU or the disk",

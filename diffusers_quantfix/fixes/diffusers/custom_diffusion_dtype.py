@@ -19,13 +19,10 @@ from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_
 from ...surroundings import on_meta
 
 FIX = Fix(
+    __doc__,
     id="diffusers-custom-diffusion-dtype",
-    title="Custom Diffusion cannot run with quantized layers",
     module="diffusers.models.attention_processor",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: mat1 and mat2 must have the same dtype, but got Byte and BFloat16, in "
-    "CustomDiffusionAttnProcessor",
     since="0.1.0",
     patterns=(
         r"attention_processor.{0,2000}(must|to) have the same dtype.{0,200}(Byte|Char|unsigned|signed)",

@@ -1,4 +1,4 @@
-"""A dequantized model is still marked as quantized, and dequantizing an offloaded model breaks it.
+"""A dequantized model is still marked as quantized.
 
 Symptom: a model that was saved after ``model.dequantize()`` cannot be loaded (ValueError "Supplied state dict for ...
     does not contain `bitsandbytes__*`"), ``pipe.to(dtype)`` warns that it "has been loaded in `bitsandbytes` 4bit" and
@@ -8,7 +8,8 @@ Symptom: a model that was saved after ``model.dequantize()`` cannot be loaded (V
 Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_quantized``. The quantization config in the
     model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay. The offloading hooks, which hold
     or move the quantized weights, are not updated with the new ones.
-Upstream: not reported for diffusers; the same bug in transformers is issue 39295.
+Upstream: not reported for diffusers; the same bug in transformers is
+    https://github.com/huggingface/transformers/issues/39295.
 Patch: everything that the quantizer set on the model is removed together with the quantizer. Models of quantizers that
     cannot dequantize are not touched: upstream raises earlier. For an offloaded model an error is raised before
     anything is changed.
@@ -24,13 +25,10 @@ from ...engine.probe import resolve
 from ...models.dequantize import IN_CONFIG, forget_quantization, refuse_offloaded
 
 FIX = Fix(
+    __doc__,
     id="diffusers-dequantize-flags",
-    title="a dequantized model is still marked as quantized",
     module="diffusers.quantizers.base",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=("https://github.com/huggingface/transformers/issues/39295",),
-    symptom="a checkpoint saved after model.dequantize(): Supplied state dict does not contain `bitsandbytes__*`; "
-    "pipe.to(dtype) does not cast it",
     patterns=(
         r"does not contain (bitsandbytes__\*|and possibly other)",
         "Missing quantization component",

@@ -1,9 +1,10 @@
-"""``dequantize()`` of a 4-bit model with a floating ``bnb_4bit_quant_storage`` gives weights of another dtype.
+"""dequantize() of a 4-bit model with a floating quant_storage gives weights of another dtype.
 
 Symptom: RuntimeError "self and mat2 must have the same dtype, but got BFloat16 and Half" in the first run after
     ``dequantize()`` of a bfloat16 model whose packed bytes are stored as float16 or float32.
 Cause: ``dequantize_and_replace`` casts the weights to ``model.dtype``, which is that of the packed bytes.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/quantizers/bitsandbytes/utils.py; not
+    reported.
 Patch: a weight that would be cast to the dtype of its packed bytes gets the dtype that it had before it was quantized.
 """
 
@@ -16,15 +17,10 @@ from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="diffusers-dequantize-storage",
-    title="dequantize() of a 4-bit model with a floating quant_storage gives weights of another dtype",
     module="diffusers.quantizers.bitsandbytes.utils",
     claims={"diffusers": ">=0.34.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/quantizers/bitsandbytes/utils.py",
-    ),
-    symptom="RuntimeError: self and mat2 must have the same dtype, after dequantize() of a 4-bit model with "
-    "bnb_4bit_quant_storage=torch.float16 or float32",
     patterns=(r"must have the same dtype.{0,400}quant_storage",),
     frames=("dequantize", "quant_storage"),
     since="0.1.0",

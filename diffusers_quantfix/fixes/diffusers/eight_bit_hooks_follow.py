@@ -1,9 +1,9 @@
-"""After an 8-bit model of diffusers was moved, hooks send its inputs to the old device.
+"""After a move, hooks send the inputs of an 8-bit model to its old device.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" from an 8-bit model after a move to another one.
 Cause: accelerate before 1.13.0 puts hooks on every module of an 8-bit model; they send the inputs to the device on
     which it was loaded. diffusers 0.37.0 allows moving the model, but does not update the hooks.
-Upstream: accelerate 1.13.0 puts no hooks on them.
+Upstream: https://github.com/huggingface/diffusers/pull/12972; accelerate 1.13.0 puts no hooks on them.
 Patch: after a move by ``ModelMixin.to`` or ``.cuda``, the hooks that only align inputs send them to the new device.
 """
 
@@ -17,12 +17,10 @@ from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit
 
 FIX = Fix(
+    __doc__,
     id="diffusers-8bit-hooks-follow",
-    title="after a move, hooks send the inputs of an 8-bit model to its old device",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.37.0,<=0.42.1", "accelerate": "<1.13.0", "bitsandbytes": ">=0.48.0"},
-    upstream=("https://github.com/huggingface/diffusers/pull/12972",),
-    symptom="RuntimeError: Expected all tensors to be on the same device, after moving an 8-bit model",
     patterns=("Expected all tensors to be on the same device",),
     frames=("8.?bit|int8", "accelerate/hooks.py:new_forward", "embedding|index_select"),
     fixed_in="accelerate 1.13.0",

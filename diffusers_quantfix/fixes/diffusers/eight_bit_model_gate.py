@@ -1,11 +1,11 @@
-"""An 8-bit model of diffusers refuses every move, even one to the device that it is on.
+"""8-bit models of diffusers refuse to move, and to load with accelerate 1.13.
 
 Symptom: ValueError "`.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is", from
     ``model.to(...)``; with accelerate >= 1.13 and bitsandbytes >= 0.48 from every ``from_pretrained`` in 8 bits.
 Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36.0, and from 0.37.0 on where
     bitsandbytes is older than 0.48.0. accelerate 1.13.0 loads a model and then calls ``model.to(device)`` where
     bitsandbytes can move it; older releases put hooks on it instead.
-Upstream: diffusers PR 12972 (0.37.0) allows the move.
+Upstream: https://github.com/huggingface/diffusers/pull/12972 (0.37.0) allows the move.
 Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
     that it is on; a call without a device (``to(memory_format=...)``) passes. Upstream handles casts, and moves of
     models that are spread over devices or offloaded.
@@ -21,12 +21,10 @@ from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_model
 
 FIX = Fix(
+    __doc__,
     id="diffusers-8bit-model-gate",
-    title="8-bit models of diffusers refuse to move, and to load with accelerate 1.13",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
-    upstream=("https://github.com/huggingface/diffusers/pull/12972",),
-    symptom="ValueError: `.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is",
     patterns=("is not supported for (8-bit )?bitsandbytes models",),
     frames=("diffusers/models/modeling_utils.py", "accelerate/big_modeling.py:dispatch_model"),
     fixed_in="diffusers 0.37.0 with bitsandbytes 0.48.0",

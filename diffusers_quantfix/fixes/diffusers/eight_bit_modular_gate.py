@@ -1,9 +1,9 @@
-"""A modular pipeline does not move its 8-bit components, and warns that it cannot.
+"""Modular pipelines do not move their 8-bit components.
 
-Symptom: after ``pipe.to("cpu")`` of a ``ModularPipeline`` the warning "has been loaded in `bitsandbytes` 8bit and
-    moving it to cpu via `.to()` is not supported", and the component is still on the GPU.
+Symptom: the warning "has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. Module
+    is still on" after ``pipe.to("cpu")`` of a ``ModularPipeline``, and the component is still on the GPU.
 Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 changed ``DiffusionPipeline.to`` only.
-Upstream: diffusers PR 12972.
+Upstream: https://github.com/huggingface/diffusers/pull/12972.
 Patch: ``to`` also moves the 8-bit components that can move completely (``bnb-linear8bit-move``).
 """
 
@@ -17,13 +17,10 @@ from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_pipeline
 
 FIX = Fix(
+    __doc__,
     id="diffusers-8bit-modular-gate",
-    title="modular pipelines do not move their 8-bit components",
     module="diffusers.modular_pipelines.modular_pipeline",
     claims={"diffusers": ">=0.35.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
-    upstream=("https://github.com/huggingface/diffusers/pull/12972",),
-    symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
-    "Module is still on",
     patterns=("has been loaded in (bitsandbytes )?8bit and moving it to .{1,20} is not supported",),
     frames=("modular_pipeline.py:to", r"Modular\w*Pipeline", "modular"),
 )

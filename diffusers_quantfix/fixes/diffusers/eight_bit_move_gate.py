@@ -1,12 +1,14 @@
-"""A pipeline does not move its 8-bit components.
+"""Pipelines do not move or offload their 8-bit components.
 
-Symptom: after ``pipe.to("cpu")`` the 8-bit components are still on the GPU: up to 0.36.0 with the warning "has been
-    loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported", from 0.37.0 on without a warning
-    where transformers is older than 4.58. ``enable_model_cpu_offload()`` skips them: they stay on the GPU all the time.
+Symptom: the warning "has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. Module
+    is still on" after ``pipe.to("cpu")``, and the 8-bit components are still on the GPU. From 0.37.0 on there is no
+    warning where transformers is older than 4.58. ``enable_model_cpu_offload()`` skips them: they stay on the GPU all
+    the time.
 Cause: ``DiffusionPipeline.to`` and ``enable_model_cpu_offload`` skip 8-bit components: always up to 0.36.0, and later
     where bitsandbytes (< 0.48.0) or transformers is too old, although the transformers release does not matter for a
     model of diffusers.
-Upstream: diffusers issue 11329, PR 12972 (0.37.0).
+Upstream: https://github.com/huggingface/diffusers/issues/11329, https://github.com/huggingface/diffusers/pull/12972
+    (0.37.0).
 Patch: both methods also move the 8-bit components that can move completely (``bnb-linear8bit-move``) and bypass the
     version checks. Components that are spread over devices or offloaded are left to upstream, with its warning.
 """
@@ -21,16 +23,10 @@ from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit, eight_bit_pipeline
 
 FIX = Fix(
+    __doc__,
     id="diffusers-8bit-move-gate",
-    title="pipelines do not move or offload their 8-bit components",
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/11329",
-        "https://github.com/huggingface/diffusers/pull/12972",
-    ),
-    symptom="has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. "
-    "Module is still on",
     patterns=("has been loaded in (bitsandbytes )?8bit and moving it to .{1,20} is not supported",),
     frames=("diffusers/pipelines/pipeline_utils.py:to", "enable_model_cpu_offload", r"pipe\w*\.to\("),
     fixed_in="diffusers 0.37.0 with transformers 5.0.0 with bitsandbytes 0.48.0",

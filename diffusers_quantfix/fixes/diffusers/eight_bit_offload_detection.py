@@ -1,12 +1,13 @@
 """A pipeline with an 8-bit model is wrongly detected as sequentially offloaded.
 
 Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component does not print the warning "Pipelines
-loaded with `dtype=torch.float16` cannot run with `cpu` device".
+    loaded with `dtype=torch.float16` cannot run with `cpu` device".
 Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_offloaded`` treats every root hook of class
-``AlignDevicesHook`` as offload. ``accelerate.dispatch_model`` puts one with ``offload=False`` on a model that is spread
-over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is called for
-text encoders of transformers in every release, for models of diffusers since 0.33.0.
-Upstream: diffusers issue 11352, PR 11356 (0.34.0), which treats every 8-bit model as never offloaded.
+    ``AlignDevicesHook`` as offload. ``accelerate.dispatch_model`` puts one with ``offload=False`` on a model that is
+    spread over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is
+    called for text encoders of transformers in every release, for models of diffusers since 0.33.0.
+Upstream: https://github.com/huggingface/diffusers/issues/11352, https://github.com/huggingface/diffusers/pull/11356
+    (0.34.0), which treats every 8-bit model as never offloaded.
 Patch: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
     upstream's own rule remains. Its error prevents ``.to("cuda")`` from partially moving a model that is spread over
     GPUs.
@@ -33,15 +34,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-8bit-offload-detection",
-    title="a pipeline with an 8-bit model is wrongly detected as sequentially offloaded",
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<0.34", "accelerate": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/11352",
-        "https://github.com/huggingface/diffusers/pull/11356",
-    ),
-    symptom="pipe.to('cpu') does not say: Pipelines loaded with `dtype=torch.float16` cannot run with `cpu` device",
     patterns=(
         "cannot run with cpu device",
         "you have activated sequential model offloading by calling",

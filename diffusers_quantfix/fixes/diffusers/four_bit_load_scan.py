@@ -1,6 +1,6 @@
 """Loading a 4-bit checkpoint reads all of its keys once per layer.
 
-Symptom: the time that ``from_pretrained`` takes for a 4-bit checkpoint grows with the square of the number of layers.
+Symptom: ``from_pretrained`` of a 4-bit checkpoint is slow: the load time is quadratic in the number of layers.
 Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` searches the whole state dict for each parameter, to find
     the few keys that begin with its name, and searches the list of unexpected keys twice for each of these.
 Upstream: not reported.
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-4bit-load-scan",
-    title="loading a 4-bit checkpoint reads all of its keys once per layer",
     module="diffusers.quantizers.bitsandbytes.bnb_quantizer",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ""},
-    upstream=(),
-    symptom="from_pretrained of a 4-bit checkpoint: the load time is quadratic in the number of layers",
     harm="memory or time",
 )
 

@@ -1,7 +1,7 @@
-"""A saved 4-bit model whose bytes are stored as a float dtype cannot be loaded.
+"""4-bit checkpoints with a quant_storage other than uint8 cannot be loaded.
 
-Symptom: ValueError "Expected the flattened shape of the current param (context_embedder.weight) to be
-    torch.Size([1024, 1]) but is (2048, 1)" from ``from_pretrained`` of a model that was quantized with
+Symptom: ValueError "Expected the flattened shape of the current param (context_embedder.weight) to be torch.Size([1024,
+    1]) but is (2048, 1)" from ``from_pretrained`` of a model that was quantized with
     ``bnb_4bit_quant_storage=torch.bfloat16`` (or float16, float32), as FSDP needs it.
 Cause: the check of the shape in diffusers' 4-bit quantizer knows packed bytes as uint8 only. Without it the loading
     would convert them to ``torch_dtype`` like any floating weight, which destroys them.
@@ -20,13 +20,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="diffusers-4bit-storage",
-    title="4-bit checkpoints with a quant_storage other than uint8 cannot be loaded",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ""},
-    upstream=(),
-    symptom="ValueError: Expected the flattened shape of the current param; with "
-    "bnb_4bit_quant_storage=torch.bfloat16",
     patterns=("Expected the flattened shape of the current param",),
     frames=("4.?bit", "quant_storage", "bnb_quantizer.py"),
 )

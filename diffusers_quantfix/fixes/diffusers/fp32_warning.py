@@ -1,9 +1,9 @@
-"""Every cast warns about modules that should stay in float32, although there are none.
+"""Every cast of a model warns about modules to be kept in float32, although there are none.
 
 Symptom: "There are modules in FluxTransformer2DModel that should be kept in float32: []. Casting directly with `to()`
     can lead to inconsistent results", from every ``.to(dtype)`` of every model.
 Cause: ``ModelMixin.to`` creates a list of ``_keep_in_fp32_modules``, and then checks whether it is None.
-Upstream: diffusers PR 13872 added the warning (0.39.0).
+Upstream: https://github.com/huggingface/diffusers/pull/13872 added the warning (0.39.0).
 Patch: in the code of ``to`` the condition is exchanged: whether the list is empty. A model that has such modules still
     gets the warning.
 """
@@ -20,12 +20,10 @@ from ...engine.probe import resolve
 from ...engine.source import exchanged
 
 FIX = Fix(
+    __doc__,
     id="diffusers-fp32-warning",
-    title="every cast of a model warns about modules to be kept in float32, although there are none",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.39.0,<=0.42.1"},
-    upstream=("https://github.com/huggingface/diffusers/pull/13872",),
-    symptom="There are modules in FluxTransformer2DModel that should be kept in float32: []. Casting directly",
     harm="other",
     patterns=(r"that should be kept in float32: \[\]",),
 )

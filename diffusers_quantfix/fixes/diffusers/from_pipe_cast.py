@@ -4,7 +4,8 @@ Symptom: ``NewPipeline.from_pipe(pipe)`` casts every component of ``pipe`` to fl
     newer); with a GGUF, torchao or quanto component it fails midway with "Casting a quantized model to a new `dtype` is
     unsupported". With ``torch_dtype=...`` the components of ``pipe``, which the new pipeline shares, are cast.
 Cause: ``from_pipe`` ends with ``new_pipeline.to(dtype=dtype)``, where the dtype is float32 if the caller passed none.
-Upstream: diffusers issue 12754, PR 12762 (open).
+Upstream: https://github.com/huggingface/diffusers/issues/12754, https://github.com/huggingface/diffusers/pull/12762
+    (open).
 Patch: without a dtype argument nothing is cast. With one, in a pipeline with a quantized component, a shared component
     that has another dtype is copied, and the copy is cast. Components that have that dtype already stay shared,
     quantized components too. With a dtype argument, pipelines without quantized components share and cast as upstream
@@ -27,15 +28,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-from-pipe-cast",
-    title="from_pipe casts the components of its source pipeline",
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/12754",
-        "https://github.com/huggingface/diffusers/pull/12762",
-    ),
-    symptom="from_pipe converts pipelines to float32 by default; Casting a quantized model to a new `dtype`",
     harm="other",
     patterns=("Casting a quantized model to a new (dtype )?is unsupported",),
     frames=("pipeline_utils.py:from_pipe", "from_pipe", r"new_pipeline\.to\("),

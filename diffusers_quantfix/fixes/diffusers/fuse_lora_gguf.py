@@ -3,7 +3,7 @@
 Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
     another pair of sizes, from ``fuse_lora()``. Layers that the file keeps unquantized are merged by then.
 Cause: peft adds the product of the LoRA to the packed bytes, whose rows have another length.
-Upstream: diffusers issue 12047 (open).
+Upstream: https://github.com/huggingface/diffusers/issues/12047 (open).
 Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
 """
 
@@ -18,12 +18,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
+    __doc__,
     id="diffusers-fuse-lora-gguf",
-    title="fuse_lora of a GGUF model fails in the middle",
     module="diffusers.loaders.peft",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "peft": "", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/12047",),
-    symptom="RuntimeError: The size of tensor a must match the size of tensor b, from fuse_lora() of a GGUF model",
     # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
     patterns=(
         r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",

@@ -1,11 +1,12 @@
-"""``fuse_lora`` and ``unfuse_lora`` of an offloaded pipeline have no effect.
+"""Fusing a LoRA into an offloaded pipeline has no effect.
 
 Symptom: after ``pipe.fuse_lora()`` under sequential offload the LoRA has no effect at all: it counts as merged, but the
     weights in use are those without it. ``unfuse_lora`` behaves the same way. An 8-bit component raises, or produces
     wrong output.
 Cause: peft merges into the current weights. Between two uses these are meta tensors, on which every operation succeeds
     without effect.
-Upstream: not reported; peft has ``onload_layer`` for this, diffusers does not call it.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_base.py; not reported; peft
+    has ``onload_layer`` for this, diffusers does not call it.
 Patch: while a pipeline fuses or unfuses, the weights of each offloaded adapter layer are moved to its execution device
     and merged there, and the result is stored in its offloading hooks. Under group offload, which may keep copies, the
     groups are rebuilt from the new weights. When the LoRA is disabled, fused weights are unmerged at once: peft would
@@ -26,12 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-fuse-lora-offloaded",
-    title="fusing a LoRA into an offloaded pipeline has no effect",
     module="diffusers.loaders.lora_base",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
-    upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_base.py",),
-    symptom="no LoRA effect after pipe.fuse_lora() under enable_sequential_cpu_offload()",
     harm="wrong result",
     patterns=(
         "Expected all tensors to be on the same device",

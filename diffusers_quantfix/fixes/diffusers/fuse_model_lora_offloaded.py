@@ -1,8 +1,8 @@
-"""``fuse_lora`` and ``unfuse_lora`` of an offloaded model have no effect.
+"""Fusing a LoRA into an offloaded model has no effect.
 
-Symptom: after ``transformer.fuse_lora()`` under sequential offload the LoRA has no effect at all.
+Symptom: no effect of the LoRA after ``transformer.fuse_lora()`` under ``accelerate.cpu_offload``.
 Cause: as for a pipeline (``diffusers-fuse-lora-offloaded``): peft merges into meta tensors.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py; not reported.
 Patch: the same, for calls of the model's own methods.
 """
 
@@ -16,12 +16,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="diffusers-fuse-model-lora-offloaded",
-    title="fusing a LoRA into an offloaded model has no effect",
     module="diffusers.loaders.peft",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
-    upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py",),
-    symptom="no LoRA effect after transformer.fuse_lora() under accelerate.cpu_offload",
     harm="wrong result",
     frames=("fuse_lora", "loaders/peft.py"),
 )

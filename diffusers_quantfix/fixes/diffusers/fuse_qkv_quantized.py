@@ -5,7 +5,8 @@ Symptom: RuntimeError "Only Tensors of floating point and complex dtype can requ
     unimplemented operator/function" with torchao, "not implemented for 'Float8_e4m3fn'" with layerwise casting.
     Attention layers that are not quantized are fused by then.
 Cause: the weights of the three projections are put into one ``torch.nn.Linear`` as they are in memory, packed.
-Upstream: diffusers issue 9165 (closed). Since 0.42 its loader of LoKr refuses quantized models for this reason.
+Upstream: https://github.com/huggingface/diffusers/issues/9165 (closed). Since 0.42 its loader of LoKr refuses quantized
+    models for this reason.
 Patch: a clear error, before anything is fused. Weights of optimum-quanto are left to upstream, which can fuse them.
 """
 
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-fuse-qkv-quantized",
-    title="fuse_qkv_projections of a quantized model fails in the middle",
     module="diffusers.models.attention",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=("https://github.com/huggingface/diffusers/issues/9165",),
-    symptom="RuntimeError: Only Tensors of floating point and complex dtype can require gradients, from "
-    "fuse_qkv_projections()",
     # From the beginning, once: a search from every "fuse" of a long log takes time that grows with its square.
     patterns=(
         r"\A(?=.*fuse_(qkv_)?projections).*("

@@ -4,7 +4,7 @@ Symptom: after ``model.dequantize()`` of a GGUF model in bfloat16 or float32 the
     and mat2 must have the same dtype, but got BFloat16 and Half".
 Cause: ``_dequantize_gguf_and_restore_linear`` takes the weights as ``dequantize_gguf_tensor`` returns them: float16,
     the dtype of the scales of most types. The forward pass of the quantized layer casts them to its ``compute_dtype``.
-Upstream: diffusers PR 14333, released in 0.40.0.
+Upstream: https://github.com/huggingface/diffusers/pull/14333, released in 0.40.0.
 Patch: the new layer gets the weight in the ``compute_dtype`` of the old one.
 """
 
@@ -18,13 +18,10 @@ from ...engine.probe import resolve
 from ...engine.source import exchanged, own_function
 
 FIX = Fix(
+    __doc__,
     id="diffusers-gguf-dequantize",
-    title="a dequantized GGUF model has float16 weights, whatever its compute dtype is",
     module="diffusers.quantizers.gguf.utils",
     claims={"diffusers": ">=0.32.0,<0.40.0", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/pull/14333",),
-    symptom="RuntimeError: self and mat2 must have the same dtype, but got BFloat16 and Half, after dequantize() of a "
-    "GGUF model",
     since="0.1.0",
     patterns=("must have the same dtype, but got (BFloat16|Float) and Half",),
     frames=("gguf_quantizer.py", "GGUF", "dequantize"),

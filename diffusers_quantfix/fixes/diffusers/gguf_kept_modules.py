@@ -6,7 +6,7 @@ Symptom: RuntimeError "mat1 and mat2 must have the same dtype, but got Byte and 
 Cause: ``_replace_with_gguf_linear`` compares the names with the last part of a layer's own name only, and a layer that
     it leaves alone gets the packed bytes. Wan casts its time step to the dtype of the first weight of
     ``time_embedder``: uint8.
-Upstream: diffusers PR 13697, released in 0.39.0.
+Upstream: https://github.com/huggingface/diffusers/pull/13697, released in 0.39.0.
 Patch: the weights of these modules are dequantized in the state dict, before any layer is exchanged. To the loader they
     are like those that the file has in float32.
 """
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-gguf-kept-modules",
-    title="GGUF leaves packed what is to stay in float32 or is not to be converted",
     module="diffusers.quantizers.gguf.gguf_quantizer",
     claims={"diffusers": ">=0.32.0,<0.39.0", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/pull/13697",),
-    symptom="RuntimeError: mat1 and mat2 must have the same dtype, but got Byte and BFloat16, in a GGUF model of Wan",
     since="0.1.0",
     # The message alone is that of other packed layers as well.
     patterns=(r"(gguf|GGUF).{0,2000}same dtype.{0,30}Byte", r"same dtype.{0,30}Byte.{0,400}GGUF"),

@@ -1,11 +1,12 @@
-"""GGUF leaves biases, norms, convolutions, embeddings and loose parameters packed.
+"""GGUF leaves biases, norms, convolutions and embeddings packed.
 
 Symptom: RuntimeError "The expanded size of the tensor (3072) must match the existing size (6144) at non-singleton
     dimension", "Input type (c10::BFloat16) and bias type (unsigned char) should be the same" and the like, from the
     first forward pass of a GGUF model whose file has these tensors in BF16, as many files for ComfyUI have.
 Cause: ``load_gguf_checkpoint`` reads every type but F32 and F16 as packed bytes, BF16 too, and ``GGUFLinear`` unpacks
     its weight only. Whatever else is packed stays bytes, of twice the length for BF16.
-Upstream: diffusers PR 13697 (0.39.0) unpacks what stays in float32 or is not to be converted; the rest is open.
+Upstream: https://github.com/huggingface/diffusers/pull/13697 (0.39.0) unpacks what stays in float32 or is not to be
+    converted; the rest is open.
 Patch: packed tensors that are not the weight of a Linear layer are dequantized in the state dict, before any layer is
     exchanged. To the loader they are like those that the file has in float32.
 """
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIX = Fix(
+    __doc__,
     id="diffusers-gguf-packed-parts",
-    title="GGUF leaves biases, norms, convolutions and embeddings packed",
     module="diffusers.quantizers.gguf.gguf_quantizer",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/pull/13697",),
-    symptom="RuntimeError: The expanded size of the tensor must match the existing size; Input type and bias type "
-    "(unsigned char) should be the same, from a GGUF model",
     patterns=(
         r"[Ii]nput type .{1,40} and bias type \(unsigned char\) should be the same",
         r"expected bias to be 1-dimensional with \d+ elements",

@@ -21,12 +21,10 @@ from ...engine.probe import resolve
 from ...weights.rebuilt import rebuilt
 
 FIX = Fix(
+    __doc__,
     id="diffusers-gguf-pickle",
-    title="GGUF models and their state dicts cannot be pickled",
     module="diffusers.quantizers.gguf.utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "gguf": ""},
-    upstream=(),
-    symptom="RecursionError: maximum recursion depth exceeded, from torch.save or pickle of a GGUF model",
     since="0.1.0",
     patterns=("maximum recursion depth exceeded",),
     frames=("gguf/utils.py:__torch_function__", "gguf/utils.py:__new__", "GGUF"),

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-gguf-plain-parameter",
-    title="GGUF models with weights in float32 fail under sequential offload",
     module="diffusers.quantizers.gguf.gguf_quantizer",
     claims={"diffusers": ">=0.39.0,<=0.42.1", "gguf": ""},
-    upstream=(),
-    symptom="TypeError: new() received an invalid combination of arguments - got (Tensor, requires_grad=bool)",
     since="0.1.0",
     patterns=(r"new\(\) received an invalid combination of arguments - got \(Tensor, requires_grad=bool\)",),
     frames=(

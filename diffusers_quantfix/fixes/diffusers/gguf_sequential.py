@@ -1,11 +1,12 @@
-"""A GGUF weight loses its quantization type when it is rebuilt.
+"""GGUF models fail under sequential offload and when they are copied.
 
 Symptom: ``enable_sequential_cpu_offload()`` of a pipeline with a GGUF model, ``accelerate.cpu_offload`` and
     ``copy.deepcopy`` of such a model end in "KeyError: None".
 Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(parameter)(data, requires_grad=...)``.
     ``GGUFParameter.__new__`` looks up the sizes for its argument ``quant_type``, which is then None, although the data
     passed to it is a GGUFParameter with a type.
-Upstream: diffusers issue 14691, PR 14698 (open).
+Upstream: https://github.com/huggingface/diffusers/issues/14691, https://github.com/huggingface/diffusers/pull/14698
+    (open).
 Patch: without a type argument, the new parameter takes the type of its data, and a deep copy has all attributes. For
     data without a type upstream's error remains: the type is unknown here; what is read back from disk gets it from
     `accelerate-gguf-disk`.
@@ -21,15 +22,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="diffusers-gguf-sequential",
-    title="GGUF models fail under sequential offload and when they are copied",
     module="diffusers.quantizers.gguf.utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "gguf": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/14691",
-        "https://github.com/huggingface/diffusers/pull/14698",
-    ),
-    symptom="KeyError: None from GGUFParameter.__new__ (enable_sequential_cpu_offload, copy.deepcopy)",
     patterns=("KeyError: None",),
     frames=(
         "gguf/utils.py:__new__",

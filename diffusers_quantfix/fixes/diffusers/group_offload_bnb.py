@@ -1,12 +1,12 @@
-"""Group offloading does not move the companions of bitsandbytes weights.
+"""Group offloading of 4-bit and 8-bit models fails, or leaves them on the GPU.
 
-Symptom: ``enable_group_offload`` of a 4-bit or 8-bit model ends in RuntimeError "Expected all tensors to be on the
-    same device, but found at least two devices, cuda:0 and cpu!" ("All input tensors need to be on the same GPU" with
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    from a 4-bit or 8-bit model under ``enable_group_offload`` ("All input tensors need to be on the same GPU" with
     bitsandbytes < 0.46). With ``use_stream=True`` at leaf level it runs, and keeps the scales of every 4-bit layer, or
     every 8-bit weight whole, on the GPU.
 Cause: ``ModuleGroup`` moves the parameters by their ``.data``. Quant states, CB and SCB are no parameters. Without a
     stream it offloads with ``module.to()``, which moves them to the CPU, and nothing moves them back.
-Upstream: no issue; diffusers PR 11576 recommends the combination.
+Upstream: no issue; https://github.com/huggingface/diffusers/pull/11576 recommends the combination.
 Patch: groups that hold such weights are moved by ``group_offload``, with their companions. What autograd remembers of
     them stays on the device until the backward pass: with gradient checkpointing, whole blocks can be trained.
 """
@@ -21,13 +21,10 @@ from ...engine.probe import names_used, resolve
 from ...offloading import groups
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-bnb",
-    title="group offloading of 4-bit and 8-bit models fails, or leaves them on the GPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
-    upstream=("https://github.com/huggingface/diffusers/pull/11576",),
-    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu! / All input tensors need to be on the same GPU, but found some tensors to not be on a GPU",
     patterns=(
         "Expected all tensors to be on the same device",
         "input tensors need to be on the same GPU, but found some tensors to not be on a GPU",

@@ -1,13 +1,15 @@
-"""Group offloading does not free the GPU memory of buffers.
+"""Group offloading leaves buffers on the GPU.
 
-Symptom: after a run under ``enable_group_offload(use_stream=True)`` every buffer of the offloaded modules is still on
-    the GPU: all of a model whose quantized weights are buffers (the layouts of GPTQ and AutoRound), the scales of BFL.
-    What a layer writes to its buffer is lost in the next run. Without a stream too, the memory of a buffer that is a
-    view is never freed: transformers 4.51 to 4.56 makes all buffers of a quantized model views of what it read.
+Symptom: memory of the GPU that is not released after a run under ``enable_group_offload(use_stream=True)``. Every
+    buffer of the offloaded modules is still there: all of a model whose quantized weights are buffers (the layouts of
+    GPTQ and AutoRound), the scales of BFL. What a layer writes to its buffer is lost in the next run. Without a stream
+    too, the memory of a buffer that is a view is never freed: transformers 4.51 to 4.56 makes all buffers of a
+    quantized model views of what it read.
 Cause: ``ModuleGroup`` brings the parameters and buffers of its modules, and gives only the parameters their host copies
     back, and buffers of a module that is no layer, without what was written to them. The next run brings the first host
     copy of a buffer again. It gives a buffer other ``.data``, which leaves a view its base, with the memory of both.
-Upstream: no issue.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321; not
+    reported.
 Patch: the buffers get their host copies back as well; one that was changed in place is copied to it before. When the
     offloading of a model is set up, its buffers that are views are exchanged for plain ones.
 """
@@ -29,15 +31,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-buffers",
-    title="group offloading leaves buffers on the GPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321",
-    ),
-    symptom="memory of the GPU that is not released after a run under enable_group_offload(use_stream=True), or after "
-    "enable_group_offload() of a quantized model of transformers 4.51 to 4.56",
     harm="memory or time",
     frames=("group_offload", "use_stream", "buffer"),
     hot=True,

@@ -4,7 +4,7 @@ Symptom: RuntimeError "Expected all tensors to be on the same device, but found 
     from a LoKr or LoHa under ``enable_group_offload(offload_type="leaf_level")``.
 Cause: a parameter that belongs to no supported layer is brought when its parent is called. The parent that
     ``_find_parent_module_in_module_dict`` finds is the ``ParameterDict``, which is never called.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
 Patch: the parent is the module that has the ``ParameterDict`` or ``ParameterList``.
 """
 
@@ -18,15 +18,10 @@ from ...engine.probe import resolve
 from ...offloading.containers import is_container
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-containers",
-    title="adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under leaf-level group offloading",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py",
-    ),
-    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu!, from get_delta_weight of a LoKr or LoHa under enable_group_offload(offload_type='leaf_level')",
     patterns=(
         r"tuners/lo(kr|ha)/layer.{0,4000}Expected all tensors to be on the same device",
         r"Expected all tensors to be on the same device.{0,400}get_delta_weight",

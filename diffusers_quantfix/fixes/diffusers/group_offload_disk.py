@@ -10,7 +10,8 @@ Cause: ``ModuleGroup.offload_`` writes its tensors to a file and replaces them b
     meanwhile is lost. A second group with the same tensor writes what the first has emptied. The name of the file is
     made of the name of the group alone, and a file of that name is taken for the group's. The memory on the device is
     freed while it may still be read.
-Upstream: diffusers PR 14657, in 0.41.0, for the last one.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L314;
+    https://github.com/huggingface/diffusers/pull/14657, in 0.41.0, for the last one.
 Patch: the tensors of a group become private mappings of its file, which can be read and changed like other tensors. A
     file that was there is used if each byte of it is the group's; a file that the group wrote is deleted with its hook.
     The groups are moved by the package then, and waited for as those in memory are.
@@ -34,16 +35,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-disk",
-    title="weights that are group-offloaded to disk are uninitialised memory, or another model's",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.34.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L314",
-        "https://github.com/huggingface/diffusers/pull/14657",
-    ),
-    symptom="NaN, or noise, from a model that was saved while it was group-offloaded to disk, or that a LoRA was "
-    "loaded into, or from the second of two models with one offload_to_disk_path; fuse_lora() has no effect",
     harm="wrong result",
     frames=("offload_to_disk_path", "group_offload", "disk"),
     hot=True,

@@ -6,7 +6,8 @@ Symptom: RuntimeError "Expected all tensors to be on the same device, but found 
     the memory of the first GPU.
 Cause: ``ModuleGroup`` lets safetensors load the file to ``onload_device.type``, "cuda", which safetensors takes for the
     first GPU. With a stream the device has its index, but groups that diffusers does not put on the stream load so too.
-Upstream: no issue.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L270; not
+    reported.
 Patch: while the file is read, ``onload_device`` is a text with the index, which upstream takes as it is.
 """
 
@@ -26,15 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-disk-device",
-    title="group offloading from disk ignores the index of the device",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.34.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L270",
-    ),
-    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cuda:1, with offload_to_disk_path",
     patterns=(
         "Expected all tensors to be on the same device, but found at least two devices",
         r"\A(?=.*offload_to_disk_path).*Expected all tensors to be on the same device",

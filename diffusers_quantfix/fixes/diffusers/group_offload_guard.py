@@ -1,11 +1,11 @@
-"""Group offloading refuses an 8-bit model, as if accelerate offloaded it.
+"""Group offloading refuses 8-bit models that were only loaded.
 
 Symptom: ValueError "Cannot apply group offloading to a module that is already applying an alternative offloading
     strategy from Accelerate" for a model that was only loaded.
 Cause: ``_raise_error_if_accelerate_model_or_sequential_hook_present`` refuses every ``AlignDevicesHook``.
     ``accelerate.dispatch_model`` puts one with ``offload=False``, which only moves the inputs to the model's device, on
     every 8-bit model (accelerate before 1.13, or bitsandbytes before 0.48), and on other models when requested.
-Upstream: no issue; diffusers issue 11352 is the same bug elsewhere.
+Upstream: no issue; https://github.com/huggingface/diffusers/issues/11352 is the same bug elsewhere.
 Patch: a bitsandbytes model whose hooks only move inputs, all to one device, does not count as offloaded. The hooks
     stay, and move the inputs to the onload device of the groups from then on.
 """
@@ -21,13 +21,10 @@ from ...offloading.hooks import accelerate_hooks
 from ...weights.method import method_of
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-guard",
-    title="group offloading refuses 8-bit models that were only loaded",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": "", "bitsandbytes": ">=0.43.0"},
-    upstream=("https://github.com/huggingface/diffusers/issues/11352",),
-    symptom="ValueError: Cannot apply group offloading to a module that is already applying an alternative offloading "
-    "strategy from Accelerate",
     patterns=(
         "Cannot apply group offloading to a module that is already applying an alternative offloading strategy",
     ),

@@ -1,14 +1,14 @@
 """Block-level group offloading leaves lists of blocks on the CPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input type (CUDABFloat16Type) and weight type
-    (CPUBFloat16Type) should be the same" from Stable Cascade, Wuerstchen, and the VAEs KVAE, VidTok,
-    Kandinsky 6 SR and LTX-2 Audio, after ``enable_group_offload(offload_type="block_level")``.
+    (CPUBFloat16Type) should be the same" from Stable Cascade, Wuerstchen, and the VAEs KVAE, VidTok, Kandinsky 6 SR and
+    LTX-2 Audio, after ``enable_group_offload(offload_type="block_level")``.
 Cause: each item of a ModuleList is brought when it is called. Here an item is a ModuleList again, or a plain Module
     that only holds the blocks of one level: it is never called, the blocks in it are. Or it is None (Wuerstchen).
 Upstream: not reported.
 Patch: diffusers is shown the modules in such an item, one by one, in place of the item. An item with parameters of its
-    own comes with its model. A model with such items has groups of one block, whatever ``num_blocks_per_group`` says:
-    a larger group comes with its first block, and a decoder runs its levels from the last to the first.
+    own comes with its model. A model with such items has groups of one block, whatever ``num_blocks_per_group`` says: a
+    larger group comes with its first block, and a decoder runs its levels from the last to the first.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-nested-lists",
-    title="block-level group offloading leaves lists of blocks on the CPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: Expected all tensors to be on the same device, or Input type and weight type should be the "
-    "same, from Stable Cascade or a VAE after enable_group_offload(offload_type='block_level')",
     patterns=(
         "Expected all tensors to be on the same device",
         r"Input type \(\S+\) and weight type \(\S+\) should be the same",

@@ -1,4 +1,4 @@
-"""Group offloading on a stream computes with weights, and saves weights, that are still being copied.
+"""Group offloading on a stream computes with weights that are still being copied.
 
 Symptom: NaN or a wrong output under ``enable_group_offload(use_stream=True)``, from a MultiControlNet at block level,
     from a model with a parameter of its own at leaf level, from every model before diffusers 0.35. After an exception
@@ -9,7 +9,8 @@ Cause: ``onload_`` starts copies that nobody waits for, unless another ``onload_
     model itself uses, since the tracing skips the name "". A parameter already is the unfinished copy while the layer
     before it runs. What autograd keeps of a group is memory of the transfer stream, free for the next transfer while
     the backward pass still reads it.
-Upstream: no issue.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L366; not
+    reported.
 Patch: at the end of each transfer an event is recorded, and the compute stream waits for it. The copies of a prefetch
     become the parameters just before their layer runs. With gradients they are recorded for the compute stream.
 """
@@ -42,15 +43,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-prefetch",
-    title="group offloading on a stream computes with weights that are still being copied",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L366",
-    ),
-    symptom="NaN or a wrong output under enable_group_offload(use_stream=True), or weights that are lost when a LoRA "
-    "is loaded, or the model saved, after an exception in a pass",
     harm="wrong result",
     frames=("group_offload", "use_stream"),
     hot=True,

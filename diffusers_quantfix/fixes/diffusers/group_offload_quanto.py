@@ -1,12 +1,13 @@
-"""Group offloading moves the wrapper of a quanto weight, but not its inner tensors.
+"""Group offloading of quanto models fails, or leaves them on the GPU.
 
 Symptom: ``enable_group_offload`` of a model quantized by optimum-quanto ends in RuntimeError "Expected all tensors to
     be on the same device, but found at least two devices, cuda:0 and cpu!" ("mat2 is on cpu, different from other
-    tensors on cuda:0"). With ``use_stream=True`` and a model that was on the GPU it runs, and all of it stays there.
-    To disk: "Attempted to access the data pointer on an invalid python storage".
+    tensors on cuda:0"). With ``use_stream=True`` and a model that was on the GPU it runs, and all of it stays there. To
+    disk: "Attempted to access the data pointer on an invalid python storage".
 Cause: ``ModuleGroup`` assigns the ``.data`` of a parameter. For a tensor subclass that wraps ``_data``, ``_scale`` and
     ``_shift`` this replaces the wrapper alone; its pinned copy is the dequantized weight.
-Upstream: diffusers issue 12610, PR 14038 (open).
+Upstream: https://github.com/huggingface/diffusers/issues/12610, https://github.com/huggingface/diffusers/pull/14038
+    (open).
 Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, unchanged: a weight
     that is packed for a kernel is not packed again at each use. A weight that is packed for a CPU kernel (int4 in
     bfloat16) is unpacked once. Offloading them to disk is not supported and raises an error.
@@ -22,16 +23,10 @@ from ...engine.probe import names_used, resolve
 from ...offloading import groups
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-quanto",
-    title="group offloading of quanto models fails, or leaves them on the GPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/12610",
-        "https://github.com/huggingface/diffusers/pull/14038",
-    ),
-    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu! / mat2 is on cpu, different from other tensors on cuda:0",
     patterns=(
         "Expected all tensors to be on the same device",
         "mat2 is on cpu, different from other tensors on cuda",

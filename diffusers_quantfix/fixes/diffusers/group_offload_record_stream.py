@@ -2,9 +2,10 @@
 
 Symptom: garbled pictures under ``enable_group_offload(use_stream=True, record_stream=True)``.
 Cause: ``ModuleGroup._transfer_tensor_to_device`` asks for the current stream where that is the transfer stream, whose
-    memory it is anyway. With ``record_stream`` the host does not wait before it frees a group, so the next
-    transfer may write to memory that the compute stream still reads.
-Upstream: diffusers issue 12673; PR 12721, in 0.36.0.
+    memory it is anyway. With ``record_stream`` the host does not wait before it frees a group, so the next transfer may
+    write to memory that the compute stream still reads.
+Upstream: https://github.com/huggingface/diffusers/issues/12673; https://github.com/huggingface/diffusers/pull/12721, in
+    0.36.0.
 Patch: the memory of a group is recorded for the compute stream as well.
 """
 
@@ -18,15 +19,10 @@ from ...engine.probe import names_used, resolve
 from ...offloading.transfers import compute_stream
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-record-stream",
-    title="group offloading with record_stream names the stream that copies, not the one that computes",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.35.0,<0.36.0"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/12673",
-        "https://github.com/huggingface/diffusers/pull/12721",
-    ),
-    symptom="a garbled picture under enable_group_offload(use_stream=True, record_stream=True)",
     harm="wrong result",
     frames=("record_stream", "group_offload"),
     fixed_in="diffusers 0.36.0",

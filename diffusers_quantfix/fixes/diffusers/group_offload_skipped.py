@@ -5,7 +5,8 @@ Symptom: PyramidAttentionBroadcast, FasterCache or FirstBlockCache with ``enable
     device" or "Input type and weight type should be the same" in the second step.
 Cause: every layer fetches the group that ran next in the first pass. A group whose layer is skipped then is not
     offloaded, since it is its layer that does so; and the layer that runs in its place was fetched by nobody.
-Upstream: not reported. In diffusers 0.37.1 such a layer fetches its group itself.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
+    In diffusers 0.37.1 such a layer fetches its group itself.
 Patch: what was fetched for a layer is remembered. Another layer that runs before it, or the end of the model's forward
     pass, sends it back; and a layer for which nothing was fetched fetches its group itself.
 """
@@ -25,16 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-skipped",
-    title="group offloading with a stream loses track of layers that a cache skips",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py",
-    ),
-    symptom="memory of the GPU that is not released after a run with PyramidAttentionBroadcast, FasterCache or "
-    "FirstBlockCache under enable_group_offload(use_stream=True); before diffusers 0.37.1 RuntimeError: Expected all "
-    "tensors to be on the same device",
     harm="memory or time",
     frames=("group_offload", "use_stream", "pyramid.?attention|faster.?cache|first.?block.?cache"),
     hot=True,

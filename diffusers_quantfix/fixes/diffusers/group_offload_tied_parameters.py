@@ -1,12 +1,13 @@
-"""A parameter that two modules share does not come for the second one under leaf-level group offloading.
+"""A parameter that two modules share stays behind under leaf-level group offloading (T5's embedding).
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-    from the embedding of T5 (transformers 5, diffusers before 0.36) or from any other module without a supported layer
-    whose parameter stands elsewhere in the model too.
+    (when checking argument for argument self in method wrapper_CUDA_index_select) from ``embed_tokens`` of T5 under
+    ``enable_group_offload(offload_type="leaf_level")`` (transformers 5, diffusers before 0.36), or from any other
+    module without a supported layer whose parameter stands elsewhere in the model too.
 Cause: a parameter that belongs to no supported layer is brought when its module is called. The parameters are taken
     from ``named_parameters()``, which names a shared one once, in the first module. ``T5EncoderModel.shared`` is never
     called, ``encoder.embed_tokens`` is. From 0.36 on an embedding is a supported layer, other modules are not.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
 Patch: a shared parameter is brought with each of its modules.
 """
 
@@ -19,16 +20,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-tied-parameters",
-    title="a parameter that two modules share stays behind under leaf-level group offloading (T5's embedding)",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py",
-    ),
-    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu! (when checking argument for argument self in method wrapper_CUDA_index_select), from embed_tokens of T5 "
-    "under enable_group_offload(offload_type='leaf_level')",
     patterns=(
         r"models/(um)?t5/.{0,4000}Expected all tensors to be on the same device",
         r"Expected all tensors to be on the same device.{0,400}embed_tokens",

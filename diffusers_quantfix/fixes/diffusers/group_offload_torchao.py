@@ -1,4 +1,4 @@
-"""Group offloading of a torchao model with a stream and low CPU memory leaves every weight on the GPU.
+"""Group offloading of torchao models with a stream leaves them on the GPU.
 
 Symptom: RuntimeError "cannot pin 'torch.cuda.CharTensor' only dense CPU tensors can be pinned" in the second forward
     pass of a group with ``use_stream=True, low_cpu_mem_usage=True``, when the model was on the CPU. Up to 0.37 every
@@ -6,7 +6,9 @@ Symptom: RuntimeError "cannot pin 'torch.cuda.CharTensor' only dense CPU tensors
 Cause: ``ModuleGroup._to_cpu`` of 0.38.0 and later returns the parameter itself where it is on the CPU already, and
     ``swap_tensors`` moves what should be its host copy to the GPU. Releases before 0.38.0 replace the wrapper alone.
     After each use on a stream the wrapper reports the GPU as its device while its inner tensors are not there.
-Upstream: diffusers issues 14433 and 13281, PRs 13276 (0.38.0) and 14457 (open).
+Upstream: https://github.com/huggingface/diffusers/issues/14433 and
+    https://github.com/huggingface/diffusers/issues/13281, PRs 13276 (0.38.0) and
+    https://github.com/huggingface/diffusers/pull/14457 (open).
 Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, so the class of the
     weight does not have to support pinning. They cannot be offloaded to disk, as in upstream.
 """
@@ -21,16 +23,10 @@ from ...engine.probe import names_used, resolve
 from ...offloading import groups
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-torchao",
-    title="group offloading of torchao models with a stream leaves them on the GPU",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "torchao": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/14433",
-        "https://github.com/huggingface/diffusers/issues/13281",
-        "https://github.com/huggingface/diffusers/pull/14457",
-    ),
-    symptom="RuntimeError: cannot pin 'torch.cuda.CharTensor' only dense CPU tensors can be pinned",
     patterns=(
         r"cannot pin '?torch\.cuda\.\w+Tensor'? only dense CPU tensors can be pinned",
         "invalid python storage",

@@ -5,7 +5,8 @@ Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input 
     after ``enable_group_offload(offload_type="block_level")`` of the VAE or of the whole pipeline.
 Cause: what is in no block is brought when the model itself is called, but a pipeline calls ``encode`` and ``decode``.
     From 0.36.0 on a class may name its parts in ``_group_offload_block_modules``; few VAEs do.
-Upstream: diffusers issue 12319, open; PR 12692 gave AutoencoderKL and AutoencoderKLWan their names.
+Upstream: https://github.com/huggingface/diffusers/issues/12319, open;
+    https://github.com/huggingface/diffusers/pull/12692 gave AutoencoderKL and AutoencoderKLWan their names.
 Patch: a model of diffusers with ``encode`` and ``decode`` that names none has those of AutoencoderKL. What these
     contain is grouped by diffusers itself. Models of others are left alone: they may reach into their parts. A part
     that is a ModuleList or Sequential is, too: its layers are blocks already.
@@ -25,16 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-group-offload-vae-blocks",
-    title="a VAE cannot run under block-level group offloading",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.36.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/12319",
-        "https://github.com/huggingface/diffusers/pull/12692",
-    ),
-    symptom="RuntimeError: Expected all tensors to be on the same device, or Input type and weight type should be the "
-    "same, from vae.decode after enable_group_offload(offload_type='block_level')",
     patterns=(
         "Expected all tensors to be on the same device",
         r"Input type \(\S+\) and weight type \(\S+\) should be the same",

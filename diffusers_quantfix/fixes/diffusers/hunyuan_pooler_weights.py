@@ -5,9 +5,8 @@ Symptom: RuntimeError or AssertionError from torch's ``multi_head_attention_forw
     NotImplementedError "attempting to run unimplemented operator" with torchao.
 Cause: ``HunyuanDiTAttentionPool.forward`` calls none of its four layers. It gives their weights, packed ones too, to
     torch's function.
-Upstream: not reported.
-    So it also fails where a layer that was kept from quantization is offloaded in groups of leaves or sequentially,
-    as un-quantized models do: the hook that brings its weight never runs.
+Upstream: not reported. So it also fails where a layer that was kept from quantization is offloaded in groups of leaves
+    or sequentially, as un-quantized models do: the hook that brings its weight never runs.
 Patch: where a weight is quantized, or its layer has such a hook, the same attention is computed by calling the layers.
 """
 
@@ -28,13 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-hunyuan-pooler-weights",
-    title="HunyuanDiT cannot run with quantized layers",
     module="diffusers.models.embeddings",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: mat1 and mat2 shapes cannot be multiplied, or must have the same dtype, from "
-    "multi_head_attention_forward in HunyuanDiTAttentionPool",
     since="0.1.0",
     patterns=(
         r"(self|mat1|m1) and (mat2|m2).{0,200}multi_head_attention_forward",

@@ -20,13 +20,10 @@ from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_
 from ...surroundings import on_meta
 
 FIX = Fix(
+    __doc__,
     id="diffusers-image-projection-dtype",
-    title="Kandinsky 2.2 cannot run with a quantized UNet",
     module="diffusers.models.embeddings",
     claims={"diffusers": ">=0.32.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: mixed dtype (CPU): all inputs must share same datatype; NotImplementedError: batch_norm not "
-    "implemented for 'Char' or 'Byte'",
     since="0.1.0",
     patterns=(
         r"mixed dtype \(CPU\): all inputs must share same datatype",

@@ -1,11 +1,12 @@
-"""Dequantizing the weights of an 8-bit model that has run reads them wrongly.
+"""Dequantizing or merging into an 8-bit model that has run gives noise.
 
 Symptom: noise after ``dequantize()``, ``fuse_lora()`` or ``merge_and_unload()`` of a model in 8 bits, or with a DoRA,
     if the model has run before. No error.
 Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores.
     ``dequantize_bnb_weight`` of diffusers, transformers and peft multiplies the bytes by the scales of their rows, as
     if they were rows still.
-Upstream: bitsandbytes 0.45.0 no longer has tiles; not reported for earlier releases.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0; bitsandbytes 0.45.0 no longer has
+    tiles; not reported for earlier releases.
 Patch: the function is given the weight in rows.
 """
 
@@ -21,8 +22,8 @@ from ...weights.int8_params import rows_for_dequantizing, takes_tiles_for_rows
 _TILES, _GONE = {"bitsandbytes": ">=0.43.0,<0.45.0"}, "bitsandbytes 0.45.0"
 
 FIX = Fix(
+    __doc__,
     id="int8-tiles-dequantized",
-    title="dequantizing or merging into an 8-bit model that has run gives noise",
     targets=(
         Target(
             "diffusers-int8-tiles-dequantized",
@@ -43,8 +44,6 @@ FIX = Fix(
             fixed_in=_GONE,
         ),
     ),
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0",),
-    symptom="noise after dequantize(), fuse_lora() or merge_and_unload() of an 8-bit model that has run before",
     harm="wrong result",
     frames=("dequantize|merge_and_unload|fuse_lora", "8.?bit|int8"),
 )

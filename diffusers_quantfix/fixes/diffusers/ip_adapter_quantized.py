@@ -4,7 +4,7 @@ Symptom: ValueError "Casting a quantized model to a new `dtype` is unsupported" 
     attention processors replaced and the adapter partially loaded.
 Cause: ``_load_ip_adapter_weights`` (and ``load_attn_procs`` for Custom Diffusion) ends with ``self.to(dtype=self.dtype,
     device=self.device)``, which should move the new layers, and is refused as a cast.
-Upstream: diffusers issue 11570, closed; the line has not changed.
+Upstream: https://github.com/huggingface/diffusers/issues/11570, closed; the line has not changed.
 Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the UNet's own dtype moves the new layers only.
     The hooks of a sequentially offloaded UNet, quantized or not, are removed during loading, and the same hooks are
     restored.
@@ -21,12 +21,10 @@ from ...engine.probe import function_of, resolve, written_in
 from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
+    __doc__,
     id="diffusers-ip-adapter-quantized",
-    title="an IP-Adapter cannot be loaded into a quantized UNet",
     module="diffusers.loaders.unet",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=("https://github.com/huggingface/diffusers/issues/11570",),
-    symptom="ValueError: Casting a quantized model to a new `dtype` is unsupported, from load_ip_adapter",
     patterns=(
         "Casting a quantized model to a new (dtype )?is unsupported",
         "cannot cast a bitsandbytes model in a new( dtype|[.])",

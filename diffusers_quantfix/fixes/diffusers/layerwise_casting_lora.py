@@ -19,13 +19,10 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="diffusers-layerwise-casting-lora",
-    title="layerwise casting and a LoRA in another dtype fail",
     module="diffusers.hooks.layerwise_casting",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "peft": ""},
-    upstream=(),
-    symptom="RuntimeError: expected m1 and m2 to have the same dtype, but got: c10::Half != float, after "
-    "enable_layerwise_casting() of an 8-bit model with a LoRA",
     since="0.1.0",
     patterns=(
         r"peft/tuners/lora/.{0,2000}(expected m1 and m2|mat1 and mat2 must) .{0,10}have the same dtype",

@@ -4,7 +4,7 @@ Symptom: noise, without an error, after ``enable_layerwise_casting`` of a 4-bit 
     ``bnb_4bit_quant_storage``, as FSDP needs it. A model with weights of quanto fails with ValueError.
 Cause: the hook calls ``module.to(dtype=torch.float8_e4m3fn)`` for every linear layer. The packed weight has the dtype
     bfloat16, and its bytes are rounded as if they were numbers.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/layerwise_casting.py; not reported.
 Patch: a layer whose weight is quantized is skipped; it is small already. All other layers are cast as before. The hook
     for a whole model (``skip_modules_pattern=None``) cannot skip a layer, and raises a clear error.
 """
@@ -22,14 +22,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-layerwise-casting-quantized",
-    title="layerwise casting casts the packed bytes of quantized weights",
     module="diffusers.hooks.layerwise_casting",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/layerwise_casting.py",
-    ),
-    symptom="noise after enable_layerwise_casting() of a 4-bit model with bnb_4bit_quant_storage=torch.bfloat16",
     harm="wrong result",
     frames=("layerwise_casting", "quant_storage"),
 )

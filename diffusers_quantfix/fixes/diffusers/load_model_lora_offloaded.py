@@ -1,11 +1,11 @@
 """An adapter that is loaded into an offloaded model is lost.
 
-Symptom: after ``transformer.load_lora_adapter()`` or ``add_adapter()`` under sequential offload RuntimeError "Tensor on
-    device meta is not on the expected device", or, where the CPU is the execution device, noise or NaN. Under group
-    offload with a stream "KeyError: Parameter containing".
+Symptom: noise, NaN or RuntimeError "Tensor on device meta is not on the expected device" after
+    ``transformer.load_lora_adapter()`` or ``add_adapter()`` under sequential offload; "KeyError: Parameter containing"
+    under group offload with a stream.
 Cause: peft moves the adapter to where its layer is: to meta, which has no data. ``load_lora_weights`` of a pipeline
     takes the hooks off before and puts them back afterwards, and makes the groups anew; the methods of a model do not.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py; not reported.
 Patch: the same for calls of the model's own methods.
 """
 
@@ -23,13 +23,10 @@ from ...offloading.hooks import is_group_offloaded
 from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
+    __doc__,
     id="diffusers-load-model-lora-offloaded",
-    title="an adapter that is loaded into an offloaded model is lost",
     module="diffusers.loaders.peft",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
-    upstream=("https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py",),
-    symptom="noise, NaN or 'Tensor on device meta is not on the expected device' after transformer.load_lora_adapter() "
-    "or add_adapter() under sequential offload; KeyError: Parameter containing, under group offload with a stream",
     harm="wrong result",
     frames=("load_lora_adapter", "add_adapter", "loaders/peft.py"),
     since="0.1.0",

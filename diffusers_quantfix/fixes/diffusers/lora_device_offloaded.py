@@ -3,7 +3,7 @@
 Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.set_lora_device(...)`` after
     ``enable_sequential_cpu_offload()``; components that are not offloaded are moved or not, as they come in order.
 Cause: the weights of the adapter are moved like those of any layer. Between two uses these are meta tensors.
-Upstream: diffusers issue 9913.
+Upstream: https://github.com/huggingface/diffusers/issues/9913.
 Patch: an offloaded layer of an adapter stays as it is, whatever the device: its weights are in host memory, as
     ``set_lora_device(..., "cpu")`` asks for, and its hook brings them to the device where they are used. All other
     layers are moved.
@@ -28,13 +28,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-lora-device-offloaded",
-    title="set_lora_device of a sequentially offloaded pipeline fails",
     module="diffusers.loaders.lora_base",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/9913",),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! from set_lora_device() under "
-    "enable_sequential_cpu_offload()",
     patterns=("Cannot copy out of meta tensor; no data",),
     frames=("set_lora_device", "lora_base.py:set_lora_device"),
 )

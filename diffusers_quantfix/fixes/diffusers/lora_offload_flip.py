@@ -1,14 +1,16 @@
-"""Loading a LoRA changes how a pipeline is offloaded.
+"""Loading a LoRA switches the whole pipeline to sequential CPU offload.
 
-Symptom: after ``load_lora_weights()`` every run is many times slower: the whole pipeline is under sequential CPU
-    offload, which was never requested. Or the next run raises, since the components cannot be offloaded this way, or
-    ``fuse_lora()``: "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
+Symptom: every run is slow after ``load_lora_weights()``: the pipeline is under ``enable_sequential_cpu_offload``. That
+    was never requested. Or the next run raises, since the components cannot be offloaded this way, or ``fuse_lora()``:
+    "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
 Cause: ``_func_optionally_disable_offloading`` treats every root hook of class ``AlignDevicesHook`` as sequential
     offload, also one that only aligns inputs. ``accelerate.dispatch_model`` puts such a hook on a model that is spread
     over several GPUs, and in older releases on every 8-bit model. The removed hooks are not restored: the whole
     pipeline is offloaded again, regardless of which components were offloaded and how; after an error nothing is
     offloaded.
-Upstream: diffusers issues 10914, 7539, 11648, PRs 8750, 14271; open.
+Upstream: https://github.com/huggingface/diffusers/issues/10914, https://github.com/huggingface/diffusers/issues/7539,
+    https://github.com/huggingface/diffusers/issues/11648, https://github.com/huggingface/diffusers/pull/8750,
+    https://github.com/huggingface/diffusers/pull/14271; open.
 Patch: while a LoRA is loaded into a pipeline, the offloading hooks of the models that can have a LoRA are removed, and
     then the same hooks are restored, for new layers too. The other models are not touched, and upstream's function
     finds no hooks. When it is called directly, it ignores hooks that do not offload.
@@ -30,18 +32,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-lora-offload-flip",
-    title="loading a LoRA switches the whole pipeline to sequential CPU offload",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": "", "peft": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/10914",
-        "https://github.com/huggingface/diffusers/issues/7539",
-        "https://github.com/huggingface/diffusers/issues/11648",
-        "https://github.com/huggingface/diffusers/pull/8750",
-        "https://github.com/huggingface/diffusers/pull/14271",
-    ),
-    symptom="every run is slow after load_lora_weights(), the pipeline is under enable_sequential_cpu_offload",
     harm="memory or time",
     patterns=(
         "enable_sequential_cpu_offload requires accelerator, but not found",

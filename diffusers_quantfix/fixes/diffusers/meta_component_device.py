@@ -1,13 +1,14 @@
-"""A diffusers model that accelerate offloads reports ``meta`` as its device.
+"""The device of a sequentially offloaded diffusers model is meta.
 
-Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the
-expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends a tensor to
-``self.vae.device`` (GLIGEN), or from code that does so outside of a pipeline.
+Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the expected
+    device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends a tensor to ``self.vae.device``
+    (GLIGEN), or from code that does so outside of a pipeline.
 Cause: ``ModelMixin.device`` is the device of the first parameter. Between two forward passes a hook of accelerate holds
     the weights, and the parameters are meta tensors; nothing can be sent to that device.
-Upstream: diffusers issue 10958; PR 11195 patched the one pipeline that was reported. Where diffusers itself offloads
-(group offloading) this property already returns the device of the hook; so does ``BarkModel.device`` of transformers
-for accelerate's hooks, and ``get_module_execution_device`` of diffusers 0.41, which a few pipelines call instead.
+Upstream: https://github.com/huggingface/diffusers/issues/10958; https://github.com/huggingface/diffusers/pull/11195
+    patched the one pipeline that was reported. Where diffusers itself offloads (group offloading) this property already
+    returns the device of the hook; so does ``BarkModel.device`` of transformers for accelerate's hooks, and
+    ``get_module_execution_device`` of diffusers 0.41, which a few pipelines call instead.
 Patch: the property calls upstream first. Where that returns meta and an offloading hook holds the weights, it returns
     the hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, meta
     too.
@@ -34,15 +35,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...engine.target import finished
 
 FIX = Fix(
+    __doc__,
     id="diffusers-meta-component-device",
-    title="the device of a sequentially offloaded diffusers model is meta",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": "<=0.42.1", "accelerate": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/10958",
-        "https://github.com/huggingface/diffusers/pull/11195",
-    ),
-    symptom="Cannot copy out of meta tensor; no data!",
     patterns=(
         "Cannot copy out of meta tensor; no data",
         r"Tensor\.item\(\) cannot be called on meta tensors",

@@ -1,12 +1,13 @@
-"""A sequentially offloaded pipeline reports ``meta`` as its device.
+"""The device of a sequentially offloaded pipeline is meta.
 
 Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" from a pipeline that sends its inputs to
-``self.device`` instead of ``self._execution_device`` (LongCat-Image, SEGA, LEdits++), and from user code that sends
-its own tensors to ``pipe.device``.
+    ``self.device`` instead of ``self._execution_device`` (LongCat-Image, SEGA, LEdits++), and from user code that sends
+    its own tensors to ``pipe.device``.
 Cause: ``DiffusionPipeline.device`` is the device of one component, and under ``enable_sequential_cpu_offload`` the
-weights of every component are meta tensors between two forward passes.
-Upstream: diffusers issue 10958. Since 0.40 the property prefers a component that is neither on the CPU nor on meta, so
-    that a pipeline with components on several devices returns the accelerator on which it computes.
+    weights of every component are meta tensors between two forward passes.
+Upstream: https://github.com/huggingface/diffusers/issues/10958. Since 0.40 the property prefers a component that is
+    neither on the CPU nor on meta, so that a pipeline with components on several devices returns the accelerator on
+    which it computes.
 Patch: components whose weights an offloading hook holds are ignored, since they accept inputs from any device;
     upstream's own rule is applied to the others. If all are held by hooks, the result is the execution device of the
     first.
@@ -30,12 +31,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-meta-pipeline-device",
-    title="the device of a sequentially offloaded pipeline is meta",
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": "<=0.42.1", "accelerate": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/10958",),
-    symptom="Cannot copy out of meta tensor; no data!",
     patterns=(
         "Cannot copy out of meta tensor; no data",
         r"Tensor\.item\(\) cannot be called on meta tensors",

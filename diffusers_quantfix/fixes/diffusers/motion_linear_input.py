@@ -1,4 +1,4 @@
-"""AnimateDiff cannot run with quantized layers: it passes their input by keyword.
+"""AnimateDiff cannot run with quantized layers.
 
 Symptom: TypeError "Linear4bit.forward() got an unexpected keyword argument 'input'" (the same with ``Linear8bitLt`` and
     ``GGUFLinear``) from every AnimateDiff pipeline whose UNet is quantized.
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-motion-linear-input",
-    title="AnimateDiff cannot run with quantized layers",
     module="diffusers.models.unets.unet_motion_model",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(),
-    symptom="TypeError: Linear4bit.forward() got an unexpected keyword argument 'input'",
     since="0.1.0",
     patterns=(r"Linear\w*\.forward\(\) got an unexpected keyword argument 'input'",),
     frames=("diffusers/models/unets/unet_motion_model.py:forward",),

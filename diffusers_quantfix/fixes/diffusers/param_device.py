@@ -1,12 +1,13 @@
 """A quantized model is always loaded onto the current CUDA device, not the requested one.
 
 Symptom: ``from_pretrained(..., quantization_config=..., device_map={"": "cuda:1"})`` raises NotImplementedError
-"Currently, providing `device_map` is not supported for quantized models" ("is automatically inferred" in 0.31.0 and
-0.32.0); without a device_map the model is loaded onto ``torch.cuda.current_device()``, which raises where there is no
-CUDA.
+    "Currently, providing `device_map` is not supported for quantized models" ("is automatically inferred" in 0.31.0 and
+    0.32.0); without a device_map the model is loaded onto ``torch.cuda.current_device()``, which raises where there is
+    no CUDA.
 Cause: ``ModelMixin.from_pretrained`` rejects the request and sets ``param_device = torch.cuda.current_device()``
-(0.31.0: a bare int) for every quantized model.
-Upstream: diffusers issue 10798; 0.33.0 takes the device map from the quantizer and dispatches the model.
+    (0.31.0: a bare int) for every quantized model.
+Upstream: https://github.com/huggingface/diffusers/issues/10798; 0.33.0 takes the device map from the quantizer and
+    dispatches the model.
 Patch: the model is loaded onto the requested device; without a request it is loaded onto the current device of the
     available accelerator, with its index. For a request that cannot be met (a device that does not exist, a plan over
     several devices) a clear error is raised before anything is allocated. `diffusers_quantfix.loading.device` decides.
@@ -27,12 +28,10 @@ from ...engine.probe import names_used, resolve
 from ...engine.source import own_function, recompiled, statements
 
 FIX = Fix(
+    __doc__,
     id="diffusers-param-device",
-    title="a quantized model is always loaded onto the current CUDA device, not the requested one",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.31.0,<0.33", "accelerate": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/10798",),
-    symptom="NotImplementedError: Currently, providing `device_map` is not supported for quantized models",
     patterns=(
         "Currently, .{0,40}device_map.{0,60} is (not )?supported",
         "Currently, providing is not supported for quantized models",

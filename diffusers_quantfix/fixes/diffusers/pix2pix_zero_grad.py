@@ -1,6 +1,7 @@
 """Pix2Pix Zero cannot run with a quantized UNet.
 
-Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" in 4 or 8 bits.
+Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" from ``prepare_unet`` of Pix2Pix
+    Zero, in 4 or 8 bits.
 Cause: ``prepare_unet`` makes all weights of the cross attention require gradients, quantized ones too. The pipeline
     needs the gradient of its latents only.
 Upstream: not reported.
@@ -21,13 +22,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-pix2pix-zero-grad",
-    title="Pix2Pix Zero cannot run with a quantized UNet",
     module="diffusers.pipelines.deprecated.stable_diffusion_variants.pipeline_stable_diffusion_pix2pix_zero",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(),
-    symptom="RuntimeError: only Tensors of floating point dtype can require gradients, from prepare_unet of "
-    "Pix2Pix Zero",
     since="0.1.0",
     patterns=(r"only Tensors of floating point.{0,20} dtype can require gradients",),
     frames=("pipeline_stable_diffusion_pix2pix_zero.py", "Pix2PixZero"),

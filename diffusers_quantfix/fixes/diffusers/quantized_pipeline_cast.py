@@ -1,4 +1,4 @@
-"""A pipeline with quantized components cannot be cast.
+"""Pipelines with GGUF, torchao or quanto components cannot be cast, and are left half cast.
 
 Symptom: ``to(dtype)`` and ``to(device, dtype)`` of a pipeline or modular pipeline with a GGUF, torchao or quanto model
     raise ValueError "Casting a quantized model to a new `dtype` is unsupported", with some components cast and moved,
@@ -23,8 +23,8 @@ from ...models import casting
 _CLASSES = {"pipeline_utils": "DiffusionPipeline", "modular_pipeline": "ModularPipeline"}
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quantized-pipeline-cast",
-    title="pipelines with GGUF, torchao or quanto components cannot be cast, and are left half cast",
     targets=(
         Target(
             "diffusers-quantized-cast",
@@ -37,8 +37,6 @@ FIX = Fix(
             {"diffusers": ">=0.35.0,<=0.42.1"},
         ),
     ),
-    upstream=(),
-    symptom="pipe.to(dtype), ModularPipeline.to(dtype): Casting a quantized model to a new `dtype` is unsupported",
     patterns=(
         "Casting a quantized model to a new (dtype )?is unsupported",
         r"The dtype of a \w* ?weights Tensor cannot be changed",

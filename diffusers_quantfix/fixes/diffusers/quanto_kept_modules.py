@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quanto-kept-modules",
-    title="quanto quantizes the layers inside of modules that are not to be converted",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ""},
-    upstream=(),
-    symptom="QuantoConfig(modules_to_not_convert=[...]) has no effect on the layers inside of the named modules",
     harm="wrong result",
     since="0.1.0",
     frames=("modules_to_not_convert", "quanto"),

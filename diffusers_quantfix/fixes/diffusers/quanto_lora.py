@@ -1,9 +1,10 @@
-"""``load_lora_weights`` fails for a Flux pipeline whose transformer is quantized by optimum-quanto.
+"""load_lora_weights fails where quanto has quantized the Flux transformer.
 
 Symptom: ``KeyError: 'single_transformer_blocks.0.attn.to_k.weight'`` in ``load_lora_weights``.
 Cause: ``FluxLoraLoaderMixin._maybe_expand_lora_state_dict`` looks the weights up in ``transformer.state_dict()``, which
-for a layer of quanto holds ``weight._data`` and ``weight._scale`` and no ``weight``. It needs their shapes only.
-Upstream: diffusers issues 10512 (open) and 10550.
+    for a layer of quanto holds ``weight._data`` and ``weight._scale`` and no ``weight``. It needs their shapes only.
+Upstream: https://github.com/huggingface/diffusers/issues/10512 (open) and
+    https://github.com/huggingface/diffusers/issues/10550.
 Patch: the method receives a view of the transformer whose ``state_dict()`` also has every parameter under its own name.
 """
 
@@ -23,15 +24,10 @@ if TYPE_CHECKING:
 _METHOD = "_maybe_expand_lora_state_dict"
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quanto-lora",
-    title="load_lora_weights fails where quanto has quantized the Flux transformer",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "optimum-quanto": "", "peft": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/10512",
-        "https://github.com/huggingface/diffusers/issues/10550",
-    ),
-    symptom="KeyError: 'single_transformer_blocks.0.attn.to_k.weight' in load_lora_weights",
     patterns=(r"KeyError: '[\w.]*transformer_blocks[\w.]*\.weight'",),
     frames=(
         "load_lora_weights",

@@ -1,4 +1,4 @@
-"""A model of diffusers or transformers that quanto quantized cannot be dequantized.
+"""Models of diffusers and transformers that quanto quantized cannot be dequantized.
 
 Symptom: ``model.dequantize()`` ends in NotImplementedError "QuantizationMethod.QUANTO has no implementation of
     `dequantize`, please raise an issue on GitHub", in transformers "quanto has no implementation".
@@ -18,8 +18,8 @@ from ...engine.probe import resolve
 _CLASSES = {"quanto_quantizer": "QuantoQuantizer", "quantizer_quanto": "QuantoHfQuantizer"}
 
 FIX = Fix(
+    __doc__,
     id="quanto-models-dequantize",
-    title="models of diffusers and transformers that quanto quantized cannot be dequantized",
     targets=(
         Target(
             "diffusers-quanto-dequantize",
@@ -32,9 +32,6 @@ FIX = Fix(
             {"transformers": ">=4.46.1,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
         ),
     ),
-    upstream=(),
-    symptom="NotImplementedError: QuantizationMethod.QUANTO, or quanto, has no implementation of `dequantize`, please "
-    "raise an issue on GitHub.",
     patterns=("(QUANTO|quanto)(, or quanto,)? has no implementation of dequantize",),
     frames=("diffusers/|transformers/",),
 )

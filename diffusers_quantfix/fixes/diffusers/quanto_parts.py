@@ -7,9 +7,9 @@ Cause: for the parts of a weight diffusers leaves the comparison of shapes to it
     does not compare; its ``update_missing_keys`` drops the names of all parts, whose tensors stay on meta.
 Upstream: not reported; diffusers drops quanto with 1.0.
 Patch: both raise ValueError with the name of the tensor, before anything is loaded or while it is. A scale with one
-    number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone. So is a layer
-    of which the checkpoint has no weight: it stays on meta, where the user may put another one in its place, and is
-    named in the warning about missing keys, as a plain layer is; until then its forward pass raises RuntimeError.
+    number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone. So is a layer of
+    which the checkpoint has no weight: it stays on meta, where the user may put another one in its place, and is named
+    in the warning about missing keys, as a plain layer is; until then its forward pass raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quanto-parts",
-    title="diffusers loads a damaged checkpoint of quanto's weights without an error",
     module="diffusers.quantizers.quanto.quanto_quantizer",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="wrong output of a saved model with weights of quanto whose weight._scale or weight._shift is missing or "
-    "has another shape",
     patterns=(
         r"the checkpoint has no \S*weight\._(scale|shift|data)",
         r"weight\._(scale|shift|data)\S* has the shape",

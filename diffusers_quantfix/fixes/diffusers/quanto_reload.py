@@ -1,4 +1,4 @@
-"""A model that quanto quantized, saved and loaded by diffusers, reports meta as its device until it is moved.
+"""A saved model with weights of quanto is on meta after loading.
 
 Symptom: after ``from_pretrained`` of such a checkpoint ``model.device`` is ``meta``; a pipeline on the CPU ends in
     RuntimeError "Tensor on device cpu is not on the expected device meta!", sequential offload in NotImplementedError
@@ -18,13 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quanto-reload",
-    title="a saved model with weights of quanto is on meta after loading",
     module="diffusers.quantizers.quanto.quanto_quantizer",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="RuntimeError: Tensor on device cpu is not on the expected device meta! after loading a saved model with "
-    "weights of quanto",
     patterns=(
         "is not on the expected device meta",
         r"Tensor\.item\(\) cannot be called on meta tensors",

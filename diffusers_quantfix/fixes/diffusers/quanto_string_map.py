@@ -1,4 +1,4 @@
-"""``from_pretrained`` with quanto fails for ``device_map="auto"`` and every other plan by name.
+"""from_pretrained with quanto fails for device_map="auto".
 
 Symptom: TypeError "'in <string>' requires string as left operand, not NoneType" from ``from_pretrained`` with a
     ``QuantoConfig`` and ``device_map="auto"``, "balanced", "balanced_low_0" or "sequential".
@@ -18,12 +18,10 @@ from ...engine.probe import resolve, written_in
 from ...engine.versions import is_installed
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quanto-string-map",
-    title='from_pretrained with quanto fails for device_map="auto"',
     module="diffusers.quantizers.quanto.quanto_quantizer",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
-    upstream=(),
-    symptom="TypeError: 'in <string>' requires string as left operand, not NoneType",
     patterns=("'in <string>' requires string as left operand, not NoneType",),
     frames=("quanto", "device_map", "from_pretrained"),
 )

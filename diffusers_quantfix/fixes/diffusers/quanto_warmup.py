@@ -18,12 +18,10 @@ from ...engine.probe import resolve, written_in
 from ...engine.versions import is_installed
 
 FIX = Fix(
+    __doc__,
     id="diffusers-quanto-warmup",
-    title="a saved model with weights of quanto cannot be loaded with a device_map",
     module="diffusers.models.model_loading_utils",
     claims={"diffusers": ">=0.35.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
-    upstream=(),
-    symptom="AttributeError: Parameter or buffer with name=...weight._data not found in model",
     patterns=(r"Parameter or buffer with name=\S*\._data'? not found",),
     frames=("quanto", "_caching_allocator_warmup"),
 )

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIX = Fix(
+    __doc__,
     id="diffusers-save-lora-quantized",
-    title="the LoRA of a quantized model cannot be saved with save_lora_adapter",
     module="diffusers.loaders.peft",
     claims={"diffusers": ">=0.32.0,<=0.42.1"},
-    upstream=(),
-    symptom="ValueError: Casting a quantized model to a new `dtype` is unsupported, from save_lora_adapter",
     patterns=(
         "Casting a quantized model to a new dtype is unsupported",
         r"\.to is not supported for (4-bit or )?8-bit",

@@ -5,7 +5,8 @@ Symptom: after ``load_lora_weights()``, with or without ``fuse_lora()``, ``trans
     used") and leaves the layers of the LoRA on ``meta``: "Cannot copy out of meta tensor; no data!".
 Cause: peft puts its layers in the place of those of the model, whose names in the state dict then contain
     ``base_layer``. ``ModelMixin.save_pretrained`` writes the names as they are; no loader looks for them.
-Upstream: not reported; the situation is that of diffusers issue 10496. Plain models are saved in the same way.
+Upstream: not reported; the situation is that of https://github.com/huggingface/diffusers/issues/10496. Plain models are
+    saved in the same way.
 Patch: after ``fuse_lora()`` the merged weights are saved under the names of the model. A LoRA that is not merged would
     be lost in that: an error says so before anything is written. Models without quantization are saved as before.
 """
@@ -27,13 +28,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-save-with-lora",
-    title="a quantized model with a LoRA is saved in a form that cannot be loaded",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "peft": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/10496",),
-    symptom="after save_pretrained() with a LoRA: some weights of the model checkpoint were not used "
-    "(base_layer.weight), then Cannot copy out of meta tensor; no data!",
     since="0.1.0",
     patterns=(r"Some weights of the model checkpoint .{0,400}base_layer",),
     frames=("base_layer",),

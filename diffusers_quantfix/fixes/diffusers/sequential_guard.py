@@ -1,11 +1,11 @@
-"""``pipe.to("cuda")`` partially moves a sequentially offloaded pipeline when a component is quantized.
+"""pipe.to("cuda") partially moves a sequentially offloaded pipeline with quantized components.
 
 Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.to("cuda")`` after
     ``enable_sequential_cpu_offload()``, with some components moved and others not, where the same call without
     quantized components raises "It seems like you have activated sequential model offloading".
 Cause: the guard in ``DiffusionPipeline.to`` is skipped when any component was quantized by bitsandbytes, since hooks
     that only align the inputs of such a component look like offloading hooks.
-Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
+Upstream: not reported; the condition came with https://github.com/huggingface/diffusers/pull/9840 (0.32.0).
 Patch: check whether a component really is offloaded, and raise upstream's own error before anything moves.
 """
 
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-sequential-guard",
-    title='pipe.to("cuda") partially moves a sequentially offloaded pipeline with quantized components',
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ">=1.1.0", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/diffusers/pull/9840",),
-    symptom='Cannot copy out of meta tensor; no data! in pipe.to("cuda") after enable_sequential_cpu_offload()',
     patterns=("Cannot copy out of meta tensor; no data",),
     frames=("pipelines/pipeline_utils.py:to", r"to_empty\(\) instead", r"pipe\w*\.to\("),
 )

@@ -20,13 +20,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...models.plain_weights import is_plain
 
 FIX = Fix(
+    __doc__,
     id="diffusers-shap-e-quantized-renderer",
-    title="the renderer of Shap-E ignores the object with quantized layers, or cannot run",
     module="diffusers.pipelines.shap_e.renderer",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    upstream=(),
-    symptom="every image of Shap-E with a renderer quantized by quanto shows the same thing; with bitsandbytes: "
-    "RuntimeError: shape '[64, 93, 64]' is invalid for input of size 190464",
     harm="wrong result",
     since="0.1.0",
     patterns=(

@@ -1,11 +1,12 @@
-"""A quantized checkpoint in several files cannot be loaded when a file ends between a weight and its companions.
+"""A quantized checkpoint cannot be loaded when a file ends between a weight and its quant state.
 
 Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
     components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
     that ``save_pretrained`` has written, with ``max_shard_size`` or above 10 GB.
 Cause: the files are split at a given size, without regard to companions, and read one at a time. Up to 0.32 they were
     merged first.
-Upstream: PR 14435 patched the 8-bit part in 0.40.0; transformers issue 40327 is the same bug there.
+Upstream: https://github.com/huggingface/diffusers/pull/14435 patched the 8-bit part in 0.40.0;
+    https://github.com/huggingface/transformers/issues/40327 is the same bug there.
 Patch: companions in another file are read together with their weight, and skipped when that other file is read. The
     keys are found in the headers of the files before the first file is read. Twin: ``transformers-sharded-companions``.
 """
@@ -23,15 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-sharded-companions",
-    title="a quantized checkpoint cannot be loaded when a file ends between a weight and its quant state",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.33.0,<=0.42.1", "bitsandbytes": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/pull/14435",
-        "https://github.com/huggingface/transformers/issues/40327",
-    ),
-    symptom="Supplied state dict for ... does not contain `bitsandbytes__*`; Missing quantization component `SCB`",
     patterns=(r"does not contain (bitsandbytes__\*|and possibly other)", "Missing quantization component"),
     frames=(
         "diffusers/models/model_loading_utils.py",

@@ -1,15 +1,15 @@
 """``from_single_file`` loads a quantized model onto the CPU and ignores ``device_map``.
 
 Symptom: ``from_single_file(..., quantization_config=..., device_map="cuda:1")`` silently leaves the model on the CPU
-(0.32.0-0.35.2). From 0.36.0 on ``{"": "cuda:1"}`` does so, after it has allocated the model's size there, ``1`` raises
-"'int' object has no attribute 'items'", and ``"cuda:1"`` raises "does not support `device_map='cuda:1'`".
+    (0.32.0-0.35.2). From 0.36.0 on ``{"": "cuda:1"}`` does so, after it has allocated the model's size there, ``1``
+    raises "'int' object has no attribute 'items'", and ``"cuda:1"`` raises "does not support `device_map='cuda:1'`".
 Cause: ``FromOriginalModelMixin.from_single_file`` never uses ``device_map`` for the parameters. They go to
-``torch.device(device) if device else "cpu"``, so that ``device=0`` means the CPU too.
-Upstream: diffusers issue 10798 requests it; there is no issue about single files.
+    ``torch.device(device) if device else "cpu"``, so that ``device=0`` means the CPU too.
+Upstream: https://github.com/huggingface/diffusers/issues/10798 requests it; there is no issue about single files.
 Patch: a request for one device, by ``device_map`` or ``device``, becomes upstream's own ``device`` argument, with its
-index. Without a request a bitsandbytes model goes to the current accelerator, as with ``from_pretrained``, on diffusers
-before 0.33, and for 8 bits with a bitsandbytes that has no CPU support. Models that are not quantized, and all others
-without a request (GGUF above all), are loaded as before.
+    index. Without a request a bitsandbytes model goes to the current accelerator, as with ``from_pretrained``, on
+    diffusers before 0.33, and for 8 bits with a bitsandbytes that has no CPU support. Models that are not quantized,
+    and all others without a request (GGUF above all), are loaded as before.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-single-file-device",
-    title="from_single_file loads a quantized model onto the CPU and ignores device_map",
     module="diffusers.loaders.single_file_model",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/10798",),
-    symptom="from_single_file with quantization_config and device_map='cuda' leaves the model on the CPU",
     harm="other",
     patterns=(r"'(int|torch\.device)' object has no attribute 'items'", "does not support device_map='cuda"),
     frames=("from_single_file", "single_file_model.py"),

@@ -1,11 +1,12 @@
-"""``from_single_file`` takes a plain checkpoint for one that is quantized already.
+"""from_single_file does not quantize an ordinary file.
 
-Symptom: ``from_single_file`` of an ordinary file with a ``quantization_config``: with torchao the model is not
-    quantized, without an error; with bitsandbytes ValueError "Missing quantization component `SCB`" or "Supplied state
-    dict for ... does not contain `bitsandbytes__*`"; with quanto "Cannot copy out of meta tensor; no data!".
+Symptom: the model is not quantized, without an error, after ``from_single_file`` of an ordinary file with a
+    ``quantization_config`` (torchao). With bitsandbytes ValueError "Missing quantization component `SCB`" or "Supplied
+    state dict for ... does not contain `bitsandbytes__*`"; with quanto "Cannot copy out of meta tensor; no data!".
 Cause: ``FromOriginalModelMixin.from_single_file`` makes the quantizer without ``pre_quantized``, whose default is True.
     ``from_pretrained`` decides it by the configuration in the folder; a single file has none.
-Upstream: not reported. The page of the documentation about quanto says that ``from_single_file`` quantizes.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/single_file_model.py; not
+    reported. The page of the documentation about quanto says that ``from_single_file`` quantizes.
 Patch: before the quantizer prepares the model, it looks at the names in the file. Without one that only a checkpoint of
     its method has, the weights are quantized while they are loaded, as ``from_pretrained`` does it. The model's
     configuration gets the quantization config, without which it cannot be loaded after saving.
@@ -29,15 +30,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-single-file-quantize",
-    title="from_single_file does not quantize an ordinary file",
     module="diffusers.loaders.single_file_model",
     claims={"diffusers": ">=0.32.0,<=0.42.1"},
-    upstream=(
-        "https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/single_file_model.py",
-    ),
-    symptom="from_single_file with quantization_config does not quantize (torchao), or raises Missing quantization "
-    "component SCB, Supplied state dict does not contain bitsandbytes__*, or Cannot copy out of meta tensor (quanto)",
     harm="wrong result",
     patterns=(
         "Missing quantization component",

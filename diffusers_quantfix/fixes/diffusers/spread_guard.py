@@ -1,11 +1,11 @@
-"""``pipe.to("cuda")`` accepts a bitsandbytes text encoder that is spread over two GPUs.
+"""pipe.to("cuda") accepts bitsandbytes components that are spread over several devices.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and
-    cuda:1!" from every call of a pipeline after ``pipe.to("cuda:0")``, when a 4-bit or 8-bit component was loaded
-    with a ``device_map`` over several devices. Without quantization the same ``to`` raises a ValueError.
+    cuda:1!" from every call of a pipeline after ``pipe.to("cuda:0")``, when a 4-bit or 8-bit component was loaded with
+    a ``device_map`` over several devices. Without quantization the same ``to`` raises a ValueError.
 Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes. The weights
     move, and the hooks of the component still send the inputs of each layer to where its weights were.
-Upstream: not reported; the condition came with diffusers PR 9840 (0.32.0).
+Upstream: not reported; the condition came with https://github.com/huggingface/diffusers/pull/9840 (0.32.0).
 Patch: such a pipeline is refused before anything moves, with a ValueError that names the component.
 """
 
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="diffusers-spread-guard",
-    title='pipe.to("cuda") accepts bitsandbytes components that are spread over several devices',
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ">=1.1.0", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/diffusers/pull/9840",),
-    symptom='Expected all tensors to be on the same device, but found at least two devices; after pipe.to("cuda:0") '
-    "with a text encoder that has a device_map",
     patterns=(r"\A(?=.*device_map).*Expected all tensors to be on the same device",),
     frames=("device_map", r"pipe\.to\("),
 )

@@ -5,7 +5,7 @@ Symptom: ValueError "You cannot cast a bitsandbytes model in a new `dtype`", or 
     hooks of the pipeline, removed before, are lost.
 Cause: ``_load_lora_into_text_encoder`` ends with ``text_encoder.to(device=text_encoder.device,
     dtype=text_encoder.dtype)``. That changes nothing but the new layers, but is refused as a cast.
-Upstream: diffusers issue 11570, closed; the line has not changed.
+Upstream: https://github.com/huggingface/diffusers/issues/11570, closed; the line has not changed.
 Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the encoder's own dtype moves the new layers
     only.
 """
@@ -21,12 +21,10 @@ from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="diffusers-text-encoder-lora-quantized",
-    title="a LoRA for a quantized text encoder cannot be loaded",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "transformers": "", "peft": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/11570",),
-    symptom="ValueError: You cannot cast a bitsandbytes model in a new `dtype`, from load_lora_weights",
     patterns=(
         "cannot cast a bitsandbytes model in a new( dtype|[.])",
         r"\.to is not supported for 4-bit or 8-bit",

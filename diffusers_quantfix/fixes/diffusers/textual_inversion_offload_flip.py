@@ -1,12 +1,14 @@
-"""Loading a textual inversion changes how a pipeline is offloaded.
+"""Loading a textual inversion switches the whole pipeline to sequential CPU offload.
 
-Symptom: after ``load_textual_inversion()`` the whole pipeline is under sequential CPU offload, which was never
-    requested; or is not offloaded at all, although some components were.
+Symptom: every run is slow after ``load_textual_inversion()``: the whole pipeline is under
+    ``enable_sequential_cpu_offload``, which was never requested. Or it is not offloaded at all, although some
+    components were.
 Cause: the same as for a LoRA (``diffusers-lora-offload-flip``), in a second copy of the code: every root hook of class
     ``AlignDevicesHook`` counts as sequential offload, the last component that has a hook decides, and the whole
     pipeline is offloaded again. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that
     are on meta.
-Upstream: diffusers issue 7539, PR 8750; open.
+Upstream: https://github.com/huggingface/diffusers/issues/7539, https://github.com/huggingface/diffusers/pull/8750;
+    open.
 Patch: during loading, the offloading hooks of the text encoders are removed; then the same hooks are restored.
 """
 
@@ -20,15 +22,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...offloading.suspended import hidden_hooks, hooks_aside
 
 FIX = Fix(
+    __doc__,
     id="diffusers-textual-inversion-offload-flip",
-    title="loading a textual inversion switches the whole pipeline to sequential CPU offload",
     module="diffusers.loaders.textual_inversion",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/7539",
-        "https://github.com/huggingface/diffusers/pull/8750",
-    ),
-    symptom="every run is slow after load_textual_inversion(), the pipeline is under enable_sequential_cpu_offload",
     harm="memory or time",
     patterns=("enable_sequential_cpu_offload requires accelerator, but not found",),
     frames=("load_textual_inversion", "textual_inversion.py"),

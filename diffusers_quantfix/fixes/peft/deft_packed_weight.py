@@ -1,11 +1,11 @@
-"""A DEFT starts from the packed numbers of a weight: noise on 8-bit layers, an error on 4-bit and GGUF ones.
+"""A new DEFT on 8-bit layers makes noise, and cannot be added to 4-bit or GGUF ones.
 
 Symptom: with a new DEFT the output of an 8-bit model of bitsandbytes is noise, a hundred times too large, without an
     error, until its R is trained or loaded; with 4-bit weights RuntimeError "mat1 and mat2 shapes cannot be
     multiplied", with GGUF ones "The size of tensor a (64) must match the size of tensor b (68)".
 Cause: ``reset_deft_parameters`` computes the R with which the adapter changes nothing from ``base_layer.weight``: from
     the int8 numbers without the scales of their rows, or from packed bytes.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/deft/layer.py; not reported.
 Patch: it computes it from the dequantized weight, which peft has a function for; a weight of bitsandbytes that is not
     packed yet, or is not to be, is taken as it is.
 """
@@ -20,13 +20,10 @@ from ...engine.fix import Fix
 from ...engine.source import exchanged, own_function
 
 FIX = Fix(
+    __doc__,
     id="peft-deft-packed-weight",
-    title="a new DEFT on 8-bit layers makes noise, and cannot be added to 4-bit or GGUF ones",
     module="peft.tuners.deft.layer",
     claims={"peft": ">=0.20.0,<=0.21.2"},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/deft/layer.py",),
-    symptom="noise after a DEFT is added to an 8-bit model; RuntimeError: mat1 and mat2 shapes cannot be multiplied, "
-    "when it is added to a 4-bit model",
     # the message alone is that of any layer
     patterns=(r"tuners/deft.{0,2000}(mat1 and mat2 shapes cannot be multiplied|The size of tensor a)",),
     harm="wrong result",

@@ -5,7 +5,7 @@ Symptom: after a DoRA is loaded into an 8-bit model that is on the CPU (offloade
 Cause: ``dequantize_module_weight`` ends with ``module.weight = module.weight.to(device)`` for a weight on the CPU.
     diffusers and ``low_cpu_mem_usage=True`` call it within ``init_empty_weights``, where every parameter that is
     assigned goes to ``meta``.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py; not reported.
 Patch: the layer gets its own weight back, the very same object.
 """
 
@@ -18,12 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="peft-dora-8bit-cpu",
-    title="a DoRA adapter for an 8-bit layer on the CPU loses the weight of the layer",
     module="peft.utils.integrations",
     claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! after loading a DoRA into an 8-bit model",
     patterns=("Cannot copy out of meta tensor; no data",),
     frames=(r"\bdora\b|use_dora", "peft/|load_lora_weights", "8.?bit|int8"),
     hot=True,

@@ -1,10 +1,10 @@
 """A DoRA cannot be put into a 4-bit layer that has hooks.
 
-Symptom: TypeError "cannot pickle 'module' object" or "cannot pickle 'Stream' object" when a DoRA is loaded into a
-    4-bit model under group offloading at leaf level.
+Symptom: TypeError "cannot pickle 'module' object" or "cannot pickle 'Stream' object" when a DoRA is loaded into a 4-bit
+    model under group offloading at leaf level.
 Cause: ``DoraLinearLayer.update_layer`` works on a deep copy of the layer. Its hooks are copied too, and with them what
     they hold: streams, modules, other layers.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/dora.py; not reported.
 Patch: the copy is made of the layer without its hooks.
 """
 
@@ -18,12 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="peft-dora-4bit-hooked",
-    title="a DoRA cannot be put into a 4-bit layer that has hooks",
     module="peft.tuners.lora.dora",
     claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/dora.py",),
-    symptom="TypeError: cannot pickle 'module' object, when a DoRA is loaded into a 4-bit model under group offloading",
     patterns=(r"cannot pickle '(module|Stream)' object",),
     frames=(r"\bdora\b|use_dora", "peft/"),
     since="0.1.0",

@@ -4,7 +4,7 @@ Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b
     another pair of sizes, when a DoRA is loaded into a model from a GGUF file.
 Cause: DoRA needs the norm of the weight. ``dequantize_module_weight`` does not know GGUF and returns the packed bytes,
     whose rows have another length.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py; not reported.
 Patch: the function returns the dequantized weight, in the dtype in which the layer computes.
 """
 
@@ -21,13 +21,10 @@ from ...engine.target import finished
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
+    __doc__,
     id="peft-dora-gguf",
-    title="a DoRA adapter for a GGUF layer fails",
     module="peft.utils.integrations",
     claims={"peft": ">=0.13.2,<=0.21.2", "diffusers": ">=0.32.0", "gguf": ""},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py",),
-    symptom="RuntimeError: The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension "
-    "1, when a DoRA is loaded into a GGUF model",
     # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
     patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
     frames=(r"\bdora\b|use_dora", "GGUF", "peft/"),

@@ -1,9 +1,10 @@
-"""An 8-bit weight on the CPU is dequantized on the GPU with scales that are on the CPU.
+"""Merging a LoRA into an 8-bit model on the CPU raises where there is a GPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" from ``merge_adapter()`` of an 8-bit model on the
     CPU, or from ``fuse_lora()`` under ``enable_model_cpu_offload``, where the model is on the CPU between two runs.
 Cause: ``dequantize_bnb_weight`` takes a weight on the CPU to the GPU first, but not its scales in ``layer.state``.
-Upstream: patched in peft 0.18.0, which leaves the weight where it is; 0.20.0 moves the scales, too.
+Upstream: https://github.com/huggingface/peft/pull/2820, https://github.com/huggingface/peft/pull/3418; patched in peft
+    0.18.0, which leaves the weight where it is; 0.20.0 moves the scales, too.
 Patch: for a weight on the CPU the function is given a copy of the state with the scales where it takes the weight. The
     layer and its state are not changed.
 """
@@ -17,16 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="peft-8bit-dequantize-cpu",
-    title="merging a LoRA into an 8-bit model on the CPU raises where there is a GPU",
     module="peft.utils.integrations",
     claims={"peft": ">=0.14.0,<0.18.0", "bitsandbytes": ""},
-    upstream=(
-        "https://github.com/huggingface/peft/pull/2820",
-        "https://github.com/huggingface/peft/pull/3418",
-    ),
-    symptom="Expected all tensors to be on the same device, after merge_adapter() or fuse_lora() of an 8-bit model on "
-    "the CPU",
     patterns=("Expected all tensors to be on the same device",),
     frames=("dequantize_bnb_weight", "peft/", "8.?bit|int8"),
     fixed_in="peft 0.18.0",

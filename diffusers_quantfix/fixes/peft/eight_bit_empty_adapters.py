@@ -5,8 +5,9 @@ Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``l
     low_cpu_mem_usage=True)``.
 Cause: a layer with a ``state``, as those of bitsandbytes in 8 bits have, is moved with its new adapter to where it is.
     With ``low_cpu_mem_usage=True``, diffusers' default, the adapter is on ``meta`` until its data is loaded.
-Upstream: diffusers issue 10550, closed by peft PR 2325 in 0.15.0, which takes that statement away for LoRA only. Since
-    0.18 the same statement of ``BaseTuner`` is that of LoKr and others.
+Upstream: https://github.com/huggingface/diffusers/issues/10550, closed by https://github.com/huggingface/peft/pull/2325
+    in 0.15.0, which takes that statement away for LoRA only. Since 0.18 the same statement of ``BaseTuner`` is that of
+    LoKr and others.
 Patch: an adapter on ``meta`` stays there until its data comes, as that of any other layer does.
 """
 
@@ -22,8 +23,8 @@ from ...engine.probe import resolve
 _CLASSES = {"model": "LoraModel", "tuners_utils": "BaseTuner"}
 
 FIX = Fix(
+    __doc__,
     id="peft-8bit-empty-adapters",
-    title="an adapter cannot be loaded into an 8-bit model without memory for it",
     targets=(
         Target(
             "peft-8bit-empty-adapter",
@@ -37,12 +38,6 @@ FIX = Fix(
             fixed_in="peft 0.15.0",
         ),
     ),
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/10550",
-        "https://github.com/huggingface/peft/pull/2325",
-    ),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data!, from load_lora_weights of an 8-bit model "
-    "or with a LoKr for one",
     patterns=("Cannot copy out of meta tensor; no data",),
     frames=(
         "load_lora_weights|peft/tuners/(lokr|loha)",

@@ -1,12 +1,13 @@
-"""Some adapters take the 8-bit numbers of a weight for the weight.
+"""An HRA, PEANuT or MiSS takes the 8-bit numbers of a weight for the weight.
 
-Symptom: with an HRA, a PEANuT, before 0.20 with a MiSS or Bone of ``init_weights="bat"``, the output of an 8-bit model
-    of bitsandbytes is a thousand to a million times too large, without an error, merged or not.
-    With an HRA in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype". With 4-bit and GGUF weights
+Symptom: the output of an 8-bit bitsandbytes model with an HRA, PEANuT, MiSS or Bone is a million times too large,
+    without an error. It is so merged or not. The last two have it before 0.20, with ``init_weights="bat"``. With an HRA
+    in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype". With 4-bit and GGUF weights
     RuntimeError "mat1 and mat2 shapes cannot be multiplied" at the first run.
 Cause: ``forward`` of their layers computes with ``weight.data`` of the layer below; that of ``Linear8bitLt`` has int8
     numbers from -127 to 127, without the scales of their rows. Those of 4-bit and GGUF weights have another shape.
-Upstream: not reported; 0.20.0 dequantizes for MiSS.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/hra/layer.py; not reported; 0.20.0
+    dequantizes for MiSS.
 Patch: a clear error where such an adapter is to be added to such a layer, before anything is added.
 """
 
@@ -25,13 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="peft-int8-raw-weight",
-    title="an HRA, PEANuT or MiSS takes the 8-bit numbers of a weight for the weight",
     module="peft.tuners",
     claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/hra/layer.py",),
-    symptom="the output of an 8-bit bitsandbytes model with an HRA, PEANuT, MiSS or Bone is far too large, or "
-    "noise; of a 4-bit or GGUF model RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     harm="wrong result",
     frames=(r"\b(HRA|PEANuT|Peanut|MiSS|Bone)(Config)?\b", "Linear8bitLt|load_in_8bit|8.?bit|int8"),
 )

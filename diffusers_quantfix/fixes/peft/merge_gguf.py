@@ -4,7 +4,7 @@ Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b
     another pair of sizes, from ``merge_adapter()`` or ``merge_and_unload()``. Layers that the file keeps unquantized
     are merged by then.
 Cause: as of ``diffusers-fuse-lora-gguf``: peft adds the product of the adapter to the packed bytes.
-Upstream: not reported; for ``fuse_lora`` diffusers issue 12047 (open).
+Upstream: not reported; for ``fuse_lora`` https://github.com/huggingface/diffusers/issues/12047 (open).
 Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
 """
 
@@ -19,13 +19,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
+    __doc__,
     id="peft-merge-gguf",
-    title="merging an adapter into a GGUF model with peft fails in the middle",
     module="peft.tuners.tuners_utils",
     claims={"peft": ">=0.13.2,<=0.21.2", "diffusers": ">=0.32.0", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/12047",),
-    symptom="RuntimeError: The size of tensor a must match the size of tensor b, from merge_adapter() or "
-    "merge_and_unload() of a GGUF model",
     # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
     patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
     frames=("merge_adapter|merge_and_unload", "GGUF", "peft/"),

@@ -1,11 +1,13 @@
-"""Merging a LoRA, LoKr or LoHa into weights of optimum-quanto has no effect, and switches it off.
+"""Merging a LoRA, LoKr or LoHa into weights of quanto has no effect.
 
 Symptom: after ``fuse_lora()``, ``merge_adapter()`` or ``merge_and_unload()`` of a model with weights of quanto the
     output is that without the adapter.
 Cause: ``merge`` adds the product of the adapter to ``base_layer.weight.data``. For a tensor of quanto the sum is a new,
     dequantized tensor, and assigning it to ``.data`` changes nothing that the layer uses; the adapter counts as merged.
     So do the layers of LoRA, and those that LoKr, LoHa and others share.
-Upstream: not reported; peft has layers of its own for other quantization methods, and none for quanto.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/layer.py,
+    https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lycoris_utils.py; not reported; peft has layers of
+    its own for other quantization methods, and none for quanto.
 Patch: while peft merges, the layer has a plain weight; then it is quantized anew, as quanto quantizes it. The packed
     weight from before is kept in host memory until the adapter is taken out or unloaded, so that unmerging gives the
     very same bits back. When merging fails, the layer is what it was.
@@ -24,8 +26,8 @@ from ...engine.fix import Fix, Target
 _CLASSES = ("Linear", "_ConvNd", "Conv2d", "LycorisLayer")
 
 FIX = Fix(
+    __doc__,
     id="peft-merge-into-quanto",
-    title="merging a LoRA, LoKr or LoHa into weights of quanto has no effect",
     targets=(
         Target(
             "peft-merge-lycoris-quanto",
@@ -38,12 +40,6 @@ FIX = Fix(
             {"peft": ">=0.13.2,<=0.21.2", "optimum-quanto": ">=0.2.5,<=0.2.7"},
         ),
     ),
-    upstream=(
-        "https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/layer.py",
-        "https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lycoris_utils.py",
-    ),
-    symptom="no effect of a LoRA, LoKr or LoHa after fuse_lora() or merge_and_unload() where quanto has quantized the "
-    "model",
     harm="wrong result",
     frames=("merge_and_unload|fuse_lora", r"\blora\b|lokr|loha|lycoris", "quanto"),
     hot=True,

@@ -4,7 +4,7 @@ Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b
     another pair of sizes, from ``merge_and_unload()``. Layers that the file keeps unquantized are merged by then.
 Cause: as of ``peft-merge-gguf``; before peft 0.18.0 ``LycorisTuner`` has a ``_unload_and_optionally_merge`` of its own,
     which does not ask ``_check_merge_allowed``.
-Upstream: not reported; for ``fuse_lora`` diffusers issue 12047 (open).
+Upstream: not reported; for ``fuse_lora`` https://github.com/huggingface/diffusers/issues/12047 (open).
 Patch: a clear error, before anything is merged, as ``peft-merge-gguf`` raises it from peft 0.18.0 on.
 """
 
@@ -19,13 +19,10 @@ from ...engine.probe import names_used, resolve, written_in
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
+    __doc__,
     id="peft-merge-lycoris-gguf",
-    title="merge_and_unload of a LoKr or LoHa of a GGUF model fails in the middle",
     module="peft.tuners.lycoris_utils",
     claims={"peft": ">=0.7.0,<0.18.0", "diffusers": "", "gguf": ""},
-    upstream=("https://github.com/huggingface/diffusers/issues/12047",),
-    symptom="RuntimeError: The size of tensor a must match the size of tensor b, from merge_and_unload() of a LoKr or "
-    "LoHa of a GGUF model",
     # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
     patterns=(
         r"\A(?=.*gguf)(?=.*(lokr|loha|lycoris)).*The size of tensor a .{0,20}must match the size of tensor b",

@@ -1,4 +1,4 @@
-"""An OFT that is merged into weights of bitsandbytes transposes them, and has no effect.
+"""An OFT merged into weights of bitsandbytes transposes them, and has no effect.
 
 Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the output of a 4-bit or 8-bit model is wrong,
     off by more than its own size, without an error; for layers that are not square RuntimeError, "mat1 and mat2 shapes
@@ -6,8 +6,9 @@ Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the outpu
     take the OFT out.
 Cause: ``merge``, and ``unmerge`` of ``Linear4bit``, compute the product ``w_data`` of the rotation and the weight, and
     then overwrite it: ``w_data = output.to(...)``, where ``output`` is the transposed weight.
-Upstream: not reported; peft 0.21.0 replaced the classes. In 0.20.0 an OFT cannot be added to layers of bitsandbytes:
-    TypeError, missing 1 required positional argument: 'config'.
+Upstream: https://github.com/huggingface/peft/blob/v0.18.1/src/peft/tuners/oft/bnb.py; not reported; peft 0.21.0
+    replaced the classes. In 0.20.0 an OFT cannot be added to layers of bitsandbytes: TypeError, missing 1 required
+    positional argument: 'config'.
 Patch: that statement converts the product, in the methods' own code.
 """
 
@@ -22,12 +23,10 @@ from ...engine.fix import Fix
 from ...engine.source import exchanged, own_function
 
 FIX = Fix(
+    __doc__,
     id="peft-merge-oft-bnb",
-    title="an OFT merged into weights of bitsandbytes transposes them, and has no effect",
     module="peft.tuners.oft.bnb",
     claims={"peft": ">=0.16.0,<0.21.0", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/peft/blob/v0.18.1/src/peft/tuners/oft/bnb.py",),
-    symptom="wrong output after merge_adapter() or merge_and_unload() of an OFT in a bitsandbytes model",
     harm="wrong result",
     frames=("merge_adapter|merge_and_unload|merge", r"\bOFT\b|tuners/oft/bnb\.py"),
     fixed_in="peft 0.21.0",

@@ -1,4 +1,4 @@
-"""Merging an adapter that is no LoRA into quantized weights has no effect, or destroys them.
+"""Merging an adapter that is no LoRA into quantized weights has no effect.
 
 Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of a model that quanto has quantized the output is that
     without the adapter (VeRA, OFT, BOFT, MiSS, SHiRA, HiRA, RandLora, FourierFT, HRA and others; IA3 still scales the
@@ -6,7 +6,7 @@ Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of a model that qua
     RandLora, PVeRA, before 0.20 VeRA: RuntimeError "shape '[128, 128]' is invalid for input of size 131072", or noise.
 Cause: their layers compute a plain weight and assign it to ``.data``, which a layer of quanto, or an 8-bit layer that
     has run, does not look at. The classes for 4 bits pass on that the weight is quantized already.
-Upstream: not reported; peft pull request 2000 (closed) would have added layers for quanto.
+Upstream: not reported; https://github.com/huggingface/peft/pull/2000 (closed) would have added layers for quanto.
 Patch: a clear error, where all adapters of a model are concerned before anything is merged, else from the layer.
 """
 
@@ -21,13 +21,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="peft-merge-other-adapters",
-    title="merging an adapter that is no LoRA into quantized weights has no effect",
     module="peft.tuners.tuners_utils",
     claims={"peft": ">=0.13.2,<=0.21.2"},
-    upstream=("https://github.com/huggingface/peft/pull/2000",),
-    symptom="no effect of an OFT, VeRA, BOFT, MiSS or another adapter after merge_adapter() or merge_and_unload() of a "
-    "model that quanto or bitsandbytes has quantized",
     harm="wrong result",
     frames=(
         r"merge_adapter|merge_and_unload",

@@ -1,4 +1,4 @@
-"""A DoRA is merged into weights of torchao as if it were a LoRA, and several adapters cannot be merged at all.
+"""A DoRA, or several LoRAs, cannot be merged into weights of torchao.
 
 Symptom: after ``fuse_lora()`` or ``merge_and_unload()`` of a DoRA the output of a model with weights of torchao is
     wrong; with two LoRAs: UnboundLocalError "cannot access local variable 'weight' where it is not associated with a
@@ -6,7 +6,8 @@ Symptom: after ``fuse_lora()`` or ``merge_and_unload()`` of a DoRA the output of
     in the first layer; KeyError with the name of a LoRA that is not on all layers which the other one is on.
 Cause: ``TorchaoLoraLinear.merge`` adds the product of the LoRA, whatever else its variant does, deletes the variable of
     the weight after the first adapter, and asks for the product of an adapter that the layer has not.
-Upstream: peft issue 3728, open, and PR 3729, closed, of several adapters; the rest is not reported.
+Upstream: https://github.com/huggingface/peft/issues/3728, open, and https://github.com/huggingface/peft/pull/3729,
+    closed, of several adapters; the rest is not reported.
 Patch: in these cases the layer has a plain weight while the method of its base class, peft's layer of plain weights,
     merges or takes out; then it is quantized anew, as upstream does it. When that fails, the layer is what it was.
 """
@@ -21,16 +22,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="peft-merge-torchao",
-    title="a DoRA, or several LoRAs, cannot be merged into weights of torchao",
     module="peft.tuners.lora.torchao",
     claims={"peft": ">=0.14.0,<=0.21.2", "torchao": ""},
-    upstream=(
-        "https://github.com/huggingface/peft/issues/3728",
-        "https://github.com/huggingface/peft/pull/3729",
-    ),
-    symptom="UnboundLocalError: cannot access local variable 'weight' where it is not associated with a value, from "
-    "fuse_lora() of two LoRAs on a torchao model; wrong output after fuse_lora() of a DoRA",
     patterns=(
         "cannot access local variable 'weight' where it is not associated with a value",
         "local variable 'weight' referenced before assignment",

@@ -4,7 +4,8 @@ Symptom: RuntimeError from the forward pass of a 4-bit or GGUF model: "mat1 and 
     and 1x2048)" with a LoHa, "shape '[2048, 1]' is invalid for input of size 4096" with a LoKr, or with other sizes.
 Cause: ``update_layer`` and ``get_delta_weight`` of a LoHa, and ``get_delta_weight`` of a LoKr, take the shape of
     ``base_layer.weight``, which is that of the packed bytes, for that of the layer.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/loha/layer.py,
+    https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lokr/layer.py; not reported.
 Patch: a linear layer is asked for its numbers of features.
 """
 
@@ -23,18 +24,12 @@ _METHODS = {
 }
 
 FIX = Fix(
+    __doc__,
     id="peft-packed-shapes",
-    title="a LoHa or LoKr cannot run on 4-bit or GGUF layers",
     targets=(
         Target("peft-loha-packed-weight", "peft.tuners.loha.layer", {"peft": ">=0.13.2,<=0.21.2"}),
         Target("peft-lokr-packed-weight", "peft.tuners.lokr.layer", {"peft": ">=0.13.2,<=0.21.2"}),
     ),
-    upstream=(
-        "https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/loha/layer.py",
-        "https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lokr/layer.py",
-    ),
-    symptom="RuntimeError: mat1 and mat2 shapes cannot be multiplied, with a LoHa on a 4-bit or GGUF model; shape "
-    "'[2048, 1]' is invalid for input of size 4096, with a LoKr",
     patterns=(
         # the message alone is that of any layer
         r"tuners/loha.{0,2000}mat1 and mat2 shapes cannot be multiplied",

@@ -9,8 +9,9 @@ Cause: ``dispatch_torchao`` is asked about every layer that no other backend tak
     at the weight. Its layer needs the config of the quantization, which only a model has that transformers or diffusers
     quantized. Before peft 0.19 it knows two of torchao's classes; the other weights get the layer of plain ones, which
     cannot merge.
-Upstream: peft issues 2285 and 3223, fixed by PR 3234 (0.20.0); peft PR 3101 (0.19.0); the check of the version for
-    plain layers is open.
+Upstream: https://github.com/huggingface/peft/issues/2285 and https://github.com/huggingface/peft/issues/3223, fixed by
+    https://github.com/huggingface/peft/pull/3234 (0.20.0); https://github.com/huggingface/peft/pull/3101 (0.19.0); the
+    check of the version for plain layers is open.
 Patch: ``dispatch_torchao`` is asked about weights of torchao only, takes all of them, and needs no config. Without one
     a LoRA can be loaded, run and trained; merging it raises ValueError before anything is changed, as in 0.20.
 """
@@ -30,18 +31,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIX = Fix(
+    __doc__,
     id="peft-torchao-dispatch",
-    title="a LoRA cannot be loaded beside some releases of torchao, nor fused into some of its weights",
     module="peft.tuners.lora.torchao",
     claims={"peft": ">=0.14.0,<=0.21.2", "torchao": ""},
-    upstream=(
-        "https://github.com/huggingface/peft/issues/2285",
-        "https://github.com/huggingface/peft/issues/3223",
-        "https://github.com/huggingface/peft/pull/3234",
-    ),
-    symptom="TypeError: TorchaoLoraLinear.__init__() missing 1 required keyword-only argument: "
-    "'get_apply_tensor_subclass'; ImportError: Found an incompatible version of torchao, or cannot import name "
-    "'LinearActivationQuantizedTensor', from load_lora_weights",
     patterns=(
         r"TorchaoLoraLinear\.__init__\(\) missing 1 required keyword-only argument: 'get_apply_tensor_subclass'",
         "cannot import name 'LinearActivationQuantizedTensor'",

@@ -1,11 +1,11 @@
-"""A UniLora on 4-bit, 8-bit or GGUF layers has no effect, or a wrong one.
+"""A UniLora on 4-bit, 8-bit or GGUF layers has no effect.
 
 Symptom: with a UniLora the output of a model whose weights are packed is that without it, and training it changes
     nothing, without an error.
 Cause: ``update_scaling`` converts the scales of the two factors, which lie between 0 and 1, to the dtype of
     ``base_layer.weight``. That of packed weights is an integer type (uint8, int8), where they become 0 (an index that
     is used once keeps its scale of 1).
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/unilora/layer.py; not reported.
 Patch: beside a weight that has no floating point type the scales keep their own type, float32.
 """
 
@@ -19,12 +19,10 @@ from ...engine.probe import resolve
 from ...engine.source import exchanged, own_function
 
 FIX = Fix(
+    __doc__,
     id="peft-unilora-packed-weight",
-    title="a UniLora on 4-bit, 8-bit or GGUF layers has no effect",
     module="peft.tuners.unilora.layer",
     claims={"peft": ">=0.20.0,<=0.21.2"},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/unilora/layer.py",),
-    symptom="no effect of a UniLora on a 4-bit, 8-bit or GGUF model, and none of its training",
     harm="wrong result",
     frames=(r"unilora",),
     since="0.1.0",

@@ -6,8 +6,9 @@ Symptom: after ``unfuse_lora()`` or ``unmerge_adapter()`` of a LoRA, HiRA, OFT, 
 Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the adapter (HiRA multiplies and
     divides, OFT and RoAd rotate), and quantize the result anew. Each time all values are rounded, other ones in each
     block as its greatest value is another.
-Upstream: not reported; both warn that there are rounding errors. From peft 0.20 on VeRA, from 0.21 on OFT have other
-    classes: ``peft-unmerge-other-adapters``. In 0.20 an OFT cannot be added to these layers.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/bnb.py; not reported; both warn that
+    there are rounding errors. From peft 0.20 on VeRA, from 0.21 on OFT have other classes:
+    ``peft-unmerge-other-adapters``. In 0.20 an OFT cannot be added to these layers.
 Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is taken out, and then is
     the weight again, wherever that is now; the bias, which a RoAd turns too, comes back as well. If it was given other
     values in between, if a merged adapter was deleted, or if the CPU has no memory to keep it (logged once), upstream's
@@ -23,8 +24,8 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 
 FIX = Fix(
+    __doc__,
     id="peft-unmerge-bitsandbytes",
-    title="taking an adapter out of weights of bitsandbytes does not give these weights back",
     targets=(
         Target("peft-unmerge-bnb", "peft.tuners.lora.bnb", {"peft": ">=0.8.0,<=0.21.2", "bitsandbytes": ""}),
         Target(
@@ -49,9 +50,6 @@ FIX = Fix(
             fixed_in="peft 0.20.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
         ),
     ),
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/bnb.py",),
-    symptom="after unfuse_lora() or unmerge_adapter() of a LoRA, HiRA, PVeRA or RoAd the output of a bitsandbytes "
-    "model is not what it was before",
     harm="wrong result",
     frames=(
         "unfuse_lora|unmerge_adapter|unmerge",

@@ -1,10 +1,10 @@
 """Taking an adapter that is no LoRA out of quantized weights does not give these weights back.
 
-Symptom: after ``unmerge_adapter()`` of a VeRA, OFT, BOFT, MiSS or SHiRA the output of a model with weights of
-    bitsandbytes or torchao is not what it was before ``merge_adapter()``, and differs more each time.
+Symptom: the output of a model with weights of bitsandbytes or torchao is not what it was before, after
+    ``unmerge_adapter()`` of a VeRA, OFT, BOFT, MiSS or SHiRA. It differs more each time.
 Cause: ``merge`` and ``unmerge`` get the dequantized weight from the layer's ``quantization_backend``, add or subtract
     the product of the adapter, and let that quantize the sum anew. Each time all values are rounded.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/quantization_utils.py; not reported.
 Patch: that of ``peft-unmerge-bnb`` and ``peft-unmerge-torchao``: the packed weight from before the first merge is kept
     on the CPU until the last adapter is taken out. A layer that is not quantized is left to upstream's methods.
 """
@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="peft-unmerge-other-adapters",
-    title="taking an adapter that is no LoRA out of quantized weights does not give these weights back",
     module="peft.tuners",
     claims={"peft": ">=0.20.0,<=0.21.2"},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/quantization_utils.py",),
-    symptom="after unmerge_adapter() of a VeRA, OFT, BOFT, MiSS or SHiRA the output of a bitsandbytes or torchao model "
-    "is not what it was before",
     harm="wrong result",
     frames=("unmerge_adapter|unmerge", r"\b(VeRA|OFT|BOFT|MiSS|SHiRA)\b"),
     hot=True,

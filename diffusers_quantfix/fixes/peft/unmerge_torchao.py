@@ -4,7 +4,7 @@ Symptom: after ``unfuse_lora()`` or ``unmerge_adapter()`` the output of a model 
     was before ``fuse_lora()`` or ``merge_adapter()``, and differs more each time.
 Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the LoRA, and quantize the sum
     anew. Each time all values are rounded, other ones as the greatest value of each row or group is another.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/torchao.py; not reported.
 Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is taken out, and then is
     the weight again, wherever that is now. If it was given other values in between, if a merged adapter was deleted, or
     if the CPU has no memory to keep it (logged once), upstream's way is left. When either fails, the layer is what it
@@ -22,12 +22,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="peft-unmerge-torchao",
-    title="taking a LoRA out of weights of torchao does not give these weights back",
     module="peft.tuners.lora.torchao",
     claims={"peft": ">=0.14.0,<=0.21.2", "torchao": ""},
-    upstream=("https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/torchao.py",),
-    symptom="after unfuse_lora() or unmerge_adapter() the output of a torchao model is not what it was before",
     harm="wrong result",
     frames=("unfuse_lora|unmerge_adapter|unmerge", "torchao"),
     hot=True,

@@ -5,7 +5,7 @@ Symptom: with ``qint4`` weights in float16 on an NVIDIA GPU of compute capabilit
     an error: wrong images where a batch has more than one. ``torch.nn.Linear`` takes everything.
 Cause: the AWQ kernels read the input from its address on, row after row, and know nothing of its strides; neither they
     nor ``AWQWeightQBitsLinearFunction`` ask.
-Upstream: for the functions that raise an error there, optimum-quanto issue 327 (open).
+Upstream: for the functions that raise an error there, https://github.com/huggingface/optimum-quanto/issues/327 (open).
 Patch: the function gets a contiguous copy, where the input is not contiguous.
 """
 
@@ -18,12 +18,10 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="quanto-awq-strided-input",
-    title="int4 weights of quanto give a wrong output where the input is not contiguous",
     module="optimum.quanto.tensor.weights.awq.qbits",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=("https://github.com/huggingface/optimum-quanto/issues/327",),
-    symptom="a wrong image from a batch, with qint4 weights in float16 on an NVIDIA GPU, no error",
     harm="wrong result",
     frames=("awq", "qint4|int4", "contiguous|stride|batch"),
     hot=True,

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="quanto-checkpoint-load",
-    title="accelerate and torch.distributed load a checkpoint of quanto's weights without effect",
     module="optimum.quanto.nn.qmodule",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="no effect of load_checkpoint_in_model or set_model_state_dict where quanto has quantized the model",
     harm="wrong result",
     frames=("load_checkpoint_in_model|set_model_state_dict|load_checkpoint_and_dispatch", "quanto"),
 )

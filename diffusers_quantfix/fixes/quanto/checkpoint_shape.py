@@ -7,8 +7,8 @@ Cause: ``QModuleMixin._load_from_state_dict`` assigns the inner tensors as they 
     one is missing; ``requantize`` loads with ``strict=False`` and does not look at what is missing.
 Upstream: not reported.
 Patch: a shape that does not fit is an error of ``load_state_dict``, as it is for the parameters of torch, with its
-    words. So is a part of a weight without the others where the layer has only a plain weight to lose. A scale with
-    one number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone.
+    words. So is a part of a weight without the others where the layer has only a plain weight to lose. A scale with one
+    number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="quanto-checkpoint-shape",
-    title="a damaged checkpoint of quanto's weights is loaded without an error",
     module="optimum.quanto.nn.qmodule",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="wrong output after requantize() or QuantizedDiffusersModel.from_pretrained of a checkpoint whose "
-    "weight._scale is missing or has another shape",
     patterns=(r"size mismatch for \S*weight\._(scale|shift|data)",),
     since="0.1.0",
     harm="wrong result",

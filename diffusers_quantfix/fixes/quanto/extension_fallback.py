@@ -1,11 +1,14 @@
-"""Without a working compiler, quanto cannot use int4 and int2 weights.
+"""int4 and int2 weights of quanto need a working compiler.
 
 Symptom: the first forward pass (or move, or load) of a model with int4 or int2 weights ends in RuntimeError "Error
     building extension 'quanto_cpp'" or 'quanto_cuda', "Ninja is required to load C++ extensions", "CUDA_HOME
     environment variable is not set" or "identifier `__asm__` is undefined" (0.2.6, 0.2.7). 0.2.5 falls back to Python
     for unpacking, but compiles anew, and fails, at every call.
 Cause: ``Extension.lib`` compiles C++ or CUDA code on the user's machine, and lets every failure through.
-Upstream: optimum-quanto issues 353, 360 and 386, diffusers issue 10467; the project is dormant.
+Upstream: https://github.com/huggingface/optimum-quanto/issues/353,
+    https://github.com/huggingface/optimum-quanto/issues/360 and
+    https://github.com/huggingface/optimum-quanto/issues/386, https://github.com/huggingface/diffusers/issues/10467; the
+    project is dormant.
 Patch: ``Extension.lib`` makes one attempt per process. When it fails, one warning says why, and PyTorch does the work:
     the extension is only a faster way to unpack and to multiply. On Windows nothing is compiled unless
     ``DIFFUSERS_QUANTFIX=quanto:build`` asks for it, and then with the flags that Microsoft's compiler needs;
@@ -23,18 +26,10 @@ from ...engine.probe import resolve
 from ...weights import quanto_extension
 
 FIX = Fix(
+    __doc__,
     id="quanto-extension-fallback",
-    title="int4 and int2 weights of quanto need a working compiler",
     module="optimum.quanto.library.extensions.extension",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(
-        "https://github.com/huggingface/optimum-quanto/issues/353",
-        "https://github.com/huggingface/optimum-quanto/issues/386",
-        "https://github.com/huggingface/optimum-quanto/issues/360",
-        "https://github.com/huggingface/diffusers/issues/10467",
-    ),
-    symptom="RuntimeError: Error building extension 'quanto_cpp' / 'quanto_cuda'; Ninja is required to load C++ "
-    "extensions; CUDA_HOME environment variable is not set; identifier `__asm__` is undefined",
     patterns=(
         "(Error building extension '|TORCH_EXTENSION_NAME=)quanto_(cpp|cuda)",
         r"Ninja is required to load C\+\+ extensions",

@@ -1,4 +1,4 @@
-"""A compile of quanto's extension that was killed blocks every later program for ever.
+"""A killed compile of quanto's extension blocks every later program.
 
 Symptom: the first forward pass (or move, or load) of a model with int4 or int2 weights never returns, with no message
     and no load on the CPU; ``optimum/quanto/library/extensions/cpp/build/lock`` exists.
@@ -6,7 +6,8 @@ Cause: ``torch.utils.cpp_extension.load`` creates that file, compiles, and delet
     meanwhile (SIGTERM, out of memory, a notebook's kernel restarted) leaves it there, and ``FileBaton.wait`` of every
     later process waits until someone deletes it. The file does not say who created it, or whether that process lives.
     From torch 2.14 on the lock is one of the operating system (pytorch issue 189245), which ends with its process.
-Upstream: torch/utils/file_baton.py; not reported for quanto.
+Upstream: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/file_baton.py; torch/utils/file_baton.py; not
+    reported for quanto.
 Patch: for the extensions of quanto, and for no other, the wait ends with an error when nothing in the build folder has
     changed for 45 seconds. With ``quanto-extension-fallback`` PyTorch then does the work in this process; a compile
     that is really under way is not disturbed. A lock is deleted only when nothing there has changed for 30 minutes.
@@ -23,13 +24,10 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="quanto-extension-lock",
-    title="a killed compile of quanto's extension blocks every later program",
     module="optimum.quanto.library.extensions.extension",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7", "torch": "<2.14"},
-    upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/file_baton.py",),
-    symptom="the first use of int4 or int2 weights never returns; optimum/quanto/library/extensions/cpp/build/lock "
-    "exists",
     patterns=(r"extensions/\w+/build/lock", "optimum/quanto.{0,60}file_baton"),
     frames=("file_baton", "quanto", "lock"),
     fixed_in="torch 2.14.0",

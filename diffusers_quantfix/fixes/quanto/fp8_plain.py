@@ -1,15 +1,16 @@
-"""On NVIDIA GPUs, float8 weights of quanto go through a compiled kernel that needs nvcc and loses the bias.
+"""float8 weights of quanto need nvcc and give noise on NVIDIA GPUs.
 
-Symptom: FLUX with ``qfloat8`` weights gives pure noise on GPUs of compute capability 8.0 and above; or, where nothing
-    can be compiled (on Windows, without a CUDA toolkit), "Error building extension 'quanto_cuda'", "identifier
-    `__asm__` is undefined".
+Symptom: a noise image from FLUX with float8 weights (``qfloat8``); "Error building extension 'quanto_cuda'",
+    "identifier `__asm__` is undefined", where nothing can be compiled (on Windows, without a CUDA toolkit). The noise
+    is that of GPUs of compute capability 8.0 and above.
 Cause: ``WeightQBytesTensor.create`` repacks float8 weights for the Marlin kernel without being asked. The kernel's
     linear function never adds the bias (see ``quanto-marlin-bias``).
-Upstream: optimum-quanto issues 332 and 360, PR 409 (unmerged); diffusers issues 10467 and 11540.
+Upstream: https://github.com/huggingface/optimum-quanto/issues/332 and
+    https://github.com/huggingface/optimum-quanto/issues/360, PR 409 (unmerged);
+    https://github.com/huggingface/diffusers/issues/10467 and https://github.com/huggingface/diffusers/issues/11540.
 Patch: ``create`` gives the plain class, whose linear function casts, scales, multiplies and adds the bias with PyTorch
-    on every system, without any compiler. Data that Marlin has packed already stays as it is, also on its way
-    from GPU to GPU. With
-    ``DIFFUSERS_QUANTFIX=quanto:marlin`` upstream decides as before, where its kernel can be compiled.
+    on every system, without any compiler. Data that Marlin has packed already stays as it is, also on its way from GPU
+    to GPU. With ``DIFFUSERS_QUANTFIX=quanto:marlin`` upstream decides as before, where its kernel can be compiled.
 """
 
 from __future__ import annotations
@@ -26,18 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="quanto-fp8-plain",
-    title="float8 weights of quanto need nvcc and give noise on NVIDIA GPUs",
     module="optimum.quanto.tensor.weights.qbytes",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(
-        "https://github.com/huggingface/optimum-quanto/issues/332",
-        "https://github.com/huggingface/optimum-quanto/issues/360",
-        "https://github.com/huggingface/diffusers/issues/10467",
-        "https://github.com/huggingface/diffusers/issues/11540",
-    ),
-    symptom="a noise image from FLUX with float8 weights; Error building extension 'quanto_cuda'; identifier "
-    "`__asm__` is undefined",
     harm="wrong result",
     patterns=(
         r"\A(?=.*(marlin|float8|fp8)).*(Error building extension '|TORCH_EXTENSION_NAME=)quanto_cuda",

@@ -1,10 +1,10 @@
-"""Freezing a model of quanto on meta calculates each of its weights, though none has data.
+"""Freezing a model of quanto on meta calculates each of its weights.
 
 Symptom: ``from_pretrained`` of a saved model with weights of quanto takes one to two milliseconds per layer, more than
     two thirds of them before it reads anything.
 Cause: diffusers prepares the model on meta and calls ``freeze``, so that its state dict has the names of the
     checkpoint. Each weight is quantized, and torch works out the shape of each step in Python.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/optimum-quanto/blob/v0.2.7/optimum/quanto/quantize.py#L143; not reported.
 Patch: of the layers on meta that differ in nothing, the first is quantized, and the others get weights of their own
     like its weight. A layer with data, or with an optimizer or a class of the user's own, is left to quanto.
 """
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="quanto-freeze-meta",
-    title="freezing a model of quanto on meta calculates each of its weights",
     module="optimum.quanto.quantize",
     claims={"optimum-quanto": ">=0.2.6,<=0.2.7"},
-    upstream=("https://github.com/huggingface/optimum-quanto/blob/v0.2.7/optimum/quanto/quantize.py#L143",),
-    symptom="from_pretrained of a saved model with weights of quanto is slow: one to two milliseconds per layer",
     harm="memory or time",
 )
 

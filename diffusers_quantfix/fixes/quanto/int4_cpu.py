@@ -1,10 +1,10 @@
-"""On the CPU, int4 weights in bfloat16 cannot be made, loaded or moved to.
+"""int4 weights of quanto in bfloat16 cannot be on the CPU.
 
 Symptom: NotImplementedError "Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' backend"
     when a bfloat16 model is quantized to ``qint4``, loaded or moved to the CPU.
-Cause: ``WeightQBitsTensor.create`` repacks such weights for torch's tinygemm kernel, whose function for the CPU has
-    had another name since torch 2.6.
-Upstream: changed in optimum-quanto 0.2.7.
+Cause: ``WeightQBitsTensor.create`` repacks such weights for torch's tinygemm kernel, whose function for the CPU has had
+    another name since torch 2.6.
+Upstream: https://github.com/huggingface/optimum-quanto/releases/tag/v0.2.7; changed in optimum-quanto 0.2.7.
 Patch: on the CPU ``create`` gives the plain class, which dequantizes and multiplies, as for every other type.
 """
 
@@ -17,13 +17,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="quanto-int4-cpu",
-    title="int4 weights of quanto in bfloat16 cannot be on the CPU",
     module="optimum.quanto.tensor.weights.qbits",
     claims={"optimum-quanto": ">=0.2.5,<0.2.7", "torch": ">=2.6"},
-    upstream=("https://github.com/huggingface/optimum-quanto/releases/tag/v0.2.7",),
-    symptom="NotImplementedError: Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' "
-    "backend",
     patterns=("Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' backend",),
     frames=("optimum/quanto/",),
     fixed_in="optimum-quanto 0.2.7",

@@ -1,4 +1,4 @@
-"""On CPUs with AVX, int8 weights with bfloat16 activations crash the process or give garbage.
+"""int8 weights of quanto crash or give garbage on a CPU with bfloat16.
 
 Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weights and bfloat16 activations on the CPU,
     often right after it was loaded from a checkpoint; with one row of activations nan, inf or other garbage instead.
@@ -20,12 +20,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="quanto-int8-cpu-kernel",
-    title="int8 weights of quanto crash or give garbage on a CPU with bfloat16",
     module="optimum.quanto.library.qbytes_mm",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="Segmentation fault in torch._weight_int8pack_mm; nan or inf from int8 weights with bfloat16 on the CPU",
     harm="wrong result",
     patterns=(
         "_weight_int8pack_mm_cpu : A must be contiguous",

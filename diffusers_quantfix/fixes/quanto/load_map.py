@@ -4,7 +4,7 @@ Symptom: after ``torch.load(file, map_location={"cuda:0": "cuda:1"})`` RuntimeEr
     same device"; ``.to("cuda:0")`` moves nothing.
 Cause: torch looks the device of a wrapper up by ``torch.device`` in a dict whose keys are text. The inner tensors go
     where the dict says, and the wrapper still tells the device that was saved.
-Upstream: not reported.
+Upstream: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131; not reported.
 Patch: a tensor of quanto that is unpickled tells the device of its inner tensors.
 """
 
@@ -19,13 +19,10 @@ from ...engine.probe import resolve
 from ...weights.wrappers import following, is_torn_by_a_map
 
 FIX = Fix(
+    __doc__,
     id="quanto-load-map",
-    title="torch.load with a dict of devices leaves weights of quanto on two devices",
     module="optimum.quanto.tensor.weights",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131",),
-    symptom="RuntimeError: Expected all tensors to be on the same device, after "
-    "torch.load(..., map_location={'cuda:0': 'cuda:1'}) of a quanto model",
     patterns=(
         r"map_location.{0,2000}quanto.{0,4000}Expected all tensors to be on the same device",
         r"Expected all tensors to be on the same device.{0,400}map_location.{0,400}quanto",

@@ -1,10 +1,12 @@
-"""The Marlin linear function of quanto's float8 weights loses the bias.
+"""The Marlin kernel of quanto's float8 weights loses the bias.
 
-Symptom: pure noise from FLUX with ``qfloat8`` weights on GPUs of compute capability 8.0 and above, without any error;
-    with float32 activations an AssertionError or "expected scalar type" from the kernel.
-Cause: ``MarlinF8QBytesLinearFunction.forward`` has a parameter ``bias`` and never uses it, and does not bring the
-    input to the half precision that the kernel takes.
-Upstream: optimum-quanto issue 332, PR 409 (unmerged); diffusers issue 11540.
+Symptom: a noise image from FLUX with float8 weights (``qfloat8``) on an NVIDIA GPU, without an error. The GPU is of
+    compute capability 8.0 or above. With float32 activations an AssertionError or "expected scalar type" from the
+    kernel.
+Cause: ``MarlinF8QBytesLinearFunction.forward`` has a parameter ``bias`` and never uses it, and does not bring the input
+    to the half precision that the kernel takes.
+Upstream: https://github.com/huggingface/optimum-quanto/issues/332, PR 409 (unmerged);
+    https://github.com/huggingface/diffusers/issues/11540.
 Patch: the input is cast to the type of the scales, as the plain path does it, and the bias is added. By default no
     weight comes here any more (``quanto-fp8-plain``): this is for Marlin by choice and for data packed before.
 """
@@ -18,15 +20,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="quanto-marlin-bias",
-    title="the Marlin kernel of quanto's float8 weights loses the bias",
     module="optimum.quanto.tensor.weights.marlin.fp8.qbits",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(
-        "https://github.com/huggingface/optimum-quanto/issues/332",
-        "https://github.com/huggingface/diffusers/issues/11540",
-    ),
-    symptom="a noise image from FLUX with float8 weights on an NVIDIA GPU, no error",
     harm="wrong result",
     frames=("marlin", "qfloat8|float8|fp8"),
     hot=True,

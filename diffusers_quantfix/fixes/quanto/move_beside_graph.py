@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="quanto-move-beside-graph",
-    title="a model of quanto cannot be moved while a graph for the backward pass is alive",
     module="optimum.quanto.nn.qlinear",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="RuntimeError: _apply(): Couldn't swap QLinear.weight",
     patterns=(r"_apply\(\): Couldn't swap QLinear\.weight",),
     frames=("torch/nn/modules/module.py:_apply", "torch/utils/__init__.py:swap_tensors"),
     hot=True,

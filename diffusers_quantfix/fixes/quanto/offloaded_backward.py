@@ -21,13 +21,10 @@ from ...weights.quanto_backward import BackwardContext
 from ...weights.wrappers import inner_places, is_wrapper
 
 FIX = Fix(
+    __doc__,
     id="quanto-offloaded-backward",
-    title="the backward pass of quanto does not find a weight that group offloading took back",
     module="optimum.quanto.tensor.function",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-    "cpu! (when checking argument for argument mat2 in method wrapper_CUDA_mm)",
     patterns=(r"quanto/tensor/function.{0,4000}Expected all tensors to be on the same device",),
     frames=(
         "quanto/tensor/function.py:backward",

@@ -4,7 +4,8 @@ Symptom: RuntimeError "view size is not compatible with input tensor's size and 
     with ``qint8`` or ``qfloat8`` weights, where a layer gets a part of a batch of sequences or a transposed tensor;
     with ``qint4`` weights in bfloat16 on a GPU too. ``torch.nn.Linear`` takes everything.
 Cause: ``WeightQBytesLinearFunction``, and those of TinyGemm and Marlin, flatten their input with ``view``.
-Upstream: optimum-quanto issues 327 and 339; 0.2.6 flattens with ``reshape``.
+Upstream: https://github.com/huggingface/optimum-quanto/issues/327 and
+    https://github.com/huggingface/optimum-quanto/issues/339; 0.2.6 flattens with ``reshape``.
 Patch: they get an input that is flattened with ``reshape``, where it is not contiguous; what is saved for the backward
     pass is the input itself.
 """
@@ -19,16 +20,10 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 
 FIX = Fix(
+    __doc__,
     id="quanto-strided-input",
-    title="8-bit weights of quanto take no input that is not contiguous",
     module="optimum.quanto.tensor.weights",
     claims={"optimum-quanto": ">=0.2.5,<0.2.6"},
-    upstream=(
-        "https://github.com/huggingface/optimum-quanto/issues/327",
-        "https://github.com/huggingface/optimum-quanto/issues/339",
-    ),
-    symptom="RuntimeError: view size is not compatible with input tensor's size and stride, in the forward pass of a "
-    "model with qint8 or qfloat8 weights",
     patterns=(
         r"quanto/tensor/weights/.{0,2000}view size is not compatible with input tensor's size and stride",
     ),

@@ -1,9 +1,9 @@
-"""A model with weights of quanto cannot be deep-copied.
+"""Models with weights of quanto cannot be deep-copied.
 
 Symptom: ``copy.deepcopy(model)`` ends in RuntimeError "The default implementation of __deepcopy__() for wrapper
     subclasses only works for subclass types that implement clone()".
-Cause: the tensor classes of quanto do not know ``clone``: a quantized weight becomes a dequantized one, a packed
-    tensor an unpacked one.
+Cause: the tensor classes of quanto do not know ``clone``: a quantized weight becomes a dequantized one, a packed tensor
+    an unpacked one.
 Upstream: not reported.
 Patch: these classes have a ``__deepcopy__`` of their own, which copies the tensors inside. ``clone`` stays as it is:
     peft's SHiRA adds to a clone in place and must get a plain tensor, as no tensor of quanto keeps such a sum. Before
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="quanto-weight-clone",
-    title="models with weights of quanto cannot be deep-copied",
     module="optimum.quanto.tensor.weights",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="RuntimeError: The default implementation of __deepcopy__() for wrapper subclasses only works for "
-    "subclass types that implement clone()",
     patterns=(
         r"implementation of __deepcopy__\(\) for wrapper subclasses only works for subclass types that implement clone",
     ),

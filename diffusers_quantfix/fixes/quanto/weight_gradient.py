@@ -2,9 +2,9 @@
 
 Symptom: a backward pass through a model with weights of quanto, as StableDiffusionPix2PixZeroPipeline has one in each
     step, ends in RuntimeError "view size is not compatible with input tensor's size and stride".
-Cause: quanto's weights keep ``requires_grad``, also where only the input's gradient is asked for; ``backward`` of
-    their linear function flattens the layer's input and the gradient of its output with ``view``, which takes only
-    what is contiguous. ``torch.nn.Linear`` takes everything.
+Cause: quanto's weights keep ``requires_grad``, also where only the input's gradient is asked for; ``backward`` of their
+    linear function flattens the layer's input and the gradient of its output with ``view``, which takes only what is
+    contiguous. ``torch.nn.Linear`` takes everything.
 Upstream: not reported.
 Patch: ``backward`` gets contiguous copies, where the gradient of a weight is asked for and they are not contiguous.
 """
@@ -19,12 +19,10 @@ from ...engine.probe import resolve
 from ...weights.quanto_backward import BackwardContext
 
 FIX = Fix(
+    __doc__,
     id="quanto-weight-gradient",
-    title="the gradient of a weight of quanto needs contiguous tensors",
     module="optimum.quanto.tensor.function",
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="RuntimeError: view size is not compatible with input tensor's size and stride",
     patterns=(
         r"quanto/tensor/function.{0,2000}view size is not compatible with input tensor's size and stride",
     ),

@@ -4,7 +4,8 @@ Symptom: the memory of a model is not freed after ``del`` and a garbage collecti
     another function of ``torch.distributed.checkpoint.state_dict`` has seen it, as in ``Accelerator.save_state`` with
     FSDP.
 Cause: ``_get_fqns`` has the model as its first argument, and an unlimited cache. (2.4.1: the oldest examined.)
-Upstream: torch issue 149100, fixed in 2.8.0, which removed the cache.
+Upstream: https://github.com/pytorch/pytorch/pull/149354; https://github.com/pytorch/pytorch/issues/149100, fixed in
+    2.8.0, which removed the cache.
 Patch: the function without its cache.
 """
 
@@ -17,17 +18,11 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="torch-checkpoint-names-cache",
-    title="torch.distributed.checkpoint keeps every model that it has saved",
     module="torch.distributed.checkpoint.state_dict",
     # Torch alone does not activate the package.
     claims={"torch": ">=2.4.1,<2.8.0", "bitsandbytes": ""},
-    upstream=(
-        "https://github.com/pytorch/pytorch/issues/149100",
-        "https://github.com/pytorch/pytorch/pull/149354",
-    ),
-    symptom="the memory of a model is not freed after get_model_state_dict or get_state_dict of "
-    "torch.distributed.checkpoint",
     patterns=(r"not freed .{0,60}(get_\w*state_dict|torch\.distributed\.checkpoint)",),
     harm="memory or time",
     fixed_in="torch 2.8.0",

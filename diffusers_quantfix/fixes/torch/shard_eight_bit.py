@@ -4,9 +4,9 @@ Symptom: AttributeError "'Parameter' object has no attribute 'CB'" in the first 
     2.9 RuntimeError "only Tensors of floating point dtype can require gradients" from ``fully_shard`` itself, midway.
 Cause: FSDP exchanges each parameter for one of its own class. The scales of an 8-bit weight are attributes of the old
     one and are lost with it.
-Upstream: not reported; for ``FullyShardedDataParallel``, which refuses such a model, bitsandbytes issue 1709. Before
-    torch 2.6 the function is in ``torch.distributed._composable.fsdp``, which passes on that of
-    ``torch.distributed.fsdp`` later.
+Upstream: not reported; for ``FullyShardedDataParallel``, which refuses such a model,
+    https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1709. Before torch 2.6 the function is in
+    ``torch.distributed._composable.fsdp``, which passes on that of ``torch.distributed.fsdp`` later.
 Patch: a clear error, before anything is changed, unless the weights are named in ``ignored_params``. To shard the
     scales with the weights, FSDP would need to know how they belong together.
 """
@@ -21,8 +21,8 @@ from ...engine.probe import home_of, resolve, written_in
 from ...weights import int8_params
 
 FIX = Fix(
+    __doc__,
     id="torch-shard-8bit",
-    title="fully_shard destroys an 8-bit model",
     targets=(
         Target(
             "torch-composable-fully-shard-8bit",
@@ -36,9 +36,6 @@ FIX = Fix(
             {"torch": ">=2.6.0,<=2.15.0", "bitsandbytes": ">=0.43.0,<=0.50.2"},
         ),
     ),
-    upstream=("https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1709",),
-    symptom="AttributeError: 'Parameter' object has no attribute 'CB', in the first run after fully_shard; "
-    "RuntimeError: only Tensors of floating point dtype can require gradients, from fully_shard of an 8-bit model",
     patterns=(
         "'Parameter' object has no attribute 'CB'",
         r"fsdp/.{0,2000}only Tensors of floating point dtype can require gradients",

@@ -1,4 +1,4 @@
-"""FSDP loses the quant states of a 4-bit model that diffusers loaded from a 4-bit checkpoint.
+"""FSDP loses the quant states of a model that diffusers loaded in 4 bits.
 
 Symptom: ValueError "quant_state is required" (an AssertionError without a word before bitsandbytes 0.50) in the first
     run after ``fully_shard`` or ``FullyShardedDataParallel``. A model that was quantized while it was loaded is not
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="torch-sharded-loaded-4bit",
-    title="FSDP loses the quant states of a model that diffusers loaded in 4 bits",
     module="torch.distributed.fsdp",
     claims={
         "torch": ">=2.5.1,<=2.15.0",
         "diffusers": ">=0.31.0,<=0.42.1",
         "bitsandbytes": ">=0.43.3,<=0.50.2",
     },
-    upstream=(),
-    symptom="ValueError: quant_state is required, in the first run after fully_shard or FullyShardedDataParallel",
     patterns=("quant_state is required", r"fsdp.{0,4000}fix_4bit_weight_quant_state_from_module"),
     frames=("fully_shard|fsdp", "4.?bit"),
     since="0.1.0",

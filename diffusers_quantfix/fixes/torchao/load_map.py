@@ -3,7 +3,7 @@
 Symptom: after ``torch.load(file, map_location={"cuda:0": "cuda:1"})`` RuntimeError "Expected all tensors to be on the
     same device"; ``.to("cuda:0")`` moves nothing.
 Cause: as for quanto (``quanto-load-map``): torch does not find the device of a wrapper in the dict.
-Upstream: not reported.
+Upstream: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131; not reported.
 Patch: a tensor of torchao that is unpickled tells the device of its inner tensors.
 """
 
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="torchao-load-map",
-    title="torch.load with a dict of devices leaves weights of torchao on two devices",
     module="torchao.quantization.quant_api",
     claims={"torchao": ">=0.15.0,<=0.18.0"},
-    upstream=("https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131",),
-    symptom="RuntimeError: Expected all tensors to be on the same device, after "
-    "torch.load(..., map_location={'cuda:0': 'cuda:1'}) of weights of torchao",
     patterns=(
         r"map_location.{0,2000}torchao.{0,4000}Expected all tensors to be on the same device",
         r"Expected all tensors to be on the same device.{0,400}map_location.{0,400}torchao",

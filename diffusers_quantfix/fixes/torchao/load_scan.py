@@ -4,7 +4,8 @@ Symptom: the time that ``from_pretrained`` takes for a checkpoint of torchao in 
     number of layers in diffusers, and with its third power in transformers, before or while anything is loaded.
 Cause: ``unflatten_tensor_state_dict`` searches all tensors and all metadata for the parts of each tensor. transformers
     calls it once for each parameter with the metadata of all.
-Upstream: not reported.
+Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/safetensors/safetensors_support.py#L79; not
+    reported.
 Patch: the function is called for each tensor of which a part is there, with its parts and its metadata only. What the
     names of the checkpoint say is worked out once, and kept until another checkpoint is read; no tensors are kept.
 """
@@ -23,14 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="torchao-load-scan",
-    title="loading a checkpoint of torchao reads all of its keys for each of its tensors",
     module="torchao.prototype.safetensors.safetensors_support",
     claims={"torchao": ">=0.15.0,<=0.18.0"},
-    upstream=(
-        "https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/safetensors/safetensors_support.py#L79",
-    ),
-    symptom="from_pretrained of a torchao checkpoint: the load time is quadratic in the number of layers",
     harm="memory or time",
 )
 

@@ -1,14 +1,14 @@
 """Models with weights of torchao cannot be pickled.
 
 Symptom: AttributeError "'functools.partial' object has no attribute '__name__'" from ``pickle.dumps(model)``,
-    ``torch.save(model)``, or a model that is handed to a process that is spawned. Before torchao 0.15, and up to 0.16
-    from ``IntxWeightOnlyConfig`` and others: "'Linear' object has no attribute '_linear_extra_repr'", from a model
-    that was written.
+    ``torch.save(model)``, or a model that is handed to a process that is spawned; "'Linear' object has no attribute
+    '_linear_extra_repr'", from a model that was written: before torchao 0.15, and up to 0.16 from
+    ``IntxWeightOnlyConfig`` and others.
 Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``, or of a function
     outside of the class; pickle stores a method by the name of its function.
-Upstream: not reported.
-Patch: these partials and functions have the name ``extra_repr``. A model that was pickled has the ``extra_repr`` of
-    its class. A file that was written without this cannot be read with it.
+Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517; not reported.
+Patch: these partials and functions have the name ``extra_repr``. A model that was pickled has the ``extra_repr`` of its
+    class. A file that was written without this cannot be read with it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="torchao-module-pickle",
-    title="models with weights of torchao cannot be pickled",
     module="torchao.quantization.quant_api",
     claims={"torchao": ">=0.7.0,<=0.18.0"},
-    upstream=("https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517",),
-    symptom="AttributeError: 'functools.partial' object has no attribute '__name__', or 'Linear' object has no "
-    "attribute '_linear_extra_repr', from pickle, torch.save or torch.load of a model",
     patterns=(
         r"'functools\.partial' object has no attribute '__name__'",
         r"object has no attribute '_(linear|embedding)_extra_repr'",

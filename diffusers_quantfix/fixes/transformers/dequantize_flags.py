@@ -4,7 +4,7 @@ Symptom: after ``model.dequantize()`` a cast raises "You cannot cast a bitsandby
     pipeline does not cast the model; up to 4.46.3 a model saved afterwards cannot be loaded either.
 Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the flags of bitsandbytes on the model, up to
     4.46.3 also ``config.quantization_config``.
-Upstream: transformers issue 39295; fixed in 4.54.0.
+Upstream: https://github.com/huggingface/transformers/issues/39295; fixed in 4.54.0.
 Patch: everything that the quantizer set on the model is removed together with the quantizer. Twin:
     ``diffusers-dequantize-flags``.
 """
@@ -19,12 +19,10 @@ from ...engine.probe import resolve
 from ...models.dequantize import IN_CONFIG, forget_quantization
 
 FIX = Fix(
+    __doc__,
     id="transformers-dequantize-flags",
-    title="a dequantized text encoder is still marked as quantized",
     module="transformers.quantizers.base",
     claims={"transformers": ">=4.44.2,<4.54"},
-    upstream=("https://github.com/huggingface/transformers/issues/39295",),
-    symptom="after model.dequantize(): You cannot cast a bitsandbytes model in a new `dtype`",
     patterns=("cannot cast a bitsandbytes model in a new( dtype|[.])",),
     frames=("dequantize", "transformers/modeling_utils.py"),
     fixed_in="transformers 4.54.0",

@@ -4,7 +4,7 @@ Symptom: ``model.dequantize()`` raises NotImplementedError "Cannot copy out of m
     offload. Under group offload it returns, and the next run raises RuntimeError "Expected all tensors to be on the
     same device".
 Cause: the quantized layers are replaced by ordinary ones, of which the offloading hooks know nothing.
-Upstream: not reported.
+Upstream: https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/quantizers/base.py; not reported.
 Patch: the error that models of diffusers raise here, before anything is replaced. Layers that are not quantized may be
     offloaded (``llm_int8_enable_fp32_cpu_offload``). Twin: ``diffusers-dequantize-flags``.
 """
@@ -27,15 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-dequantize-offloaded",
-    title="dequantizing an offloaded text encoder breaks it",
     module="transformers.quantizers.base",
     claims={"transformers": ">=4.44.2,<=5.23.0", "accelerate": ""},
-    upstream=(
-        "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/quantizers/base.py",
-    ),
-    symptom="NotImplementedError: Cannot copy out of meta tensor; no data! from dequantize(), or Expected all tensors "
-    "to be on the same device after it",
     patterns=(
         "Cannot copy out of meta tensor; no data",
         "Expected all tensors to be on the same device",

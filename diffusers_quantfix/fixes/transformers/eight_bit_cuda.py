@@ -1,11 +1,11 @@
-"""An 8-bit model of transformers refuses ``.cuda()``, and before 5.0 ``.to()`` as well.
+"""8-bit models of transformers refuse to move.
 
 Symptom: ValueError "Calling `cuda()` is not supported for `8-bit` quantized models." while ``.to("cuda")`` works;
     before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so a text encoder in 8 bits stays on the
     GPU and ``enable_model_cpu_offload`` skips it.
 Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 allows ``.to`` only, for bitsandbytes >=
     0.48.0.
-Upstream: transformers PR 43258 (5.0.0) for ``.to``; ``.cuda`` is open.
+Upstream: https://github.com/huggingface/transformers/pull/43258 (5.0.0) for ``.to``; ``.cuda`` is open.
 Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
     that it is on; a call without a device (``to(memory_format=...)``) passes. Upstream handles casts, and moves of
     models that are spread over devices or offloaded.
@@ -21,12 +21,10 @@ from ...engine.probe import resolve, texts_of, written_in
 from ...models import eight_bit_model
 
 FIX = Fix(
+    __doc__,
     id="transformers-8bit-cuda",
-    title="8-bit models of transformers refuse to move",
     module="transformers.modeling_utils",
     claims={"transformers": ">=4.44.2,<=5.23.0", "bitsandbytes": ">=0.43.0"},
-    upstream=("https://github.com/huggingface/transformers/pull/43258",),
-    symptom="ValueError: Calling `cuda()` is not supported for `8-bit` quantized models.",
     patterns=(
         r"Calling (cuda\(\) )?is not supported for (4-bit or )?(8-bit |or )?quantized models(?! with the installed)",
         r"\.to\b.{0,40} (4-bit .{1,3} )8-bit bitsandbytes",

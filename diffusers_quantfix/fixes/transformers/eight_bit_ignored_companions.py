@@ -2,8 +2,8 @@
 
 Symptom: ValueError "list.remove(x): x not in list", from ``from_pretrained`` of an 8-bit checkpoint. AltDiffusion's
     text encoder is one such class: it has a pooler, and ignores what matches ``pooler``.
-Cause: ``Bnb8BitHfQuantizer.create_quantized_param`` takes the scales of a weight off the list of unexpected keys;
-    those that match ``_keys_to_ignore_on_load_unexpected`` are off already. The quantizer for 4 bits asks first.
+Cause: ``Bnb8BitHfQuantizer.create_quantized_param`` takes the scales of a weight off the list of unexpected keys; those
+    that match ``_keys_to_ignore_on_load_unexpected`` are off already. The quantizer for 4 bits asks first.
 Upstream: not reported; transformers 4.57.1 loads in another way. 4.57.0, which was yanked, does so too: the claim
     covers it, and the probe finds it healthy.
 Patch: the keys that the quantizer takes off are put on the list first.
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-8bit-ignored-companions",
-    title="an 8-bit checkpoint cannot be loaded where the class ignores keys of modules that it has",
     module="transformers.quantizers.quantizer_bnb_8bit",
     claims={"transformers": ">=4.44.2,<4.57.1", "bitsandbytes": ""},
-    upstream=(),
-    symptom="ValueError: list.remove(x): x not in list, from from_pretrained of an 8-bit checkpoint",
     patterns=(r"list\.remove\(x\): x not in list",),
     frames=("quantizer_bnb_8bit.py:create_quantized_param",),
     fixed_in="transformers 4.57.1",

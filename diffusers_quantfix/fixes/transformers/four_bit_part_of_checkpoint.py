@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-4bit-part-of-checkpoint",
-    title="a 4-bit checkpoint with more modules than the model cannot be loaded",
     module="transformers.quantizers.quantizer_bnb_4bit",
     claims={"transformers": ">=4.57.1,<5.0.0", "bitsandbytes": ""},
-    upstream=(),
-    symptom="AttributeError: T5EncoderModel has no attribute `decoder`, from from_pretrained of a 4-bit checkpoint",
     patterns=(r"EncoderModel has no attribute \W?decoder",),
     frames=("quantizer_bnb_4bit.py:create_quantized_param", "get_module_from_name"),
     fixed_in="transformers 5.0.0",

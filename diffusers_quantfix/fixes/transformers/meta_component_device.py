@@ -1,13 +1,14 @@
-"""A transformers model that accelerate offloads reports ``meta`` as its device.
+"""The device of a sequentially offloaded transformers model is meta.
 
-Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the
-expected device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends the token ids to
-``self.text_encoder.device`` (EasyAnimate, LongCat-Image, Ideogram 4, Pix2PixZero, CogView4 before its release), from
-prompt weighting libraries, and from a model's own ``generate`` or ``forward``.
+Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the expected
+    device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends the token ids to
+    ``self.text_encoder.device`` (EasyAnimate, LongCat-Image, Ideogram 4, Pix2PixZero, CogView4 before its release),
+    from prompt weighting libraries, and from a model's own ``generate`` or ``forward``.
 Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between two forward passes a hook of accelerate
     holds the weights, and the parameters are meta tensors; nothing can be sent to that device.
-Upstream: diffusers issue 10958; PR 11195 patched the one pipeline that was reported. ``BarkModel.device`` reads the
-    hook's device in the same way; ``generate`` works around meta in two places (PR 44848 of transformers).
+Upstream: https://github.com/huggingface/diffusers/issues/10958; https://github.com/huggingface/diffusers/pull/11195
+    patched the one pipeline that was reported. ``BarkModel.device`` reads the hook's device in the same way;
+    ``generate`` works around meta in two places (PR 44848 of transformers).
 Patch: the property calls upstream first. Where that returns meta and an offloading hook holds the weights, it returns
     the hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, meta
     too.
@@ -28,15 +29,10 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 FIX = Fix(
+    __doc__,
     id="transformers-meta-component-device",
-    title="the device of a sequentially offloaded transformers model is meta",
     module="transformers.modeling_utils",
     claims={"transformers": "<=5.23.0", "accelerate": ""},
-    upstream=(
-        "https://github.com/huggingface/diffusers/issues/10958",
-        "https://github.com/huggingface/diffusers/pull/11195",
-    ),
-    symptom="Cannot copy out of meta tensor; no data!",
     patterns=(
         "Cannot copy out of meta tensor; no data",
         r"Tensor\.item\(\) cannot be called on meta tensors",

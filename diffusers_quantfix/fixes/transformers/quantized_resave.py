@@ -1,13 +1,13 @@
 """A quantized text encoder that was loaded from a quantized checkpoint cannot be saved.
 
-Symptom: NotImplementedError without a text, from ``save_pretrained`` of a model whose checkpoint was quantized already
-    (bitsandbytes in 4 or 8 bits, torchao), whatever its class; with modules on the CPU or the disk, RuntimeError "We
-    could not revert some weight conversions because of offlading". A model that was quantized while it was loaded can
-    be saved.
+Symptom: NotImplementedError from ``revert_weight_conversion`` in ``save_pretrained()`` of a model whose checkpoint was
+    quantized already (bitsandbytes in 4 or 8 bits, torchao), whatever its class. With modules on the CPU or the disk,
+    RuntimeError "We could not revert some weight conversions because of offlading". A model that was quantized while it
+    was loaded can be saved.
 Cause: ``from_pretrained`` keeps every conversion that it used, that of the quantizer too, which builds one weight of
     the tensors of the file. ``save_pretrained`` reverses them all, and ``Bnb4bitDeserialize``, ``Bnb8bitDeserialize``
     and ``TorchAoDeserialize`` have no ``reverse_op``.
-Upstream: transformers PR 45743, closed.
+Upstream: https://github.com/huggingface/transformers/pull/45743, closed.
 Patch: these conversions are left out when the others are reversed. A state dict is to be saved, and that has the
     tensors of the file already. The model itself is not changed.
 """
@@ -29,13 +29,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-quantized-resave",
-    title="a quantized text encoder that was loaded from a quantized checkpoint cannot be saved",
     module="transformers.core_model_loading",
     claims={"transformers": ">=5.0.0,<=5.23.0"},
-    upstream=("https://github.com/huggingface/transformers/pull/45743",),
-    symptom="NotImplementedError from revert_weight_conversion in save_pretrained(); We could not revert "
-    "some weight conversions",
     since="0.1.0",
     patterns=(
         "NotImplementedError from revert_weight_conversion",

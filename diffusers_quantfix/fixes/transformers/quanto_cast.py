@@ -1,4 +1,4 @@
-"""A cast of a model of transformers that quanto quantized fails midway and leaves it half cast.
+"""A cast of a quanto model of transformers fails midway and leaves it half cast.
 
 Symptom: ``text_encoder.to(dtype)`` or ``.bfloat16()`` ends in ValueError "The dtype of a weights Tensor cannot be
     changed". After it the embeddings and norms before the first quantized layer have the new dtype for good: the next
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-quanto-cast",
-    title="a cast of a quanto model of transformers fails midway and leaves it half cast",
     module="transformers.modeling_utils",
     claims={"transformers": ">=4.46.0,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
-    upstream=(),
-    symptom="text_encoder.to(dtype) or .bfloat16(): ValueError: The dtype of a weights Tensor cannot be changed, and "
-    "the encoder is half cast",
     patterns=(
         r"The dtype of a \w* ?weights Tensor cannot be changed",
         r"WeightQ\w+Tensor cannot be changed",

@@ -1,12 +1,13 @@
-"""A quantized text encoder in several files cannot be loaded when a file ends between a weight and its companions.
+"""A quantized text encoder cannot be loaded when a file ends between a weight and its quant state.
 
 Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
     components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
     that ``save_pretrained`` has written, with ``max_shard_size`` or above 5 GB.
 Cause: the files are split at a given size, without regard to companions, and read one at a time; the quantizers look
     for the companions of a weight only in the file of the weight.
-Upstream: issue 40327; from 4.57.1 on the quantizers keep the parts that were read until the rest is read. 4.57.0, which
-    was yanked, does so too: the claim covers it, and the probe finds it healthy.
+Upstream: https://github.com/huggingface/transformers/issues/40327; from 4.57.1 on the quantizers keep the parts that
+    were read until the rest is read. 4.57.0, which was yanked, does so too: the claim covers it, and the probe finds it
+    healthy.
 Patch: companions in another file are read together with their weight, and skipped when that other file is read. The
     keys are found in the headers of the files before the first file is read, and are passed with the paths to
     ``load_state_dict``: all releases read each file there, before any key is renamed, also in separate threads. Twin:
@@ -30,12 +31,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-sharded-companions",
-    title="a quantized text encoder cannot be loaded when a file ends between a weight and its quant state",
     module="transformers.modeling_utils",
     claims={"transformers": ">=4.44.2,<4.57.1", "bitsandbytes": ""},
-    upstream=("https://github.com/huggingface/transformers/issues/40327",),
-    symptom="Supplied state dict for ... does not contain `bitsandbytes__*`; Missing quantization component `SCB`",
     patterns=(r"does not contain (bitsandbytes__\*|and possibly other)", "Missing quantization component"),
     frames=("transformers/modeling_utils.py", "transformers/quantizers/"),
     fixed_in="transformers 4.57.1",

@@ -1,7 +1,7 @@
 """Quantized SigLIP 2 sees nothing of its image.
 
-Symptom: a Siglip2VisionModel in 4 or 8 bits (Z-Image-Omni has one) gives almost the same embedding for every image,
-    or ends in an error about dtypes in its first layer.
+Symptom: a Siglip2VisionModel in 4 or 8 bits (Z-Image-Omni has one) gives almost the same embedding for every image, or
+    ends in an error about dtypes in its first layer.
 Cause: ``Siglip2VisionEmbeddings.forward`` casts the pixels to the dtype of the weight of ``patch_embedding``, a Linear:
     uint8 or int8, which leaves the integer part of values between -1 and 1.
 Upstream: not reported.
@@ -19,12 +19,10 @@ from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_
 from ...surroundings import on_meta
 
 FIX = Fix(
+    __doc__,
     id="transformers-siglip2-patch-dtype",
-    title="quantized SigLIP 2 sees nothing of its image",
     module="transformers.models.siglip2.modeling_siglip2",
     claims={"transformers": ">=4.50.0,<=5.23.0"},
-    upstream=(),
-    symptom="a 4-bit or 8-bit Siglip2VisionModel gives almost the same embedding for every image",
     harm="wrong result",
     since="0.1.0",
     hot=True,

@@ -1,8 +1,8 @@
 """Models without input embeddings cannot be loaded with torchao.
 
 Symptom: ``from_pretrained`` of ClapModel, or of Kandinsky's MultilingualCLIP, with ``TorchAoConfig`` ends in
-    NotImplementedError "`get_input_embeddings` not auto-handled for ClapModel"; with transformers 5 in RuntimeError
-    "We encountered some issues during automatic conversion of the weights". Without the config they load.
+    NotImplementedError "`get_input_embeddings` not auto-handled for ClapModel"; with transformers 5 in RuntimeError "We
+    encountered some issues during automatic conversion of the weights". Without the config they load.
 Cause: for each weight that it quantizes, torchao's quantizer asks the model for its input embeddings, to see whether
     the weight is theirs. A model of several encoders, or of one under another name, raises.
 Upstream: not reported; transformers 4.51.3 did not ask.
@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from ...engine.draft import Draft
 
 FIX = Fix(
+    __doc__,
     id="transformers-torchao-embeddings",
-    title="models without input embeddings cannot be loaded with torchao",
     module="transformers.quantizers.quantizer_torchao",
     claims={"transformers": ">=4.52.1,<=5.23.0", "torchao": ""},
-    upstream=(),
-    symptom="NotImplementedError: `get_input_embeddings` not auto-handled for ClapModel; please override in the "
-    "subclass.",
     patterns=("not auto.handled for",),
     frames=("transformers/quantizers/quantizer_torchao.py", "transformers/integrations/torchao.py"),
     since="0.1.0",
