@@ -66,8 +66,8 @@ def revert(*ids: str) -> "Board":
     """Remove fixes; all of them, or those named.  They stay removed until `apply`.
 
     A patch that other code has wrapped stays installed: its state is "overwritten", and the reason names that code.
-    A patch without which a live model would be damaged for good stays "applied", and the reason says so: a 4-bit model
-    under sequential offload, an 8-bit model under model offload. Other offloaded models may need `apply` to run again.
+    A patch that a live offloaded model needs stays "applied", and the reason says so: models of bitsandbytes, quanto,
+    torchao and GGUF under sequential, model or group offload, and any model that is group-offloaded to disk.
 
     Args:
         ids: ids of fixes or names of their targets, as `status` lists them.

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-__all__ = ["Inventory", "Look", "brought", "has_inventory", "inventory_of", "is_brought"]
+__all__ = ["INVENTORY", "Inventory", "Look", "brought", "has_inventory", "inventory_of", "is_brought"]
 
 # What an 8-bit layer keeps of the outliers of its last input.
 _OF_THE_LAST_INPUT = ("subB", "idx")
-_INVENTORY = "_quantfix_inventory"
+INVENTORY = "_quantfix_inventory"
 _contents = itemgetter("_modules", "_parameters", "_buffers")
 _values = dict.values
 _flat = chain.from_iterable
@@ -333,7 +333,7 @@ class Inventory:
 
 def inventory_of(group: Any, dropping: bool) -> tuple[Inventory, Look]:
     """What is to be moved of ``group``, and how it is now; see `Inventory.search`."""
-    known: Inventory | None = vars(group).get(_INVENTORY)
+    known: Inventory | None = vars(group).get(INVENTORY)
     if known is not None and not is_on_disk(group):
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
             look = known.look(group, dropping)
@@ -341,18 +341,18 @@ def inventory_of(group: Any, dropping: bool) -> tuple[Inventory, Look]:
             return known, look
     inventory = Inventory()
     look = inventory.search(group, known, dropping)
-    setattr(group, _INVENTORY, inventory)
+    setattr(group, INVENTORY, inventory)
     return inventory, look
 
 
 def has_inventory(group: Any) -> bool:
     """Whether ``group`` is moved by this package."""
-    return _INVENTORY in vars(group)
+    return INVENTORY in vars(group)
 
 
 def brought(group: Any) -> list[Any]:
     """The tensors of ``group`` on its device, where it was onloaded by this package and not offloaded since."""
-    known: Inventory | None = vars(group).get(_INVENTORY)
+    known: Inventory | None = vars(group).get(INVENTORY)
     return [] if known is None else known.brought
 
 

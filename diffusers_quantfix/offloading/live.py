@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["four_bit_on_meta", "offloaded_eight_bit"]
+__all__ = ["four_bit_on_meta", "gguf_on_meta", "moved_groups", "offloaded_eight_bit", "quanto_on_meta"]
 
 _MODEL_HOOKS = ("CpuOffload", "CustomOffloadHook")
 _UNTIL = "delete it or take its hooks off (pipe.remove_all_hooks()), then call revert() again"
@@ -42,6 +42,46 @@ def offloaded_eight_bit() -> str:
         ):
             return f"an 8-bit model is under model offload and would lose its scales; {_UNTIL}"
     return ""
+
+
+def gguf_on_meta() -> str:
+    """A sentence if a GGUF model is under sequential offload."""
+    return _on_meta("GGUFParameter", "GGUF")
+
+
+def quanto_on_meta() -> str:
+    """A sentence if a model of quanto is under sequential offload."""
+    return _on_meta("QTensor", "quanto")
+
+
+def moved_groups() -> str:
+    """A sentence if a group of diffusers' group offloading is moved by this package: quantized, or on the disk."""
+    from .group_tensors import FILE
+    from .inventory import INVENTORY
+
+    upstream = sys.modules.get("diffusers.hooks.group_offloading")
+    kind: Any = (namespace(upstream) or {}).get("ModuleGroup")
+    for value in objects_of(gc.get_objects, but=PLAIN) if isinstance(kind, type) else ():
+        if issubclass(type(value), kind) and {FILE, INVENTORY} & (namespace(value) or {}).keys():
+            return (
+                "a quantized model is group-offloaded, or a model to disk, and only this package brings it to its "
+                "device again; delete it, then call revert() again"
+            )
+    return ""
+
+
+def _on_meta(name: str, said: str) -> str:
+    for module in _modules():
+        for weight in list(_held(module, "_parameters").values()):
+            if any(class_name(cls) == name for cls in mro(type(weight))) and _is_meta(weight):
+                return f"a {said} model is offloaded and would not come to its device any more; {_UNTIL}"
+    return ""
+
+
+def _is_meta(weight: Any) -> bool:
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        return issubclass(type(weight), torch.Tensor) and bool(weight.is_meta)
 
 
 def _modules() -> Iterator[Any]:

@@ -7,8 +7,15 @@ import gc
 import pytest
 
 import diffusers_quantfix as qf
+from tests.gate import unmet
+from tests.marks import rest_is_whole
 from tests.rig import models
+from tests.sweep.backends import BACKENDS
+from tests.sweep.placements import OFFLOADS, PLACEMENTS
 from tests.tools.pipelines import flux
+
+LEAF, BLOCK = {"offload_type": "leaf_level"}, {"offload_type": "block_level", "num_blocks_per_group": 1}
+DISK = {"disk, leaf": LEAF, "disk, block": BLOCK, "disk, leaf, stream": {**LEAF, "use_stream": True}}
 
 
 @pytest.fixture
@@ -44,3 +51,53 @@ def test_a_patch_without_which_a_live_model_would_be_damaged_stays(
     gc.collect()
     assert {answer.id: answer.state for answer in qf.revert().answers}[stays] == "disabled"
     assert {answer.id: answer.state for answer in qf.apply().answers}[stays] == "applied"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return models.saved(models.flux_transformer(), tmp_path_factory.mktemp("flux"))
+
+
+def place(pipe, placement, gpu, folder):
+    here = gpu.devices[0]
+    if placement not in DISK:
+        return PLACEMENTS[placement](pipe, here, gpu.devices[-1])
+    pipe.transformer.enable_group_offload(
+        onload_device=here, offload_device="cpu", offload_to_disk_path=str(folder / "disk"), **DISK[placement]
+    )
+    return here
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the sweep is about the newest releases")
+@pytest.mark.parametrize(
+    ("backend", "placement"),
+    rest_is_whole(
+        [(backend, placement) for backend in BACKENDS for placement in [*sorted(OFFLOADS), *DISK]
+         if not (placement in DISK and backend.startswith(("quanto", "torchao")))],
+        ("bnb-nf4", "group, leaf"), ("bnb-int8", "group, block, stream"), ("gguf", "sequential"),
+        ("plain", "disk, leaf"), ("gguf", "disk, block"), ("quanto-int8", "sequential"),
+        ("torchao-int8", "group, leaf, stream"),
+    ),
+)  # fmt: skip
+def test_every_offloaded_model_runs_after_revert_and_after_apply(
+    gpu, applied_again, tmp_path, saved, backend, placement
+):
+    """Before: an error of upstream, and groups on the disk computed with uninitialized memory, also after `apply`."""
+    import torch
+
+    pipe = models.flux_pipeline(BACKENDS[backend](saved, torch.bfloat16, None))
+    device = place(pipe, placement, gpu, tmp_path)
+
+    def run(pipe):
+        return models.call_flux(pipe, device=device, dtype=torch.bfloat16).cpu()
+
+    wanted = run(pipe)
+    for _ in range(2):
+        for answer in qf.revert().answers:
+            assert answer.state != "applied" or "not removed by revert(): " in answer.reason
+        assert torch.equal(run(pipe), wanted) and torch.equal(run(pipe), wanted), "after revert()"
+        qf.apply()
+        assert torch.equal(run(pipe), wanted), "after apply()"
+    del pipe
+    gc.collect()
+    assert not [answer.id for answer in qf.revert().answers if answer.state == "applied"]

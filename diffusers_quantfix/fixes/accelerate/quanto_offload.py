@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import quanto_on_meta as in_use  # noqa: F401
 from ...weights.places import parameters_at
 
 TYPE_CHECKING = False

@@ -20,6 +20,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import gguf_on_meta as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,

@@ -19,6 +19,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...offloading import groups
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,

@@ -21,6 +21,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.groups import version_of
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False

@@ -25,6 +25,7 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.disk import is_mapped, leave_file, map_to_disk
 from ...offloading.groups import offload, onload
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False

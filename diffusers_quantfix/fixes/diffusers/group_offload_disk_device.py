@@ -17,6 +17,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
 
 TYPE_CHECKING = False

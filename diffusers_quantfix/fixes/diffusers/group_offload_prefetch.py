@@ -22,6 +22,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.inventory import brought, has_inventory
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.transfers import (
     compute_stream,
     end_transfer,

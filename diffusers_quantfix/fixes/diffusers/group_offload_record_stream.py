@@ -16,6 +16,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.transfers import compute_stream
 
 FIX = Fix(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.transfers import is_waited_for, send_back
 from ...offloading.uncompiled import uncompiled
 
