@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
-from tests.fixes.callers import interrupt
+from tests.fixes.callers import Interrupted, interrupt
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import modes, net, offload
 from tests.rig import models
@@ -70,6 +70,37 @@ def test_skipped_blocks(gpu, kind, skipped, mode):
         model.skipped = twin.skipped = now
         assert torch.equal(run(model, device), run(twin, device)), "after an interruption"
         assert_nothing_left(model)
+
+
+@streams
+@pytest.mark.parametrize("kind", ["plain", "4-bit"])
+def test_a_model_that_is_changed_after_a_stopped_pass(gpu, kind, mode):
+    """As by a LoRA: the hooks come off, and on again with the same stream. What was fetched has new parameters."""
+    reapply = getattr(diffusers.hooks.group_offloading, "_maybe_remove_and_reapply_group_offloading", None)
+    if reapply is None:
+        pytest.skip("this diffusers never takes the hooks off")
+    device = gpu.devices[0]
+    model, twin = build(kind, device), build(kind, device)
+    offload(model, device, mode)
+    for _ in range(2):
+        run(model, device)
+    for at in range(3):
+
+        def stops(module, args):
+            raise Interrupted
+
+        handle = model.blocks[at][1].register_forward_pre_hook(stops)
+        with pytest.raises(Interrupted):
+            run(model, device)
+        handle.remove()
+        for one in (model, twin):
+            for layer in (one.blocks[at][2], one.blocks[at + 1][0]):
+                layer.bias = torch.nn.Parameter(layer.bias.cpu() * 2)
+        reapply(model)
+        twin.to(device)
+        for _ in range(3):
+            assert torch.equal(run(model, device), run(twin, device))
+            assert_nothing_left(model)
 
 
 ATTENTION = {"spatial_attention_block_skip_range": 2, "current_timestep_callback": lambda: 500}

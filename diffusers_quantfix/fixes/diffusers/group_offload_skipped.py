@@ -92,7 +92,18 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
         return post_forward
 
+    def make_deinitialize(original):
+        def deinitalize_hook(self, module):
+            # The stream outlives the group: hooks that are applied again have the same one.
+            stream = self.group.stream
+            if stream is not None and vars(stream).get(_FETCHED) is self.group:
+                delattr(stream, _FETCHED)
+            return original(self, module)
+
+        return deinitalize_hook
+
     draft.wrap_plain(hook, "pre_forward", make_pre_forward)
+    draft.wrap_plain(hook, "deinitalize_hook", make_deinitialize)
     draft.wrap_plain(hook, "post_forward", make_post_forward)
     draft.wrap_plain(lazy, "post_forward", make_traced)
 
