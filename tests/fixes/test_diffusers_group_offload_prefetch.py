@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests import rig
 from tests.fixes import eight_bit, four_bit
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, LEAF, LOW, RECORD, STREAM, assert_left, net, offload, stop
 from tests.gate import unmet
+from tests.rig.fixtures import require_rig
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
@@ -140,6 +142,30 @@ def test_weights_that_are_changed_after_a_stopped_pass(gpu, mode):
                     parameter.data.mul_(1.5)
         for _ in range(2):
             assert_output(model, device, run(twin, device))
+
+
+@modes
+@kinds
+def test_a_weight_that_is_changed_while_it_is_copied(kind, mode):
+    """The program should have waited, and the devices say so; but what was copied meanwhile is never used."""
+    require_rig()
+    with rig.devices(late=True):
+        device = torch.device("cuda", 0)
+        model, twin = build(kind, device), build(kind, device)
+        offload(model, device, mode)
+        for _ in range(2):
+            run(model, device)
+        for at in range(len(model.blocks) - 1):
+            model.stops_at = at
+            with pytest.raises(Stopped):
+                run(model, device)
+            model.stops_at = None
+            for one in (model, twin):
+                following = one.blocks[at][2] if "leaf_level" in mode.values() else one.blocks[at + 1][0]
+                following.bias.data.mul_(1.5)
+            for _ in range(2):
+                assert_output(model, device, run(twin, device))
+        assert {hazard.kind for hazard in rig.hazards()} <= {"changed source"}
 
 
 @pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | RECORD], ids=["block", "block-record"])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import rig
 from tests.pipelines import inputs
 from tests.pipelines.forked import forked
 from tests.pipelines.outcomes import EXACT, compare, outcome
@@ -112,6 +113,7 @@ class Source:
             said = compare(outputs, self.expected)
             if said != EXACT:
                 break
+        rig.assert_waited()
         return said
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import traceback
+
 import torch
 
 from tests import rig
@@ -12,3 +16,12 @@ if not torch.cuda.is_available():
 
     _devices = rig.devices()
     _devices.__enter__()
+
+
+@atexit.register
+def _end() -> None:
+    try:
+        rig.assert_waited()
+    except AssertionError:  # which the interpreter ignores here
+        traceback.print_exc()
+        os._exit(1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import rig
 from tests.programs import processes
 from tests.programs.processes import Hung
 
@@ -115,7 +116,9 @@ def _once(
     copy = side / f"{program}.py"
     copy.write_text(head + text, encoding="utf-8")
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "DIFFUSERS_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "DIFFUSERS_")) or name == rig.LATE
     }
     kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
     kept["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{kept.get('PATH', '')}"

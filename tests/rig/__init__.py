@@ -24,13 +24,16 @@ Importing this package imports neither torch nor anything else of weight.
 from __future__ import annotations
 
 from .api import (
+    LATE,
     Traffic,
     allocated,
     are_on,
+    assert_waited,
     bring_the_libraries_back,
     device_count,
     devices,
     hazards,
+    is_late_asked_for,
     load,
     overlapping,
     peak,
@@ -40,13 +43,16 @@ from .api import (
 )
 
 __all__ = [
+    "LATE",
     "Traffic",
     "allocated",
     "are_on",
+    "assert_waited",
     "bring_the_libraries_back",
     "device_count",
     "devices",
     "hazards",
+    "is_late_asked_for",
     "load",
     "overlapping",
     "peak",

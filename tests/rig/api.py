@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from . import build, toolchain, without_cuda
 from .accelerator import KEY, KIND
 
 _HOST = -1
+LATE = "DIFFUSERS_QUANTFIX_RIG_LATE"
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ def load() -> bool:
 
 
 @contextlib.contextmanager
-def devices(late: bool = False) -> Iterator[None]:
+def devices(late: bool | None = None) -> Iterator[None]:
     """Have two CUDA devices inside the block and none after it.
 
     Args:
-        late: whether they take time, see `tests.rig.late`; `hazards` tells who did not wait for them.
+        late: whether they take time, see `tests.rig.late`; `hazards` tells who did not wait for them. None: as
+            `is_late_asked_for` says.
     """
+    late = is_late_asked_for() if late is None else late
     if reason := unavailable_reason():
         raise RuntimeError(f"the rig is not available: {reason}")
     from . import attention, bindings, bitsandbytes_native, bitsandbytes_ops, caches, collectives, operators
@@ -78,6 +82,7 @@ def devices(late: bool = False) -> Iterator[None]:
         attention.install(undo)
         reset()
         if late:
+            undo.set(sys.modules[__name__], "_late", True)
             time.watch(undo)
         yield
 
@@ -107,7 +112,7 @@ def _not_collecting() -> Iterator[None]:
             gc.enable()
 
 
-_on = False
+_on = _late = False
 _modules_aside = 0
 _a_program_froze = False
 _freeze, _unfreeze = gc.freeze, gc.unfreeze
@@ -164,11 +169,23 @@ def are_on() -> bool:
     return _on
 
 
+def is_late_asked_for() -> bool:
+    """Whether the variable `LATE` is "1": all devices of the process take time."""
+    return os.environ.get(LATE) == "1"
+
+
 def hazards() -> list:
     """The `late.Hazard` objects since the devices were last switched on late, empty where nobody had to wait."""
     from . import late
 
     return late.hazards()
+
+
+def assert_waited() -> None:
+    """Raise AssertionError with the `hazards`, if there are any and the devices are on and take time."""
+    if _late and (found := hazards()):
+        text = "\n".join(map(str, found))
+        raise AssertionError(f"who did not wait for the devices, {len(found)} times:\n{text}")
 
 
 def device_count() -> int:

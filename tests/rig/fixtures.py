@@ -1,8 +1,8 @@
 """The ``gpu`` fixture: CUDA devices to test on, real ones where there are any and the rig's otherwise.
 
-Listed in ``pytest_plugins`` of the top conftest. With ``--late`` the rig's devices take time, and a test fails where
-its program does not wait for them (`tests.rig.late`); a test that is marked ``late(needs=...)`` always
-runs so, with the package and where the release is as it says.
+Listed in ``pytest_plugins`` of the top conftest. Where the rig's devices take time (`tests.rig.late`), a test fails if
+its program does not wait for them; a test that is marked ``late(needs=...)`` always runs so, with the package and where
+the release is as it says.
 With ``DIFFUSERS_QUANTFIX_REQUIRE_RIG=1`` (CI) a missing rig fails the tests that need it; otherwise they are skipped
 with the reason.
 """
@@ -25,47 +25,33 @@ with contextlib.suppress(toolchain.Unavailable):
     without_cuda.keep_out()
 accelerator.rename_in_tests()
 
+_DEVICES = {"gpu", "rig_devices"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Load the rig before the first test: autograd counts the devices at the first backward pass, and only then."""
-    if any({"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ())) for item in items):
+    if any(_DEVICES & set(getattr(item, "fixturenames", ())) for item in items):
         rig.load()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--late",
-        action="store_true",
-        help="the rig's devices take time, and a test whose program does not wait for them fails",
-    )
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function):
     """Inside of `tests.sides`, so that a hazard is what a test shows."""
     result = yield
-    if rig.are_on() and _is_late(pyfuncitem):
-        _no_hazards(rig.hazards())
+    if _DEVICES & set(pyfuncitem.fixturenames):  # else a test has devices of its own, and plants hazards
+        rig.assert_waited()
     return result
 
 
 def _is_late(item: pytest.Item) -> bool:
-    """Whether the devices of a test take time; a test of its own devices decides for itself."""
-    if not {"gpu", "rig_devices"} & set(getattr(item, "fixturenames", ())):
-        return False
-    if item.config.getoption("--late"):
+    """Whether the devices of a test take time."""
+    if rig.is_late_asked_for():
         return True
     mark = item.get_closest_marker("late")
     if mark is None or unmet(mark.kwargs["needs"]):
         return False
     # Upstream's own hazards are no symptom of the fix that a test is about, unless it says that they are.
     return item.config.getoption("--side") == "patched" or mark.kwargs.get("shows_bare", False)
-
-
-def _no_hazards(hazards: list) -> None:
-    if hazards:
-        text = "\n".join(map(str, hazards))
-        raise AssertionError(f"who did not wait for the devices, {len(hazards)} times:\n{text}")
 
 
 class RigDevices:

@@ -20,13 +20,15 @@ torch:
 Two accesses to the same bytes, one of them a write, of which neither waited for the other, are a `Hazard`, whether or
 not they happened in the wrong order. It names both ends as places in the program.
 
-All tests that ask for ``gpu`` or ``rig_devices`` run so with ``pytest --late``, and fail if there is a hazard; those
-that are marked ``late(needs="diffusers>=...")`` always do, with the package and such a release. Random programs are in
-`tests.late`, and cases of ``verify`` can run so, too:
+With ``DIFFUSERS_QUANTFIX_RIG_LATE=1`` all programs on the rig run so, and fail if there is a hazard (cases of
+``verify`` only by what they compute); tests that are marked ``late(needs="diffusers>=...")`` always do, with the
+package and such a release. Random programs are in `tests.late`.
 
-    python -m pytest --late tests/fixes/test_diffusers_group_offload_bnb.py
-    python -m tests.late
-    DIFFUSERS_QUANTFIX_RIG_LATE=1 python -m diffusers_quantfix verify --rig diffusers-group-offload-bnb
+    export DIFFUSERS_QUANTFIX_RIG_LATE=1
+    python -m pytest tests/fixes/test_diffusers_group_offload_bnb.py    # any tests
+    python -m tests.pipelines --family flux --placement "group, leaf, stream"
+    python -m tests.soak
+    python -m diffusers_quantfix verify --rig diffusers-group-offload-bnb
 
 It is all in C++ (``backend/late.h``), below autograd, inference mode, threads and compiled graphs: operators of the
 devices tell of their arguments in the rig's kernels, those of the host in a callback of torch's profiler.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import rig
 from tests.fixes import lora_models
 from tests.rig import models
 from tests.sweep.backends import BACKENDS
@@ -197,6 +198,7 @@ def run(
         if number == len(cycles) // 2:  # by then what a library keeps once is kept
             tensors, host = soak.tensors(), host_bytes()
         say("\n".join(found) or f"{number} of {len(cycles)}: {plan}: {host_bytes() >> 20} MiB")
+        rig.assert_waited()
     say(f"after the last cycle: {soak.device_bytes()}; {host_bytes() >> 20} MiB of host memory")
     if more := soak.tensors() - (tensors or Counter()):
         wrong.append(f"more tensors than after half of the cycles: {dict(more)}")

@@ -38,6 +38,7 @@ def case(work: str) -> str | None:
             try:
                 model(inputs)
             except Stopped:
+                torch.cuda.synchronize()  # what is being copied must not be changed
                 model.layers[1].weight.data.mul_(1.5)
             model.passes = 3
             return model(inputs).cpu()
