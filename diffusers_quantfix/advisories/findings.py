@@ -10,7 +10,7 @@ from ..engine.versions import installed_version
 from ..fixes import DISTRIBUTIONS
 from ..fixes.targets import declarations
 from .libraries import SELF
-from .ranges import alternatives, comparable, exact_version, inside, overlap
+from .ranges import alternatives, comparable, exact_version, inside, last_seen, overlap
 from .supported import RELEASES, TORCH, outside
 
 TYPE_CHECKING = False
@@ -37,16 +37,21 @@ class Finding:
         verdict: "affected" when every version is known, else "may be affected".
         why: the versions or ranges that fit, as a sentence.
         patched: whether the diffusers-quantfix that the same pins demand patches it.
+        if_same_code: whether that one patches it only if the code is the same as where the fix was proved: a pinned
+            release is newer than all in which the bug was seen, and versions alone do not say more.
     """
 
-    __slots__ = ("fix", "patched", "target", "verdict", "why")
+    __slots__ = ("fix", "if_same_code", "patched", "target", "verdict", "why")
 
-    def __init__(self, fix: Fix, target: Target, verdict: str, why: str, patched: bool) -> None:
+    def __init__(
+        self, fix: Fix, target: Target, verdict: str, why: str, patched: bool, if_same_code: bool = False
+    ) -> None:
         self.fix = fix
         self.target = target
         self.verdict = verdict
         self.why = why
         self.patched = patched
+        self.if_same_code = if_same_code
 
     @property
     def id(self) -> str:
@@ -60,6 +65,7 @@ class Finding:
             "verdict": self.verdict,
             "why": self.why,
             "patched": self.patched,
+            "if_same_code": self.if_same_code,
         }
 
 
@@ -109,9 +115,10 @@ def findings(
     found = []
     for fix in declarations():
         for target in fix.targets:
-            verdict, why = _judge(target, pins, () if complete else BROUGHT_ALONG)
+            verdict, why, newer = _judge(target, pins, () if complete else BROUGHT_ALONG)
             if verdict:
-                found.append(Finding(fix, target, verdict, why, _patches(fix, ours)))
+                patched = _patches(fix, ours)
+                found.append(Finding(fix, target, verdict, why, patched and not newer, patched and newer))
     return found
 
 
@@ -142,7 +149,8 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
             if exact and inside(f">{version}", pin) == "yes":
                 sentences.append(
                     f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
-                    "what is not fixed there is not listed, and is patched only if its code is unchanged"
+                    "a bug that no release fixes may be there, and is patched only if the code that its fix relies on "
+                    "is the same"
                 )
     return sentences
 
@@ -153,31 +161,38 @@ def _patches(fix: Fix, ours: str | None) -> bool:
     return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
 
 
-def _judge(target: Target, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple[str, str]:
+def _judge(target: Target, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple[str, str, bool]:
+    """(verdict, why, whether a pin is newer than the releases in which the bug was seen); empty where it is not
+    affected."""
     library = next(iter(target.claims))  # the one that owns the target stands first
     if canonicalize_name(library) not in pins:
-        return "", ""
-    certain = True
+        return "", "", False
+    certain, newer = True, False
     why = []
     for distribution, claim in target.claims.items():
         pin = pins.get(canonicalize_name(distribution))
         if pin is None:
             if distribution not in unnamed:
-                return "", ""
+                return "", "", False
             certain = False
             why.append(f"{distribution} is not named")
             continue
         fits = inside(claim, pin)
-        if not fits:
-            return "", ""
+        said = f"{distribution} {pin.removeprefix('==').replace('|| ==', 'or ') or '(any version)'}"
+        last = last_seen(claim)
+        if not fits and last and inside(f">{last}", pin) == "yes":
+            certain, newer = False, True
+            said += f", newer than {last}, the newest release with the bug that is known"
+        elif not fits:
+            return "", "", False
         certain = certain and fits == "yes"
-        why.append(f"{distribution} {pin.removeprefix('==').replace('|| ==', 'or ') or '(any version)'}")
+        why.append(said)
     reached = [
         inside(f">={version}", pins.get(canonicalize_name(name), ""))
         for name, version in fixing_releases(target).items()
     ]
     if reached and all(reached):
         if all(answer == "yes" for answer in reached):
-            return "", ""
+            return "", "", False
         certain = False
-    return (AFFECTED if certain else MAYBE), ", ".join(why)
+    return (AFFECTED if certain else MAYBE), ", ".join(why), newer

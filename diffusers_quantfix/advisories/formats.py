@@ -52,7 +52,7 @@ class Report:
             found,
             key=lambda one: (
                 kinds.index(one.fix.harm),
-                one.patched,
+                one.patched or one.if_same_code,
                 one.verdict != AFFECTED,
                 one.fix.id,
                 one.id,
@@ -84,7 +84,11 @@ class Report:
 def remedy(finding: Finding) -> str:
     """What patches or fixes a finding, as the part of a sentence."""
     fixed_in = finding.target.fixed_in
-    patched = f"patched by {SELF}, which is pinned here" if finding.patched else f"not patched: add {SELF}"
+    patched = f"not patched: add {SELF}"
+    if finding.patched or finding.if_same_code:
+        patched = f"patched by {SELF}, which is pinned here"
+    if finding.if_same_code:
+        patched += ", if the code is the same as in the newest release with the bug that is known"
     return f"{patched}; " + (f"fixed in {fixed_in}" if fixed_in else "fixed by no release yet")
 
 

@@ -45,6 +45,12 @@ def both(first: str, second: str) -> str:
     return either(joined or [*alternatives(first), *alternatives(second)])
 
 
+def last_seen(specifier: str) -> str:
+    """The newest release that an open claim holds: the version of its ``<=``; empty for a closed or unbounded one."""
+    bounds = [part.strip()[2:] for part in specifier.split(",") if part.strip().startswith("<=")]
+    return bounds[0] if len(bounds) == 1 else ""
+
+
 @functools.lru_cache(maxsize=1024)
 def comparable(specifier: str) -> bool:
     """Whether every version of a specifier can be compared: ``===weird`` and 5000 digits cannot."""

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 RELEASES = {
     "diffusers": ("0.31.0", "0.42.1"),
-    "transformers": ("4.44.2", "5.23.0"),
+    "transformers": ("4.44.2", "5.24.0"),
     "accelerate": ("0.34.2", "1.15.0"),
     "bitsandbytes": ("0.43.0", "0.50.2"),
     "optimum-quanto": ("0.2.5", "0.2.7"),

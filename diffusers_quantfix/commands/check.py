@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     from ..advisories.findings import Finding
 
 EXIT_CODES = (
-    f"0 no known bug, or each is patched by the {SELF} that the same files pin; 1 a bug is not patched, or there "
-    "is one under --fail-on any; 2 an input that cannot be read or contains no requirement, or wrong usage"
+    f"0 no known bug, or each is patched by the {SELF} that the same files pin, in releases that it does not know if "
+    "their code is the same; 1 a bug is not patched, or there is one under --fail-on any; 2 an input that cannot be "
+    "read or contains no requirement, or wrong usage"
 )
 
 _MARK = 16
+SAME_CODE = (
+    "if same code"  # affected, and patched if the code is the same as in the releases that were tested
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +149,11 @@ def examine(options: argparse.Namespace, ignored: list[str]) -> Report:
     found = [finding for finding in every if finding.id not in ignored]
     return Report(
         found=found,
-        failing=[finding for finding in found if options.fail_on == "any" or not finding.patched],
+        failing=[
+            finding
+            for finding in found
+            if options.fail_on == "any" or not (finding.patched or finding.if_same_code)
+        ],
         upgrades=upgrades(pins, found, reading.complete),
         notes=[*of_pins(pins), *unknown_releases(pins), *reading.notes],
         pins=pins,
@@ -178,13 +186,15 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
     if not report.found:
         return lines if absent else ["no known bug in these versions", *lines]
     count = len(_by_fix(report.found))
-    open_ = len(_by_fix(finding for finding in report.found if not finding.patched))
+    open_ = len(_by_fix(one for one in report.found if not (one.patched or one.if_same_code)))
+    same = len({one.fix.id for one in report.found if one.if_same_code})
+    more = f", {same} patched if the code is the same" if same else ""
     advice = f": add {SELF}" if open_ else ""
     explain = "" if options.explain else " (details: --explain)"
     return [
         *lines,
         "",
-        f"{count} known bug{'s' * (count != 1)}, {open_} not patched{advice}{explain}",
+        f"{count} known bug{'s' * (count != 1)}{more}, {open_} not patched{advice}{explain}",
     ]
 
 
@@ -198,7 +208,10 @@ def _by_fix(found: Iterable[Finding]) -> list[list[Finding]]:
 
 def _line(group: list[Finding]) -> str:
     verdicts = {finding.verdict for finding in group}
-    mark = "patched" if group[0].patched else AFFECTED if AFFECTED in verdicts else group[0].verdict
+    if all(finding.patched or finding.if_same_code for finding in group):
+        mark = SAME_CODE if any(finding.if_same_code for finding in group) else "patched"
+    else:
+        mark = AFFECTED if AFFECTED in verdicts else group[0].verdict
     return f"{mark:<{_MARK}}{group[0].fix.id}: {group[0].fix.title}"
 
 

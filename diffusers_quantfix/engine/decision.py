@@ -150,8 +150,11 @@ class Decider:
         answer.needs = later.needs
         return answer
 
-    def _not_proved(self, name: str, verdict: Verdict) -> str:
-        """Why a fix is not proved in releases outside its claim, as a phrase; empty where it is, by the same code."""
+    def _not_proved(self, name: str, verdict: Verdict, thorough: bool = False) -> str:
+        """Why a fix is not proved in releases outside its claim, as a phrase; empty where it is, by the same code.
+
+        ``thorough``, for a report: also where code is now that has moved.
+        """
         if not verdict.above:
             return "not touched"
         if self._claimed():
@@ -159,10 +162,11 @@ class Decider:
         changes = self._proofs.changes(name, verdict.outside)
         if changes is None:
             return "not touched"
+        if not changes:
+            return ""
+        shown = [self._proofs.with_place(phrase) if thorough else phrase for phrase in changes[:2]]
         more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-        return (
-            f"not touched: since {self._proved_on(verdict)} {', '.join(changes[:2])}{more}" if changes else ""
-        )
+        return f"not touched: since {self._proved_on(verdict)} {', '.join(shown)}{more}"
 
     def _proved_on(self, verdict: Verdict) -> str:
         """The releases on whose code the fixes were proved, of the distributions outside a claim."""
@@ -185,7 +189,18 @@ class Decider:
             answer.title = answer.id
         else:
             answer.title, answer.upstream = said.title, said.upstream
+        if answer.state == states.CANDIDATE and answer.above:
+            answer.reason = self._reason_now(answer)
         return answer
+
+    def _reason_now(self, answer: Answer) -> str:
+        """The reason of a candidate now that more of its library may be imported."""
+        try:
+            verdict = judge(self._targets[answer.id].claims)
+            why_not = self._not_proved(answer.id, verdict, thorough=True)
+        except Exception:
+            return answer.reason
+        return self._candidate(answer.id, verdict, why_not).reason if why_not else answer.reason
 
     def in_use(self, name: str) -> str:
         """Why an installed fix must not be removed now, as a sentence; empty where it may."""

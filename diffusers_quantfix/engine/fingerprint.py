@@ -12,6 +12,7 @@ times as long.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import re
 
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["block_at", "definition", "module", "of_interface", "of_text", "of_tree", "text_hash"]
+__all__ = [
+    "block_at",
+    "definition",
+    "given_to_self",
+    "module",
+    "of_function",
+    "of_interface",
+    "of_text",
+    "of_tree",
+    "text_hash",
+]
 
 # Fields that say nothing about behaviour, or that not every Python has. An empty field is left out, too.
 _IGNORED = frozenset(
@@ -36,9 +47,12 @@ _IGNORED = frozenset(
         "type_comment",
     )
 )
-# Of a string that is not raw. Any other warns the program when it is parsed; a mark keeps it different from `\\\\.`.
+# An unknown escape in a string that is not raw warns the program when it is parsed: whatever looks like one is parsed
+# as two backslashes between marks, of which the value of a raw string keeps both, and is put back then.
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtvxNuU01234567")
+_MARK = "\x01"
+_MARKED = re.compile(rf"{_MARK}\\{{1,2}}{_MARK}")
 
 
 def of_text(text: str) -> str:
@@ -55,6 +69,21 @@ def of_tree(tree: ast.AST) -> str:
     return _digest("".join(_parts(tree)).encode("utf-8", "backslashreplace"))
 
 
+def of_function(tree: ast.AST, name: str, called: bool = False) -> str:
+    """The fingerprint that a function would have under another name; empty for what is no function.
+
+    Args:
+        tree: its syntax tree.
+        name: the other name.
+        called: that of its interface.
+    """
+    if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return ""
+    renamed = copy.copy(tree)
+    renamed.name = name
+    return of_interface(renamed) if called else of_tree(renamed)
+
+
 def of_interface(tree: ast.AST) -> str:
     """The fingerprint of what a caller of a function, or an heir of a class, sees of it.
 
@@ -63,7 +92,7 @@ def of_interface(tree: ast.AST) -> str:
     """
     if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return of_tree(tree)
-    attributes = sorted(_given_to_self(tree)) if tree.name == "__init__" else []
+    attributes = sorted(given_to_self(tree)) if tree.name == "__init__" else []
     outside = (*tree.decorator_list, tree.args)
     text = "".join(part for node in outside for part in _parts(node))
     return _digest(
@@ -71,7 +100,8 @@ def of_interface(tree: ast.AST) -> str:
     )
 
 
-def _given_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+def given_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The attributes that a method assigns to its first argument."""
     first = (*function.args.posonlyargs, *function.args.args)[:1]
     return {
         node.attr
@@ -127,7 +157,15 @@ def block_at(lines: list[str], first: int) -> str:
 
 
 def _marked(escape: re.Match[str]) -> str:
-    return escape[0] if escape[1] in _KNOWN_ESCAPES else f"\\\\\ue000{escape[1]}"
+    return escape[0] if escape[1] in _KNOWN_ESCAPES else f"{_MARK}\\\\{_MARK}{escape[1]}"
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, str) and _MARK in value:
+        return _MARKED.sub(r"\\", value)
+    if isinstance(value, bytes) and _MARK.encode() in value:
+        return _MARKED.sub(r"\\", value.decode("latin-1")).encode("latin-1")
+    return value
 
 
 def _digest(data: bytes) -> str:
@@ -149,7 +187,7 @@ def _parts(node: Any) -> Iterator[str]:
         yield ")"
         return
     if isinstance(node, ast.Constant):
-        yield f"Constant({type(node.value).__name__}:{node.value!r})"
+        yield f"Constant({type(node.value).__name__}:{_unmarked(node.value)!r})"
         return
     if isinstance(node, ast.JoinedStr):
         yield "JoinedStr("

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from .errors import Undecided
-from .target import finished
+from .target import finished, is_missing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Proofs:
         self._data: dict[str, Any] = {}
         # Piece -> the phrase that says what has changed, empty where nothing has, while its module is this one.
         self._known: dict[str, tuple[Any, str]] = {}
+        # Piece that is gone -> how many modules were imported when it was looked for, and where it was found.
+        self._moved: dict[str, tuple[int, str]] = {}
 
     def release(self, distribution: str) -> str:
         """The release of a distribution in which the code was recorded; empty where none was."""
@@ -68,9 +70,22 @@ class Proofs:
             self._look_at(home)
         return list(dict.fromkeys(filter(None, (self._known[name][1] for name in wanted))))
 
+    def with_place(self, phrase: str) -> str:
+        """A phrase of `changes`; of a function that is gone it says where its code is now, if that is imported."""
+        from .same_code import CALLED, GONE, moved_to
+
+        if not phrase.endswith(GONE):
+            return phrase
+        name, known, marks = phrase.removesuffix(GONE), len(sys.modules), self._read("pieces")
+        if self._moved.get(name, (0, ""))[0] != known:
+            places = (moved_to(one, marks[one], self._below) for one in (name, name + CALLED) if one in marks)
+            self._moved[name] = known, next(filter(None, places), "")
+        place = self._moved[name][1]
+        return f"{name} has moved to {place}" if place else phrase
+
     def _look_at(self, home: str) -> None:
         """Compare all pieces in one module at once, so that its file is read once and is not kept."""
-        from .same_code import Files, differences  # not loaded where every claim fits
+        from .same_code import GONE, Files, difference  # not loaded where every claim fits
 
         module = sys.modules.get(home)
         if module is None and _exists(home):
@@ -80,9 +95,9 @@ class Proofs:
             return
         files = Files()
         for name, mark in pieces.items():
-            phrase = next(iter(differences({name: mark}, files, self._below)), "")
+            phrase = difference(name, mark, files, self._below)
             # What a module that is being imported does not have yet may come.
-            passing = phrase.endswith(" is gone") and module is not None and finished(home) is None
+            passing = phrase.endswith(GONE) and module is not None and finished(home) is None
             self._known[name] = (None if passing else module), phrase
 
     def _read(self, part: str) -> Any:
@@ -103,11 +118,13 @@ class Proofs:
 
 
 def _exists(home: str) -> bool:
-    """Whether a module that is not imported could be; its package has to be there."""
+    """Whether a module that is not imported could be; where its package is not imported either, whether that could."""
     package = home.rpartition(".")[0]
+    if not package:
+        return not is_missing(home)
     parent = sys.modules.get(package)
     if parent is None:
-        return bool(package) and _exists(package)
+        return _exists(package)
     from importlib.machinery import PathFinder
 
     return PathFinder.find_spec(home, getattr(parent, "__path__", None)) is not None

@@ -18,17 +18,31 @@ import sys
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 
 from . import fingerprint
+from .foreign import foreign_home
 from .probe import home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["ABSENT", "CALLED", "Files", "differences", "find", "inner_function", "is_same", "mark"]
+__all__ = [
+    "ABSENT",
+    "CALLED",
+    "GONE",
+    "Files",
+    "difference",
+    "find",
+    "inner_function",
+    "is_same",
+    "mark",
+    "moved_to",
+]
 
 CALLED = "()"  # ends the name of a piece of which only the interface counts
+GONE = " is gone"  # ends the phrase for what is not there
 ABSENT = object()  # what `find` returns where there is nothing
+_COMPARED = 20  # functions of about the same length that may be the one that is gone
 _SIMPLE = (str, bytes, int, float, complex, type(None))
 
 
@@ -51,24 +65,28 @@ class Files:
         return lines
 
 
-def differences(
-    proved: Mapping[str, str], files: Files, below: Callable[[Any, str, Any], Any] | None = None
-) -> list[str]:
-    """What has changed since a fix was proved: one phrase for each piece, such as "x has changed"; none if nothing has.
+def difference(
+    name: str, proved: str, files: Files, below: Callable[[Any, str, Any], Any] | None = None
+) -> str:
+    """How a piece of code is not as it was proved, as a phrase such as "x has changed"; empty where it is.
 
     Args:
-        proved: name of a piece -> its mark in the release in which the fix was proved.
+        name: of the piece.
+        proved: its mark in the release in which a fix was proved.
         files: where source is read.
         below: see `find`.
     """
-    found = []
-    for name, before in proved.items():
-        value = find(name.removesuffix(CALLED), below)
-        if value is ABSENT:
-            found.append(_gone(name.removesuffix(CALLED), before, files))
-        elif not is_same(before, mark(value, files, name.endswith(CALLED), before)):
-            found.append(f"{name.removesuffix(CALLED)} has changed")
-    return found
+    plain = name.removesuffix(CALLED)
+    value = find(plain, below)
+    if value is ABSENT:
+        return f"{plain}{GONE}"
+    now = mark(value, files, name.endswith(CALLED), proved)
+    if is_same(proved, now):
+        return ""
+    foreign = foreign_home(sys.modules[plain.partition(":")[0]], value)
+    if foreign:
+        return f"{plain} was replaced by code of {foreign}"
+    return f"{plain} has changed" if now else f"{plain} has no source that can be read"
 
 
 def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
@@ -114,6 +132,43 @@ def inner_function(value: Any) -> FunctionType | None:
         else:
             value = value.__wrapped__
     return None
+
+
+def moved_to(name: str, proved: str, below: Callable[[Any, str, Any], Any]) -> str:
+    """Where the code of a function that is gone is now, in what is imported of its library; empty where it is not.
+
+    It is looked for under its own name everywhere, and under any name in its own module.
+
+    Args:
+        name: of the piece.
+        proved: its mark.
+        below: see `find`.
+    """
+    home, _, path = name.removesuffix(CALLED).partition(":")
+    last = path.rpartition(".")[2]
+    count = proved.partition(" ")[0]
+    if not count.isdigit():
+        return ""
+    candidates = []
+    for place, owner, attribute, value in _functions(home.partition(".")[0], home, last, "." in path):
+        function = inner_function(below(owner, attribute, value))
+        if function is not None:
+            code = function.__code__
+            candidates.append((abs(_last_line(code) - code.co_firstlineno + 1 - int(count)), place, code))
+    files = Files()
+    for _, place, code in sorted(candidates, key=lambda candidate: candidate[:2])[:_COMPARED]:
+        if place == name.removesuffix(CALLED):
+            continue
+        try:
+            tree = fingerprint.definition(
+                fingerprint.block_at(files.lines(code.co_filename), code.co_firstlineno)
+            )
+            found = fingerprint.of_function(tree, last, name.endswith(CALLED))
+        except Exception:  # no source, or a lambda
+            continue
+        if found and found == proved.rpartition(" ")[2].partition("@")[0]:
+            return place
+    return ""
 
 
 def mark(value: Any, files: Files, called: bool = False, known: str = "") -> str:
@@ -181,21 +236,32 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, wrappe
     return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{wrapper}"
 
 
-def _gone(name: str, before: str, files: Files) -> str:
-    """The phrase for a piece that is not there any more; it names a function that is the same elsewhere."""
-    home, _, path = name.partition(":")
-    library, last = home.partition(".")[0], path.rpartition(".")[2]
-    if before[:1].isdigit():
-        for other, module in list(sys.modules.copy().items()):
-            if other.partition(".")[0] != library or not isinstance(module, ModuleType):
+def _functions(library: str, home: str, last: str, methods: bool) -> Iterator[tuple[str, Any, str, Any]]:
+    """(name, owner, attribute, value) of the functions of a library that are called ``last`` or stand in ``home``."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != library or not isinstance(module, ModuleType):
+            continue
+        names = vars(module).copy()
+        for attribute in names if module_name == home else {last} & names.keys():
+            function = inner_function(names[attribute])
+            if function is not None and function.__module__ == module_name:
+                yield f"{module_name}:{attribute}", module, attribute, names[attribute]
+        for value in names.values() if methods else ():
+            if not isinstance(value, type) or value.__module__ != module_name:
                 continue
-            value = vars(module).get(last)
-            function = inner_function(value)
-            if function is None or function.__module__ != other:
-                continue
-            if any(is_same(before, mark(value, files, called, before)) for called in (False, True)):
-                return f"{name} has moved to {other}:{last}"
-    return f"{name} is gone"
+            for attribute in vars(value).copy() if module_name == home else {last} & vars(value).keys():
+                yield (
+                    f"{module_name}:{value.__qualname__}.{attribute}",
+                    value,
+                    attribute,
+                    vars(value)[attribute],
+                )
+
+
+def _last_line(code: CodeType) -> int:
+    lines = [line for _, _, line in code.co_lines() if line]
+    inside = [_last_line(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return max([*lines, *inside, code.co_firstlineno])
 
 
 def _constant(value: Any) -> str:

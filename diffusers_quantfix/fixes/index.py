@@ -185,24 +185,24 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("torchao-load-scan", "torchao.prototype.safetensors.safetensors_support", (("torchao", ">=0.15.0,<=0.18.0"),), "", "torchao-load-scan", "torchao.load_scan"),
     ("torchao-module-pickle", "torchao.quantization.quant_api", (("torchao", ">=0.7.0,<=0.18.0"),), "", "torchao-module-pickle", "torchao.module_pickle"),
     ("transformers-4bit-part-of-checkpoint", "transformers.quantizers.quantizer_bnb_4bit", (("transformers", ">=4.57.1,<5.0.0"), ("bitsandbytes", "")), "transformers 5.0.0", "transformers-4bit-part-of-checkpoint", "transformers.four_bit_part_of_checkpoint"),
-    ("transformers-8bit-cuda", "transformers.modeling_utils", (("transformers", ">=4.44.2,<=5.23.0"), ("bitsandbytes", ">=0.43.0")), "", "transformers-8bit-cuda", "transformers.eight_bit_cuda"),
+    ("transformers-8bit-cuda", "transformers.modeling_utils", (("transformers", ">=4.44.2,<=5.24.0"), ("bitsandbytes", ">=0.43.0")), "", "transformers-8bit-cuda", "transformers.eight_bit_cuda"),
     ("transformers-8bit-ignored-companions", "transformers.quantizers.quantizer_bnb_8bit", (("transformers", ">=4.44.2,<4.57.1"), ("bitsandbytes", "")), "transformers 4.57.1", "transformers-8bit-ignored-companions", "transformers.eight_bit_ignored_companions"),
     ("transformers-dequantize-flags", "transformers.quantizers.base", (("transformers", ">=4.44.2,<4.54"),), "transformers 4.54.0", "transformers-dequantize-flags", "transformers.dequantize_flags"),
-    ("transformers-dequantize-offloaded", "transformers.quantizers.base", (("transformers", ">=4.44.2,<=5.23.0"), ("accelerate", "")), "", "transformers-dequantize-offloaded", "transformers.dequantize_offloaded"),
-    ("transformers-int8-tiles-dequantized", "transformers.integrations.bitsandbytes", (("transformers", ">=4.48.0,<=5.23.0"), ("bitsandbytes", ">=0.43.0,<0.45.0")), "bitsandbytes 0.45.0", "int8-tiles-dequantized", "diffusers.int8_tiles"),
-    ("transformers-meta-component-device", "transformers.modeling_utils", (("transformers", "<=5.23.0"), ("accelerate", "")), "", "transformers-meta-component-device", "transformers.meta_component_device"),
-    ("transformers-quantized-resave", "transformers.core_model_loading", (("transformers", ">=5.0.0,<=5.23.0"),), "", "transformers-quantized-resave", "transformers.quantized_resave"),
-    ("transformers-quanto-cast", "transformers.modeling_utils", (("transformers", ">=4.46.0,<=5.23.0"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "transformers-quanto-cast", "transformers.quanto_cast"),
-    ("transformers-quanto-dequantize", "transformers.quantizers.quantizer_quanto", (("transformers", ">=4.46.1,<=5.23.0"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "quanto-models-dequantize", "diffusers.quanto_models_dequantize"),
+    ("transformers-dequantize-offloaded", "transformers.quantizers.base", (("transformers", ">=4.44.2,<=5.24.0"), ("accelerate", "")), "", "transformers-dequantize-offloaded", "transformers.dequantize_offloaded"),
+    ("transformers-int8-tiles-dequantized", "transformers.integrations.bitsandbytes", (("transformers", ">=4.48.0,<=5.24.0"), ("bitsandbytes", ">=0.43.0,<0.45.0")), "bitsandbytes 0.45.0", "int8-tiles-dequantized", "diffusers.int8_tiles"),
+    ("transformers-meta-component-device", "transformers.modeling_utils", (("transformers", "<=5.24.0"), ("accelerate", "")), "", "transformers-meta-component-device", "transformers.meta_component_device"),
+    ("transformers-quantized-resave", "transformers.core_model_loading", (("transformers", ">=5.0.0,<=5.24.0"),), "", "transformers-quantized-resave", "transformers.quantized_resave"),
+    ("transformers-quanto-cast", "transformers.modeling_utils", (("transformers", ">=4.46.0,<=5.24.0"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "transformers-quanto-cast", "transformers.quanto_cast"),
+    ("transformers-quanto-dequantize", "transformers.quantizers.quantizer_quanto", (("transformers", ">=4.46.1,<=5.24.0"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "quanto-models-dequantize", "diffusers.quanto_models_dequantize"),
     ("transformers-sharded-companions", "transformers.modeling_utils", (("transformers", ">=4.44.2,<4.57.1"), ("bitsandbytes", "")), "transformers 4.57.1", "transformers-sharded-companions", "transformers.sharded_companions"),
-    ("transformers-siglip-head-attention", "transformers.models.siglip.modeling_siglip", (("transformers", ">=4.44.2,<=5.23.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
-    ("transformers-siglip2-head-attention", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.23.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
-    ("transformers-siglip2-patch-dtype", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.23.0"),), "", "transformers-siglip2-patch-dtype", "transformers.siglip2_patch_dtype"),
-    ("transformers-torchao-embeddings", "transformers.quantizers.quantizer_torchao", (("transformers", ">=4.52.1,<=5.23.0"), ("torchao", "")), "", "transformers-torchao-embeddings", "transformers.torchao_embeddings"),
+    ("transformers-siglip-head-attention", "transformers.models.siglip.modeling_siglip", (("transformers", ">=4.44.2,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
+    ("transformers-siglip2-head-attention", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
+    ("transformers-siglip2-patch-dtype", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "transformers-siglip2-patch-dtype", "transformers.siglip2_patch_dtype"),
+    ("transformers-torchao-embeddings", "transformers.quantizers.quantizer_torchao", (("transformers", ">=4.52.1,<=5.24.0"), ("torchao", "")), "", "transformers-torchao-embeddings", "transformers.torchao_embeddings"),
 )
 
 # What a user may choose in the environment variable beside the ids.
 OPTIONS: tuple[str, ...] = ("quanto:build", "quanto:marlin", "quanto:no-build")
 
 # The newest release of each distribution that all fixes were tested with.
-TESTED: dict[str, str] = {"torch": "2.15.0", "diffusers": "0.42.1", "transformers": "5.23.0", "accelerate": "1.15.0", "bitsandbytes": "0.50.2", "optimum-quanto": "0.2.7", "peft": "0.21.2", "torchao": "0.18.0"}
+TESTED: dict[str, str] = {"torch": "2.15.0", "diffusers": "0.42.1", "transformers": "5.24.0", "accelerate": "1.15.0", "bitsandbytes": "0.50.2", "optimum-quanto": "0.2.7", "peft": "0.21.2", "torchao": "0.18.0"}

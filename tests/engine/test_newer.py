@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 FACTS = """
@@ -219,6 +221,56 @@ def test_changed_code_in_a_newer_release_is_not_patched_and_named(world, order) 
     assert not outcome["same"]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_function_that_was_renamed_has_moved(world, order) -> None:
+    """Said by a report, which may take its time: an import only needs to know that it is gone."""
+    proved(world, HELPED.replace("helper()", "_helper()"))
+    outcome = world.run(AFTER.format(order=order))
+    assert (outcome["state"], outcome["ok"], outcome["f"]) == ("candidate", False, "broken")
+    said = "since lib 2.1 lib.core:f has changed, lib.core:helper has moved to lib.core:_helper; "
+    assert said in outcome["reason"]
+
+
+def test_a_function_in_another_module_of_the_library_has_moved(world) -> None:
+    """It is there only once that module is imported, and may be imported after the target."""
+    core = HELPED.replace('def helper():\n    return "broken"\n', "").replace(
+        "return helper()", 'return "broken"'
+    )
+    proved(world, core)
+    (world.site / "lib" / "late.py").write_text('def helper():\n    return "broken"\n')
+    outcome = world.run("""
+        import diffusers_quantfix as qf, lib.core
+        first = qf.status()["fix-f"].reason
+        import lib.late
+        tell(first=first, then=qf.status()["fix-f"].reason)
+    """)
+    assert "lib.core:helper is gone" in outcome["first"]
+    assert outcome["then"] == outcome["first"].replace("is gone", "has moved to lib.late:helper")
+
+
+def test_without_sources_nothing_is_proved_and_the_reason_says_so(world) -> None:
+    import py_compile
+
+    proved(world)
+    core = world.site / "lib" / "core.py"
+    py_compile.compile(str(core), cfile=str(core.with_suffix(".pyc")), doraise=True)
+    core.unlink()
+    outcome = world.run(AFTER.format(order=ORDERS[0]))
+    assert (outcome["state"], outcome["f"]) == ("candidate", "broken")
+    assert "lib.core:f has no source that can be read" in outcome["reason"]
+
+
+def test_code_that_another_package_has_replaced_is_not_proved(world) -> None:
+    """Even where the probe still says broken."""
+    proved(world)
+    (world.site / "pasted.py").write_text(
+        "import lib.core\ndef other(): return 'broken'\nlib.core.helper = other\n"
+    )
+    outcome = world.run("import pasted\n" + textwrap.dedent(AFTER.format(order=ORDERS[0])))
+    assert (outcome["state"], outcome["f"]) == ("candidate", "broken")
+    assert "lib.core:helper was replaced by code of pasted; " in outcome["reason"]
+
+
 def test_claimed_means_the_number(world) -> None:
     proved(world)
     outcome = world.run(AFTER.format(order=ORDERS[0]), "claimed")
@@ -241,6 +293,30 @@ def test_the_same_code_is_patched_again_after_revert_and_stays_what_it_is(world)
     """)
     assert (outcome["off"], outcome["on"], outcome["same"]) == ("broken", "patched", True)
     assert outcome["again"] == outcome["first"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    (HELPED, HELPED.replace("What f does.", "Text."), HELPED.replace("bro", "Bro")),
+    ids=("same", "text", "changed"),
+)
+def test_code_in_a_library_that_is_imported_later_is_waited_for(world, code) -> None:
+    """A target of torch that relies on code of diffusers was decided while diffusers was not imported."""
+    proved(world, code)
+    world.library("host", core=HELPED)
+    world.fix(target="host.core", claims={"lib": ">=1,<=2.1"})
+    outcome = world.run("""
+        import diffusers_quantfix as qf, host.core
+        first = states("fix-f")
+        report = qf.status()["fix-f"]
+        tell(first=first, state=report.state, reason=report.reason, ok=qf.status().ok, f=host.core.f())
+    """)
+    assert outcome["first"] == "waiting"
+    if "Bro" in code:
+        assert (outcome["state"], outcome["ok"], outcome["f"]) == ("candidate", False, "broken")
+        assert "since lib 2.1 lib.core:helper has changed" in outcome["reason"]
+    else:
+        assert (outcome["state"], outcome["ok"], outcome["f"]) == ("applied", True, "patched")
 
 
 def test_a_damaged_data_file_leaves_the_claims(world) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix.engine.same_code import CALLED, Files, differences, find, is_same, mark
+from diffusers_quantfix.engine.same_code import CALLED, Files, difference, find, is_same, mark, moved_to
 
 FIRST = '''
 """A library."""
@@ -73,6 +73,15 @@ PIECES = (
     "lib_same:Model.plain", "lib_same:Model.late", "lib_same:Model.move", "lib_same:Model.kept",
     "lib_same:Options.__init__",
 )  # fmt: skip
+
+
+def differences(proved: dict[str, str], files: Files, below=None) -> list[str]:
+    return [phrase for name, before in proved.items() if (phrase := difference(name, before, files, below))]
+
+
+def itself(owner: object, name: str, value: object) -> object:
+    """What is below our patches, of which there are none."""
+    return value
 
 
 class Library:
@@ -160,20 +169,99 @@ def test_what_was_not_imported_is_gone(library):
     assert differences(proved, Files()) == ["lib_same:LIMIT is gone"]
 
 
-def test_a_function_that_moved_is_said_to_have_moved(library, tmp_path):
-    library.write(FIRST)
-    proved = library.marks(("lib_same:helper",))
-    library.write(FIRST.replace("def helper", "def other"))
-    moved = FIRST[FIRST.index("def helper") : FIRST.index("class Base")]
-    (tmp_path / "lib_same_new.py").write_text(moved, encoding="utf-8")
-    assert differences(proved, Files()) == ["lib_same:helper is gone"]  # of another library
-    module = importlib.import_module("lib_same_new")
-    sys.modules["lib_same.new"] = module
-    module.helper.__module__ = "lib_same.new"
-    try:
-        assert differences(proved, Files()) == ["lib_same:helper has moved to lib_same.new:helper"]
-    finally:
-        del sys.modules["lib_same.new"], sys.modules["lib_same_new"]
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes the modules of a package anew and imports them: name -> text."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(**modules: str) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "lib_moves"]:
+            del sys.modules[name]
+        (tmp_path / "lib_moves").mkdir(exist_ok=True)
+        importlib.invalidate_caches()
+        for name, text in {"__init__": "", **modules}.items():
+            (tmp_path / "lib_moves" / f"{name}.py").write_text(text, encoding="utf-8")
+        for name in modules:
+            importlib.import_module(f"lib_moves.{name}")
+
+    yield write
+    write()  # forgets them
+
+
+MOVES = '''
+def helper(value, factor=2):
+    """Doc."""
+    return [value * factor for _ in range(3)]
+
+
+def other(value):
+    return value
+
+
+class Model:
+    def move(self, where):
+        self.where = where
+        return self
+'''
+HELPER = "lib_moves.one:helper"
+MOVE = "lib_moves.one:Model.move"
+
+
+@pytest.mark.parametrize(
+    ("piece", "modules", "place"),
+    (
+        pytest.param(
+            HELPER, {"one": MOVES.replace("def helper", "def _helper")}, "lib_moves.one:_helper", id="renamed"
+        ),
+        pytest.param(HELPER, {"one": "", "two": MOVES}, "lib_moves.two:helper", id="moved"),
+        pytest.param(
+            HELPER + CALLED, {"one": "", "two": MOVES.replace("value *", "-value *")}, "lib_moves.two:helper",
+            id="moved, of which the interface counts",
+        ),
+        pytest.param(
+            HELPER, {"one": "", "two": MOVES.replace("Doc.", "A longer text.\n\n    Of more lines.")},
+            "lib_moves.two:helper", id="moved and documented",
+        ),
+        pytest.param(MOVE, {"one": "", "two": MOVES}, "lib_moves.two:Model.move", id="its class moved"),
+        pytest.param(
+            MOVE, {"one": MOVES.replace("class Model", "class Thing")}, "lib_moves.one:Thing.move",
+            id="its class was renamed",
+        ),
+        pytest.param(
+            MOVE, {"one": MOVES.replace("def move", "def move_to")}, "lib_moves.one:Model.move_to",
+            id="a renamed method",
+        ),
+        pytest.param(
+            MOVE, {"one": "def move(self, where):\n    self.where = where\n    return self\n"},
+            "lib_moves.one:move", id="a method became a function",
+        ),
+        pytest.param(HELPER, {"one": "", "two": MOVES.replace("factor=2", "factor=3")}, "", id="and changed"),
+        pytest.param(HELPER, {"one": "", "two": MOVES.replace("def helper", "def f")}, "", id="both"),
+        pytest.param(HELPER, {"one": ""}, "", id="gone"),
+    ),
+)  # fmt: skip
+def test_where_a_function_is_that_moved(package, piece, modules, place):
+    package(one=MOVES)
+    proved = mark(find(piece.removesuffix(CALLED)), Files(), piece.endswith(CALLED))
+    package(**modules)
+    assert difference(piece, proved, Files()) == f"{piece.removesuffix(CALLED)} is gone"
+    assert moved_to(piece, proved, itself) == place
+
+
+def test_a_constant_that_is_gone_is_not_looked_for(package):
+    package(one="LIMIT = 3\n")
+    proved = mark(find("lib_moves.one:LIMIT"), Files())
+    package(one="LIMITS = 3\n")
+    assert moved_to("lib_moves.one:LIMIT", proved, itself) == ""
+
+
+def test_of_another_library_nothing_has_moved(package, library):
+    package(one=MOVES)
+    proved = mark(find(HELPER), Files())
+    package(one="")
+    library.write(MOVES)
+    assert moved_to(HELPER, proved, itself) == ""
 
 
 def test_the_wrapper_of_another_tool_is_a_change_and_our_own_patch_is_none(library):
@@ -186,7 +274,7 @@ def test_the_wrapper_of_another_tool_is_a_change_and_our_own_patch_is_none(libra
         return upstream(*args, **kwargs)
 
     module.helper = patched
-    assert differences(proved, Files()) == ["lib_same:helper has changed"]
+    assert differences(proved, Files()) == [f"lib_same:helper was replaced by code of {__name__}"]
     assert differences(proved, Files(), lambda owner, name, value: upstream) == []
 
 
@@ -194,7 +282,7 @@ def test_without_sources_nothing_is_the_same(library):
     library.write(FIRST)
     proved = library.marks(("lib_same:helper", "lib_same:LIMIT"))
     library.file.unlink()
-    assert differences(proved, Files()) == ["lib_same:helper has changed"]
+    assert differences(proved, Files()) == ["lib_same:helper has no source that can be read"]
 
 
 def test_nothing_is_parsed_where_the_text_is_the_same(library, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from packaging.version import Version
 
 from diffusers_quantfix.advisories.findings import AFFECTED, MAYBE, findings, table
-from diffusers_quantfix.advisories.supported import TORCH
+from diffusers_quantfix.advisories.supported import RELEASES, TORCH
 from diffusers_quantfix.advisories.upgrades import upgrades
 
 CODE = "bnb-quant-state-code"  # bitsandbytes >=0.43.0,<0.45.3
@@ -191,6 +191,61 @@ def test_releases_that_do_not_fit_together_and_new_ones_are_notes():
     notes = json.loads(done.stdout)["notes"]
     assert any("FLAX_WEIGHTS_NAME" in note for note in notes)
     assert any(note.startswith("bitsandbytes 99.0 is newer than") for note in notes)
+
+
+OPEN = "diffusers-from-pipe-cast"  # on diffusers alone, and fixed by no release
+ABOVE = "diffusers==99.0\n"
+
+
+def test_in_a_release_that_is_not_known_a_bug_may_be_there_and_is_patched_if_the_code_is_the_same():
+    """It was left out: `check` knew of no bug in the newest diffusers on the day after a release."""
+    newest = RELEASES["diffusers"][1]
+    bare = check("-", "--json", stdin=ABOVE)
+    found = {finding["id"]: finding for finding in json.loads(bare.stdout)["findings"]}
+    assert bare.returncode == 1
+    assert found[OPEN]["verdict"] == MAYBE
+    assert (
+        found[OPEN]["why"]
+        == f"diffusers 99.0, newer than {newest}, the newest release with the bug that is known"
+    )
+    assert (found[OPEN]["patched"], found[OPEN]["if_same_code"], found[OPEN]["fails"]) == (False, False, True)
+
+    ours = check("-", "--json", stdin=f"{ABOVE}diffusers-quantfix==0.1.0\n")
+    found = {finding["id"]: finding for finding in json.loads(ours.stdout)["findings"]}
+    assert ours.returncode == 0
+    assert (found[OPEN]["patched"], found[OPEN]["if_same_code"], found[OPEN]["fails"]) == (False, True, False)
+    strict = check("-", "--fail-on", "any", stdin=f"{ABOVE}diffusers-quantfix==0.1.0\n")
+    assert strict.returncode == 1
+
+    text = check("-", "--explain", stdin=f"{ABOVE}diffusers-quantfix==0.1.0\n").stdout
+    assert f"\nif same code    {OPEN}: " in text
+    assert "here, if the code is the same as in the newest release with the bug" in " ".join(text.split())
+    count = len({one["fix"] for one in found.values()})
+    assert text.rstrip().endswith(f"{count} patched if the code is the same, 0 not patched")
+    github = check("-", "--format", "github", stdin=f"{ABOVE}diffusers-quantfix==0.1.0\n").stdout
+    assert f"::notice title=may be affected%3A {OPEN}::" in github
+
+
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        ({"diffusers": "==99.0"}, True),
+        ({"diffusers": ">=99.0"}, True),
+        ({"diffusers": "==99.0 || ==99.1"}, True),
+        ({"diffusers": "==0.43.0.dev0"}, True),
+        ({"diffusers": f"=={RELEASES['diffusers'][1]}"}, False),
+        ({"diffusers": "==0.30.0"}, None),
+        ({"diffusers": f">={RELEASES['diffusers'][1]}"}, False),
+    ],
+)
+def test_only_above_an_open_claim(pins, said):
+    found = {one.id: one for one in findings({**pins, "diffusers-quantfix": "==0.1.0"})}
+    assert (found[OPEN].if_same_code if OPEN in found else None) is said
+    assert CODE not in found
+
+
+def test_above_a_claim_that_is_closed_a_bug_is_fixed():
+    assert CODE not in {one.id for one in findings({"bitsandbytes": "==99.0"})}
 
 
 def test_the_table_says_what_the_declarations_say():

@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from diffusers_quantfix.advisories.ranges import last_seen
 from diffusers_quantfix.fixes.targets import TARGETS
 
 from .cells import Table, fits
@@ -40,12 +41,6 @@ class Change:
     def text(self) -> str:
         said = ", ".join(f"{name} {specifier}" for name, specifier in self.claims.items())
         return f"{said}, fixed in {self.fixed_in}" if self.fixed_in else said
-
-
-def last_seen(specifier: str) -> str:
-    """The newest release that an open claim holds: the version of its ``<=``; empty for a closed or unbounded one."""
-    bounds = [part.strip()[2:] for part in specifier.split(",") if part.strip().startswith("<=")]
-    return bounds[0] if len(bounds) == 1 else ""
 
 
 def with_end(specifier: str, end: str) -> str:

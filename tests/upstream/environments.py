@@ -112,6 +112,38 @@ def resolve(cell: Cell, log: Path) -> dict[str, str]:
     return {name.strip(): release.split(";")[0].strip() for name, _, release in found}
 
 
+def sources(library: str, release: str, folder: Path) -> Path:
+    """The files of one release, downloaded once, not installed and without what it requires.
+
+    Args:
+        library: name of the distribution.
+        release: of it.
+        folder: where environments and results are kept.
+
+    Raises:
+        CannotInstall: with the requirement that failed.
+    """
+    home = folder / "sources" / library / release
+    with locked(home.with_suffix(f"{home.suffix}.lock")):
+        if not (home / _COMPLETE).exists():
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir(parents=True)
+            only = f"{library}=={release}"
+            arguments = [
+                "pip",
+                "install",
+                "-p",
+                sys.executable,
+                "--no-deps",
+                *_find_links(),
+                "--target",
+                str(home),
+            ]
+            _uv([*arguments, only], [only], folder / "sources" / "log")
+            (home / _COMPLETE).touch()
+    return home
+
+
 def _venv(python: str, requirements: list[str], home: Path, log: Path) -> Path:
     executable = home / "bin" / "python"
     with locked(home.with_suffix(".lock")):

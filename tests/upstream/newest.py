@@ -10,21 +10,29 @@ red without us and green with us, one that is closed idle; otherwise its edit is
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import re
+import subprocess
 import sys
+import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from diffusers_quantfix.advisories import supported
-from diffusers_quantfix.fixes.targets import TARGETS
+from diffusers_quantfix.fixes.targets import PACKAGES, TARGETS
 from tests import index
 
-from . import cells, claims, results, tables
+from . import cells, changed_code, claims, proved_code, results, tables
 from .cells import MAIN, Cell, Table, digest
 from .edges import uncovered
-from .environments import resolve
+from .environments import prepare, resolve, sources
 from .report import Progress, summary
 from .run_cell import ROOT, declarations, run_cell
 from .verdict import FAILED, HEALTHY, PATCHED, Run, Verdict, box, judge
@@ -34,6 +42,7 @@ APPLIES = "still applies"
 UNCLAIMED = "still there, not claimed"
 DRIFTED = "drifted"
 ELSEWHERE = "not concerned"
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 NEWS = (DRIFTED, UNCLAIMED, RETIRED, APPLIES, ELSEWHERE)
 
 
@@ -90,6 +99,10 @@ def assess(
         if fix_id not in found:
             continue
         said = verdict.fixes[fix_id]
+        answer = patched.board.get(fix_id, {})
+        if answer.get("same_code") or answer.get("above"):
+            said["by_itself"] = bool(answer.get("same_code"))
+            said["said"] = answer.get("reason", "")
         shown = any(
             test["outcome"] == "passed" and test["gates"].get(fix_id, "").startswith("broken")
             for test in bare.tests.values()
@@ -128,7 +141,13 @@ def run(words: list[str], table: Table, folder: Path, write: bool = False) -> in
     releases = resolve(cell, log)
     cell = replace(cell, pins={name: releases.get(name, release) for name, release in cell.pins.items()})
     result = _run(cell, folder, assess=assess, try_candidates=True, quick=write)
+    seen, last = results.load(), _last(table).name
+    for fix_id, said in result["fixes"].items():
+        before = seen.get(fix_id, {}).get(last)
+        if said.get("news") == RETIRED and before and before.state == HEALTHY:
+            said["news"], said["todo"] = ELSEWHERE, f"healthy, as in {last}"
     print(report(result, table))
+    print("\n".join(by_itself(result["fixes"], cell.pins, folder)))
     if not write or "installed" not in result:
         return int(bool(result["failures"]))
     return _write(cell, result, table, folder)
@@ -184,11 +203,42 @@ def _write(cell: Cell, result: dict[str, Any], table: Table, folder: Path) -> in
     said = declarations()
     results.save(results.merged(results.load(), [proof], said, table))
     tables.write()
+    if all(cell.pins.get(name) == newest for name, (_, newest) in supported.RELEASES.items()):
+        pin(cell)
+        by_hand |= record(cell, folder)
     for fix_id, fix in said.items():
         if lacks := uncovered(fix["claims"], fix["fixed_in"], table.known, table.every):
             by_hand.setdefault(fix_id, "; ".join(lacks))
     print(written(kept, by_hand, cell, bool(proof["failures"])))
     return int(bool(by_hand or proof["failures"]))
+
+
+def pin(cell: Cell) -> None:
+    """Pin the newest releases in the README's two commands, too."""
+    text = CONSTRAINTS.read_text(encoding="utf-8")
+    for name, release in cell.pins.items():
+        if name in supported.RELEASES:
+            text = re.sub(rf"(?m)^{re.escape(name)}==.*$", f"{name}=={release}", text)
+    CONSTRAINTS.write_text(text, encoding="utf-8")
+
+
+def record(cell: Cell, folder: Path) -> dict[str, str]:
+    """Record the code of the newest releases, on which the fixes are proved now.
+
+    Returns:
+        What could not be done -> why.
+    """
+    log = folder / "logs" / cell.name / "proved_code.log"
+    environment = prepare(cell, folder, log)
+    done = subprocess.run(
+        [str(environment.python), "-m", "tests.upstream.proved_code", "--write"],
+        cwd=ROOT, env={**os.environ, **environment.variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    log.write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode == 0:
+        return {}
+    return {"proved_code.json": f"the code could not be recorded, see {log}"}
 
 
 def _put(fix_id: str, text: str) -> None:
@@ -285,10 +335,59 @@ def report(result: dict[str, Any], table: Table) -> str:
     return "\n".join(lines)
 
 
+def by_itself(fixes: dict[str, Any], pins: Mapping[str, str], folder: Path) -> list[str]:
+    """Which fixes are applied in these releases by their code alone, before any claim was extended, and which not.
+
+    Args:
+        fixes: of a result.
+        pins: the releases.
+        folder: where the sources of releases are kept.
+    """
+    alone = sorted(fix_id for fix_id, said in fixes.items() if said.get("by_itself"))
+    others = sorted(fix_id for fix_id, said in fixes.items() if said.get("by_itself") is False)
+    if not (alone or others):
+        return []
+    total = len(alone) + len(others)
+    lines = [
+        "",
+        f"with the claims as they were, by the same code: {len(alone)} of {total} that are still there",
+    ]
+    lines += textwrap.wrap(
+        ", ".join(alone), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
+    if not others:
+        return lines
+    lines += ["", "not, since code changed on which they rely:"]
+    lines += [f"  {fix_id}: {_why_not(fixes[fix_id]['said'])}" for fix_id in others]
+    recorded = json.loads(proved_code.DATA.read_text(encoding="utf-8"))
+    names = list(recorded["pieces"])
+    pieces = {names[number] for fix_id in others for number in recorded["targets"].get(fix_id, ())}
+    for library, before in recorded["releases"].items():
+        package = PACKAGES.get(library, library)
+        mine = sorted(piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:")))
+        after = pins.get(library, before)
+        if not mine or not before or after == before:
+            continue
+        old, new = (
+            changed_code.Release(f"{library} {release}", sources(library, release, folder))
+            for release in (before, after)
+        )
+        for piece, diff in changed_code.changed(mine, old, new).items():
+            lines += ["", f"  {piece}", *(f"    {line}" for line in diff)]
+    return lines
+
+
+def _why_not(reason: str) -> str:
+    """Of the reason of a candidate what is not said above it."""
+    return reason.partition("; not touched: ")[2].rpartition("; ")[0] or reason
+
+
 def row(installed: dict[str, str], table: Table) -> list[str]:
-    """The lines of a cell with these releases."""
+    """The lines of a cell with these releases: D and a number, or C if one is older than the newest that is known."""
     taken = {cell.name for cell in table.cells}
-    name = next(f"D{number:02}" for number in range(1, 1000) if f"D{number:02}" not in taken)
+    newest = all(Version(installed[name]) >= Version(table.releases[name][-1]) for name in MAIN)
+    kind = "D" if newest else "C"
+    name = next(f"{kind}{number:02}" for number in range(1, 1000) if f"{kind}{number:02}" not in taken)
     more = [library for library in _last(table).extra if library in installed]
     lines = ["[[cell]]", f'name = "{name}"']
     lines += [f'{library} = "{installed[library]}"' for library in (*MAIN, *more)]

@@ -274,6 +274,20 @@ def written(report: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
+def not_the_newest() -> str:
+    """What is installed that is not the newest release of its library that all fixes were tested with, as a phrase."""
+    from diffusers_quantfix.fixes import TESTED
+
+    # Of torch the README's environment has an older one: the code of a fix is the same in a newer one, or not.
+    wrong = [
+        f"{name} {installed_version(name) or 'none'} instead of {newest}"
+        for name, newest in TESTED.items()
+        if name != "torch" and installed_version(name) != newest
+    ]
+    command = 'pip install -c tests/constraints.txt -e ".[stack,backends,test]"'
+    return f"here are {', '.join(wrong)}: `{command}`" if wrong else ""
+
+
 def _targets() -> list[tuple[str, str, str, dict[str, str]]]:
     from diffusers_quantfix.fixes.targets import TARGETS
 
@@ -307,6 +321,9 @@ def main() -> int:
         return subprocess.run(
             command, env={**os.environ, "DIFFUSERS_QUANTFIX": "off"}, check=False
         ).returncode
+    if arguments.write and (others := not_the_newest()):
+        print(f"error: only the newest releases that are claimed are recorded; {others}", file=sys.stderr)
+        return 2
     report = record()
     for name, fault in report["faults"].items():
         print(f"{name}: {fault}", file=sys.stderr)

@@ -36,11 +36,8 @@ def marks(folder: Path, pieces: Iterable[str]) -> dict[str, str]:
 
 def definitions(folder: Path, module: str) -> dict[str, list[ast.AST]]:
     """What a module defines, by dotted path; nothing where it is not there or cannot be parsed."""
-    base = folder.joinpath(*module.split("."))
-    file = base.with_suffix(".py")
-    file = file if file.exists() else base / "__init__.py"
     try:
-        tree = fingerprint.module(file.read_text(encoding="utf-8"))
+        tree = fingerprint.module(file_of(folder, module).read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
         return {}
     found: dict[str, list[ast.AST]] = {}
@@ -53,6 +50,13 @@ def definitions(folder: Path, module: str) -> dict[str, list[ast.AST]]:
             if isinstance(node, ast.ClassDef):
                 pending.append((node.body, f"{prefix}{node.name}."))
     return found
+
+
+def file_of(folder: Path, module: str) -> Path:
+    """The file of a module in the sources below ``folder``, which need not be there."""
+    base = folder.joinpath(*module.split("."))
+    file = base.with_suffix(".py")
+    return file if file.exists() else base / "__init__.py"
 
 
 def _statements(body: list[Any]) -> Iterator[Any]:

@@ -68,6 +68,7 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
     )
     assert f"set {cell.name} " in done.stdout and cell.pins["diffusers"]
     assert "was not confirmed" in done.stdout
+    assert "with the claims as they were, by the same code: " in done.stdout
     assert tree.run("-m", "tests.upstream.tables", "--check").returncode == 0
     # Nothing but the claims, the set, the results, the supported releases and the pages.
     sources = {claims.source(fix_id, tree.folder).relative_to(tree.folder).as_posix() for fix_id in open_here}
@@ -79,8 +80,10 @@ def test_the_newest_release_of_a_library_is_new(tmp_path, library):
         "tests/upstream/results.json",
         "diffusers_quantfix/advisories/supported.py",
         "diffusers_quantfix/fixes/index.py",
+        "tests/constraints.txt",
         "README.md",
     }
+    assert f"\n{library}=={new}\n" in tree.read("tests/constraints.txt")
     assert f'"{new}"),' in tree.read("diffusers_quantfix/advisories/supported.py")
 
 

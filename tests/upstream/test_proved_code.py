@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +22,6 @@ from .run_cell import ROOT
 from .time_machine import FILE, KEPT_AWAY, RIGHT, WRONG
 
 RECORDED = json.loads(DATA.read_text(encoding="utf-8"))
-SHOW = """
-import importlib, json, logging, sys
-import diffusers_quantfix as qf
-import diffusers, transformers
-board = qf.status()
-print("BOARD" + json.dumps({"ok": board.ok, "states": {a.id: [a.state, a.same_code, a.reason] for a in board.targets}}))
-"""
 
 
 def installed_is_recorded() -> bool:
@@ -81,8 +75,19 @@ def test_what_applies_here_has_its_proof_and_the_code_is_the_installed(tmp_path)
 # ---------------------------------------------------------------------- a release of tomorrow
 
 
-def board(folder: Path, settings: str = "") -> dict:
-    """The board of a process that finds what is in ``folder`` first."""
+@dataclass
+class Said:
+    """What ``status`` says in an environment: its exit status, and target -> its part of the JSON."""
+
+    status: int
+    targets: dict[str, dict[str, Any]]
+
+    def named(self, state: str) -> set[str]:
+        return {name for name, answer in self.targets.items() if answer["state"] == state}
+
+
+def board(folder: Path, settings: str = "") -> Said:
+    """``status`` of an interpreter that finds what is in ``folder`` first."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
@@ -90,12 +95,12 @@ def board(folder: Path, settings: str = "") -> dict:
     }
     environment["DIFFUSERS_QUANTFIX"] = settings
     done = subprocess.run(
-        [sys.executable, "-B", "-c", textwrap.dedent(SHOW)],
+        [sys.executable, "-B", "-m", "diffusers_quantfix", "status", "--json"],
         env=environment, cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    line = next((line for line in done.stdout.splitlines() if line.startswith("BOARD")), "")
-    assert line, done.stderr[-2000:]
-    return json.loads(line.removeprefix("BOARD"))
+    assert done.returncode in (0, 1), done.stderr[-2000:]
+    fixes = json.loads(done.stdout)["fixes"]
+    return Said(done.returncode, {answer["id"]: answer for fix in fixes for answer in fix["targets"]})
 
 
 def fake(folder: Path, distribution: str, version: str) -> None:
@@ -127,40 +132,45 @@ def test_with_newer_numbers_on_the_same_code_the_fixes_stay(tmp_path):
     fake(tmp_path, "diffusers", "0.43.0")
     fake(tmp_path, "transformers", "5.99.0")
     after = board(tmp_path)
-    applied = [name for name, (state, _, _) in before["states"].items() if state == "applied"]
-    lost = {name: after["states"][name] for name in applied if after["states"][name][0] != "applied"}
+    applied = before.named("applied")
     assert len(applied) > 100
-    assert not lost, lost
-    assert after["ok"]
-    by_code = [name for name, (_, same_code, _) in after["states"].items() if same_code]
+    assert not applied - after.named("applied")
+    assert (before.status, after.status) == (0, 0)
+    by_code = {name for name, answer in after.targets.items() if answer["same_code"]}
     assert len(by_code) > 60
     strict = board(tmp_path, "claimed")
-    assert all(strict["states"][name][0] == "candidate" for name in by_code)
+    assert strict.named("candidate") == by_code
+    assert strict.status == 1
 
 
 @needs_the_recorded
 @pytest.mark.long
 def test_one_changed_function_takes_its_fixes_alone_and_a_comment_takes_none(tmp_path):
-    """A loop that is written in another way, a docstring and a comment."""
+    """A loop that is written in another way; above it a docstring and a comment, which alone change nothing."""
+    before = board(tmp_path)
     fake(tmp_path, "diffusers", "0.43.0")
     file = "hooks/group_offloading.py"
-    loop = "    while len(atoms) > 0:\n        parent_name"
-    edited(tmp_path, "diffusers", file, loop, loop.replace("len(atoms) > 0", "atoms"))
+    head = "    def _init_cpu_param_dict(self):\n"
+    edited(tmp_path, "diffusers", file, head, f'{head}        """New."""  # and this\n')
+    commented = board(tmp_path)
+    assert (commented.status, commented.named("candidate")) == (0, set())
+    assert commented.named("applied") == before.named("applied")
+
     path = tmp_path / "diffusers" / file
-    text = path.read_text(encoding="utf-8").replace(
-        "    def _init_cpu_param_dict(self):\n",
-        '    def _init_cpu_param_dict(self):\n        """New."""  # and this\n',
-    )
-    path.write_text(text, encoding="utf-8")
+    loop = "    while len(atoms) > 0:\n        parent_name"
+    text = path.read_text(encoding="utf-8")
+    assert text.count(loop) == 1
+    path.write_text(text.replace(loop, loop.replace("len(atoms) > 0", "atoms")), encoding="utf-8")
     after = board(tmp_path)
-    candidates = {name for name, (state, _, _) in after["states"].items() if state == "candidate"}
     piece = "diffusers.hooks.group_offloading:_find_parent_module_in_module_dict"
     number = list(RECORDED["pieces"]).index(piece)
-    assert candidates == {target for target, numbers in RECORDED["targets"].items() if number in numbers}
-    assert "diffusers-group-offload-containers" in candidates
-    assert not after["ok"]
-    for name in candidates:
-        assert f"since diffusers 0.42.1 {piece} has changed" in after["states"][name][2]
+    theirs = {target for target, numbers in RECORDED["targets"].items() if number in numbers}
+    assert "diffusers-group-offload-containers" in theirs
+    assert after.named("candidate") == theirs
+    assert after.named("applied") == before.named("applied") - theirs
+    assert after.status == 1
+    for name in theirs:
+        assert f"since diffusers 0.42.1 {piece} has changed" in after.targets[name]["reason"]
 
 
 # ---------------------------------------------------------------------- the time machine

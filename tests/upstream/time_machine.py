@@ -30,8 +30,9 @@ from packaging.version import Version
 from diffusers_quantfix.engine.same_code import CALLED
 from diffusers_quantfix.fixes.targets import PACKAGES
 
+from . import environments
 from .cells import Cell, Table, digest, read
-from .environments import CannotInstall, _find_links, _uv, cache_folder, prepare
+from .environments import CannotInstall, cache_folder, prepare
 from .results import load
 from .run_cell import ROOT, declarations
 from .source_marks import marks
@@ -82,24 +83,15 @@ def sources(table: Table, pieces: set[str], folder: Path) -> dict[tuple[str, str
         package = PACKAGES.get(library, library)
         wanted = sorted(piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:")))
         for release in releases:
-            home = folder / "sources" / library / release
-            file = home.with_name(f"{release}-{digest(wanted)}.json")
+            file = folder / "sources" / library / f"{release}-{digest(wanted)}.json"
             if not file.exists():
-                _download(library, release, home, folder / "sources" / "log")
-                file.write_text(json.dumps(marks(home, wanted)), encoding="utf-8")
+                file.write_text(
+                    json.dumps(marks(environments.sources(library, release, folder), wanted)),
+                    encoding="utf-8",
+                )
                 print(f"{library} {release}: read", flush=True)
             found[library, release] = json.loads(file.read_text(encoding="utf-8"))
     return found
-
-
-def _download(library: str, release: str, home: Path, log: Path) -> None:
-    done = home / ".complete"
-    if not done.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        only = f"{library}=={release}"
-        _uv(["pip", "install", "-p", sys.executable, "--no-deps", *_find_links(), "--target", str(home), only],
-            [only], log)  # fmt: skip
-        done.touch()
 
 
 def steps(

@@ -44,12 +44,12 @@ FIX = Fix(
         Target(
             "transformers-siglip-head-attention",
             "transformers.models.siglip.modeling_siglip",
-            {"transformers": ">=4.44.2,<=5.23.0"},
+            {"transformers": ">=4.44.2,<=5.24.0"},
         ),
         Target(
             "transformers-siglip2-head-attention",
             "transformers.models.siglip2.modeling_siglip2",
-            {"transformers": ">=4.50.0,<=5.23.0"},
+            {"transformers": ">=4.50.0,<=5.24.0"},
         ),
     ),
     patterns=(

@@ -40,7 +40,7 @@ FIX = Fix(
         Target(
             "transformers-int8-tiles-dequantized",
             "transformers.integrations.bitsandbytes",
-            {"transformers": ">=4.48.0,<=5.23.0", **_TILES},
+            {"transformers": ">=4.48.0,<=5.24.0", **_TILES},
             fixed_in=_GONE,
         ),
     ),

@@ -29,7 +29,7 @@ FIX = Fix(
         Target(
             "transformers-quanto-dequantize",
             "transformers.quantizers.quantizer_quanto",
-            {"transformers": ">=4.46.1,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+            {"transformers": ">=4.46.1,<=5.24.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
         ),
     ),
     patterns=("(QUANTO|quanto)(, or quanto,)? has no implementation of dequantize",),

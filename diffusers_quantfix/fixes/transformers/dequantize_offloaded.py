@@ -30,7 +30,7 @@ FIX = Fix(
     __doc__,
     id="transformers-dequantize-offloaded",
     module="transformers.quantizers.base",
-    claims={"transformers": ">=4.44.2,<=5.23.0", "accelerate": ""},
+    claims={"transformers": ">=4.44.2,<=5.24.0", "accelerate": ""},
     patterns=(
         "Cannot copy out of meta tensor; no data",
         "Expected all tensors to be on the same device",

@@ -24,7 +24,7 @@ FIX = Fix(
     __doc__,
     id="transformers-8bit-cuda",
     module="transformers.modeling_utils",
-    claims={"transformers": ">=4.44.2,<=5.23.0", "bitsandbytes": ">=0.43.0"},
+    claims={"transformers": ">=4.44.2,<=5.24.0", "bitsandbytes": ">=0.43.0"},
     patterns=(
         r"Calling (cuda\(\) )?is not supported for (4-bit or )?(8-bit |or )?quantized models(?! with the installed)",
         r"\.to\b.{0,40} (4-bit .{1,3} )8-bit bitsandbytes",

@@ -32,7 +32,7 @@ FIX = Fix(
     __doc__,
     id="transformers-meta-component-device",
     module="transformers.modeling_utils",
-    claims={"transformers": "<=5.23.0", "accelerate": ""},
+    claims={"transformers": "<=5.24.0", "accelerate": ""},
     patterns=(
         "Cannot copy out of meta tensor; no data",
         r"Tensor\.item\(\) cannot be called on meta tensors",

@@ -32,7 +32,7 @@ FIX = Fix(
     __doc__,
     id="transformers-quantized-resave",
     module="transformers.core_model_loading",
-    claims={"transformers": ">=5.0.0,<=5.23.0"},
+    claims={"transformers": ">=5.0.0,<=5.24.0"},
     since="0.1.0",
     patterns=(
         "NotImplementedError from revert_weight_conversion",

@@ -30,7 +30,7 @@ FIX = Fix(
     __doc__,
     id="transformers-quanto-cast",
     module="transformers.modeling_utils",
-    claims={"transformers": ">=4.46.0,<=5.23.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
+    claims={"transformers": ">=4.46.0,<=5.24.0", "optimum-quanto": ">=0.2.5,<=0.2.7"},
     patterns=(
         r"The dtype of a \w* ?weights Tensor cannot be changed",
         r"WeightQ\w+Tensor cannot be changed",

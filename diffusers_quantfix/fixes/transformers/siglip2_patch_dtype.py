@@ -22,7 +22,7 @@ FIX = Fix(
     __doc__,
     id="transformers-siglip2-patch-dtype",
     module="transformers.models.siglip2.modeling_siglip2",
-    claims={"transformers": ">=4.50.0,<=5.23.0"},
+    claims={"transformers": ">=4.50.0,<=5.24.0"},
     harm="wrong result",
     since="0.1.0",
     hot=True,

@@ -27,7 +27,7 @@ FIX = Fix(
     __doc__,
     id="transformers-torchao-embeddings",
     module="transformers.quantizers.quantizer_torchao",
-    claims={"transformers": ">=4.52.1,<=5.23.0", "torchao": ""},
+    claims={"transformers": ">=4.52.1,<=5.24.0", "torchao": ""},
     patterns=("not auto.handled for",),
     frames=("transformers/quantizers/quantizer_torchao.py", "transformers/integrations/torchao.py"),
     since="0.1.0",
