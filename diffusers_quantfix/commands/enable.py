@@ -39,7 +39,14 @@ def run(options: argparse.Namespace) -> int:
     earlier = read_choice()
     fault = write_choice("on")
     # Where the choice cannot be written, the variable is the other way, if the start-up file runs at all.
-    if not _is_active_in_a_fresh_interpreter({variable(): "1"} if fault else {}):
+    variables = {variable(): "1"} if fault else {}
+    active = _is_active_in_a_fresh_interpreter(variables)
+    if not active and not fault:
+        if read_choice() != "on":
+            print(f"activation: {describe()} (another command has changed it meanwhile)")
+            return 0
+        active = _is_active_in_a_fresh_interpreter(variables)  # or changed it twice
+    if not active:
         if not fault:
             write_choice(earlier)
         also = f"{fault}, and " if fault else ""

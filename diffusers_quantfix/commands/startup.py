@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import stat
 import sys
 from typing import Any
 
@@ -21,7 +22,7 @@ def describe() -> str:
     if by == "variable":
         return f"at every start, by {startup.VARIABLE}={os.environ[startup.VARIABLE]}"
     if by == "enable":
-        return f"at every start of {environment()}, by `python -m diffusers_quantfix enable`"
+        return f"at every start of {_place_of(startup.CHOICE)}, by `python -m diffusers_quantfix enable`"
     misunderstood = startup.misunderstood()
     if misunderstood:
         return f"off: {misunderstood}"
@@ -43,6 +44,20 @@ def environment() -> str:
     """This interpreter's environment by name, for a sentence."""
     kind = "the environment" if sys.prefix != sys.base_prefix else "the Python installation"
     return f"{kind} {sys.prefix}"
+
+
+def _place_of(choice: str) -> str:
+    """Who reads the file of the setting, for a sentence: an environment that uses the packages of another one has that
+    one's file."""
+    folder = os.path.dirname(os.path.dirname(os.path.realpath(choice)))
+    place = folder
+    while not os.path.isfile(os.path.join(place, "pyvenv.cfg")):
+        if os.path.samefile(place, sys.base_prefix):
+            return f"the Python installation {sys.base_prefix}"
+        place, below = os.path.dirname(place), place
+        if place == below:  # the packages of one user
+            return f"the Python programs that use {folder}"
+    return f"the environment {sys.prefix if os.path.samefile(place, sys.prefix) else place}"
 
 
 def variable() -> str:
@@ -69,6 +84,9 @@ def write_choice(word: str) -> str:
         # uv links the files of a wheel to its cache: writing into this file would change every environment.
         with open(new, "w") as file:
             file.write(word)
+        # Of the file as it was installed: with the mask of this process it may be readable by one user alone.
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(new, stat.S_IMODE(os.stat(startup.CHOICE).st_mode))
         os.replace(new, startup.CHOICE)
     except OSError as error:
         with contextlib.suppress(OSError):

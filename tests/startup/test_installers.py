@@ -94,7 +94,8 @@ def test_an_install_for_one_user(wheel: pathlib.Path, tmp_path: pathlib.Path):
 
     assert not is_active()
     assert is_active(DIFFUSERS_QUANTFIX_AUTO="1")
-    checked(bench.run("-m", "diffusers_quantfix", "enable", **home))
+    said = checked(bench.run("-m", "diffusers_quantfix", "enable", **home)).stdout
+    assert f"at every start of the Python programs that use {tmp_path}" in said
     assert is_active()
     done = bench.run("-s", "-c", ASK, **home)
     assert done.stdout.strip() == "False", "python -s has no packages of the user"

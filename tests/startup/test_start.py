@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -285,6 +286,100 @@ def test_two_choices_at_the_same_time(tmp_path, monkeypatch):
     assert inside == [True, ""]
     assert command.read_choice() == ""
     assert os.listdir(tmp_path) == ["choice"]
+
+
+def test_enable_and_disable_at_the_same_time(environment: Environment):
+    """Some of the pairs ended with "does not run the start-up file" and 2."""
+    for _ in range(8):
+        pair = [
+            subprocess.Popen(
+                [environment.python, "-m", "diffusers_quantfix", word], cwd=environment.folder, env={}, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+            for word in ("enable", "disable")
+        ]  # fmt: skip
+        said = [process.communicate(timeout=120) for process in pair]
+        assert [process.returncode for process in pair] == [0, 0], said
+        assert all(error == "" and out.startswith("activation: ") for out, error in said), said
+
+
+def test_disabled_while_enable_checks(environment: Environment):
+    """The same without chance: `disable` comes between the writing and the look."""
+    program = """
+        import sys
+        from diffusers_quantfix.commands import enable, startup
+        look = enable._is_active_in_a_fresh_interpreter
+        def late(variables):
+            startup.write_choice("")
+            return look(variables)
+        enable._is_active_in_a_fresh_interpreter = late
+        sys.exit(enable.run(None))
+    """
+    done = checked(environment.run("-c", textwrap.dedent(program)))
+    assert "only where it is imported" in done.stdout and "another command has changed it" in done.stdout
+    assert not active(environment)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files have no mode there")
+def test_the_choice_keeps_its_mode(environment: Environment):
+    """With umask 077, usual for root, only root could read it, and nobody else was activated."""
+    choice = environment.site / "diffusers_quantfix_startup" / "choice"
+    mode = choice.stat().st_mode & 0o777
+    assert mode & 0o044 == 0o044
+    program = "import os, sys; os.umask(0o077); from diffusers_quantfix.__main__ import main; sys.exit(main([WORD]))"
+    for word in ("enable", "disable"):
+        checked(environment.run("-c", program.replace("WORD", repr(word))))
+        assert choice.stat().st_mode & 0o777 == mode
+        assert active(environment) == (word == "enable")
+
+
+@pytest.fixture
+def base(tmp_path) -> Environment:
+    """An installation of Python of its own: the base one, with other packages."""
+    source = pathlib.Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    made = Environment(tmp_path / "base")
+    made.python.parent.mkdir(parents=True)
+    shutil.copy2(source, made.python)
+    for name in ("lib", "lib64"):
+        for path in (source.parents[1] / name).glob("*") if (source.parents[1] / name).is_dir() else ():
+            (made.folder / name).mkdir(exist_ok=True)
+            if path.name != f"python{sys.version_info[0]}.{sys.version_info[1]}":
+                (made.folder / name / path.name).symlink_to(path)
+                continue
+            library = made.folder / name / path.name
+            library.mkdir()
+            for module in path.iterdir():
+                if module.name != "site-packages":
+                    (library / module.name).symlink_to(module)
+            (library / "site-packages").mkdir()
+    prefix = made.run("-c", "import sys; print(sys.base_prefix)").stdout.strip()
+    if prefix != str(made.folder):
+        pytest.skip(f"a copy of {source} is not an installation of its own")
+    return made
+
+
+def test_an_environment_that_uses_the_packages_of_another(
+    base: Environment, environment: Environment, tmp_path
+):
+    """`enable` there wrote the choice of the installation, and named the environment."""
+    for path in environment.site.iterdir():
+        place = base.site / path.name
+        if not path.is_symlink() and path.is_dir():
+            shutil.copytree(path, place, symlinks=True)
+        else:
+            shutil.copy2(path, place, follow_symlinks=False)
+    checked(base.run("-m", "venv", "--without-pip", "--system-site-packages", tmp_path / "child"))
+    child = Environment(tmp_path / "child")
+    assert active(child) is active(base) is False
+    said = checked(child.run("-m", "diffusers_quantfix", "enable")).stdout
+    assert (
+        f"at every start of the Python installation {base.folder}," in said and str(child.folder) not in said
+    )
+    assert active(child) is active(base) is True
+    said = checked(child.run("-m", "diffusers_quantfix", "status")).stdout
+    assert str(base.folder) in said
+    checked(child.run("-m", "diffusers_quantfix", "disable"))
+    assert active(child) is active(base) is False
 
 
 CHILDREN = {
