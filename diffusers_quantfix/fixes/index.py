@@ -140,6 +140,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("peft-dora-4bit-hooked", "peft.tuners.lora.dora", (("peft", ">=0.13.2,<=0.21.2"), ("bitsandbytes", "")), "", "peft-dora-4bit-hooked", "peft.dora_four_bit_hooked"),
     ("peft-dora-8bit-cpu", "peft.utils.integrations", (("peft", ">=0.13.2,<=0.21.2"), ("bitsandbytes", "")), "", "peft-dora-8bit-cpu", "peft.dora_8bit_cpu"),
     ("peft-dora-gguf", "peft.utils.integrations", (("peft", ">=0.13.2,<=0.21.2"), ("diffusers", ">=0.32.0"), ("gguf", "")), "", "peft-dora-gguf", "peft.dora_gguf"),
+    ("peft-hotswap-parameters", "peft.utils.hotswap", (("peft", ">=0.14.0,<=0.21.2"),), "", "peft-hotswap-parameters", "peft.hotswap_parameters"),
     ("peft-int8-raw-weight", "peft.tuners", (("peft", ">=0.13.2,<=0.21.2"), ("bitsandbytes", "")), "", "peft-int8-raw-weight", "peft.int8_raw_weight"),
     ("peft-int8-tiles-dequantized", "peft.utils.integrations", (("peft", ">=0.14.0,<=0.21.2"), ("bitsandbytes", ">=0.43.0,<0.45.0")), "bitsandbytes 0.45.0", "int8-tiles-dequantized", "diffusers.int8_tiles"),
     ("peft-loha-packed-weight", "peft.tuners.loha.layer", (("peft", ">=0.13.2,<=0.21.2"),), "", "peft-packed-shapes", "peft.packed_shapes"),
