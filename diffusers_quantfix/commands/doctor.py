@@ -32,9 +32,12 @@ EXIT_CODES = (
     "candidate above its claimed range; 2 wrong usage, or a library that ends the process"
 )
 
+_MOST = 4  # bugs and upgrades that are listed unasked
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--all", action="store_true", help="list every patched bug and every upgrade")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when there is a problem")
 
 
@@ -50,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        show("\n".join(["", *_lines(board, found)]))
+        show("\n".join(["", *_lines(board, found, options.all)]))
     return 1 if options.strict and found["problems"] else 0
 
 
@@ -135,7 +138,7 @@ def _first_lines(found: dict[str, Any]) -> list[str]:
     )
 
 
-def _lines(board: Board, found: dict[str, Any]) -> list[str]:
+def _lines(board: Board, found: dict[str, Any], every: bool = False) -> list[str]:
     nothing = nothing_installed(board.installed, (name for answer in board for name in answer.claims))
     first = wrapped(nothing) if nothing else states.summary(board) if board.candidates else []
     upgrade_lines = [
@@ -144,15 +147,18 @@ def _lines(board: Board, found: dict[str, Any]) -> list[str]:
     if found["not_fixed"]:
         count = len(found["not_fixed"])
         upgrade_lines.append(f"{count} of {len(found['patched'])} have no upstream fix yet")
+    patched = [f"{id}: {title}" for id, title in found["patched"].items()]
+    if not every:
+        said = "`python -m diffusers_quantfix doctor --all` lists them"
+        patched = [f"{len(patched)} bugs; {said}"] if len(patched) > _MOST else patched
+        if len(upgrade_lines) > _MOST:
+            upgrade_lines[_MOST - 1 : -1] = [f"{len(upgrade_lines) - _MOST} more; {said}"]
     rows = _sections(
-        ("machine", [machine.machine(), f"accelerator: {found['accelerator']}"]),
         ("problems", found["problems"] or ([] if nothing else ["none"])),
+        ("machine", [machine.machine(), f"accelerator: {found['accelerator']}"]),
         ("on this machine", found["advice"]),
         ("candidates", found["candidates"]),
-        (
-            "patched here",
-            [f"{id}: {title}" for id, title in found["patched"].items()] or ([] if nothing else ["none"]),
-        ),
+        ("patched here", patched or ([] if nothing else ["none"])),
         ("upgrades", upgrade_lines),
     )
     return [*first, "", *rows] if first else rows

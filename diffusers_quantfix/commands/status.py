@@ -1,4 +1,4 @@
-"""``status``: the board, its summary first."""
+"""``status``: whether all is well, then the exceptions; the whole board on request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 
 from ..activation import status
+from ..engine import board as states
 from ..engine.board import STATES, summary
 from ..text import wrapped
 from .importing import importing
@@ -17,7 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from ..engine.board import Board
+    from ..engine.board import Answer, Board
+
+# What a person must look at; in every other state there is nothing to do.
+_EXCEPTIONS = (states.FAILED, states.OVERWRITTEN, states.WAITING, states.CANDIDATE, states.UNCLAIMED)
 
 EXIT_CODES = (
     "0 every needed fix is installed; 1 one failed, was overwritten, waits for a library that cannot be imported, or "
@@ -29,6 +33,9 @@ EXIT_CODES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--brief", action="store_true", help="print only the summary")
     parser.add_argument(
+        "--all", action="store_true", help="list every fix, not only those that need attention"
+    )
+    parser.add_argument(
         "--only",
         metavar="STATE[,STATE]",
         help=f"list only the fixes with these states: {', '.join(STATES)}",
@@ -38,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the board; return 1 when a fix that may be needed is not installed."""
-    wanted = [word.strip() for word in options.only.split(",")] if options.only else list(STATES)
+    every = list(STATES if options.all or options.json else _EXCEPTIONS)
+    wanted = [word.strip() for word in options.only.split(",")] if options.only else every
     for word in wanted:
         if word not in STATES:
             print(
@@ -52,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**_data(board, wanted, options.brief), "activation": activation}, indent=2))
     else:
-        show("\n".join(_lines(board, activation, wanted, options.brief)))
+        show("\n".join(_lines(board, activation, wanted, options)))
     return 0 if board.ok else 1
 
 
@@ -63,9 +71,48 @@ def _data(board: Board, wanted: list[str], brief: bool) -> dict[str, object]:
     return data
 
 
-def _lines(board: Board, activation: str, wanted: list[str], brief: bool) -> list[str]:
+def _verdict(board: Board) -> str:
+    """Whether anything is left to do, in one sentence."""
+    counts = {state: sum(answer.state == state for answer in board) for state in STATES}
+    if not board.ok:
+        bad = {state: counts[state] for state in (states.FAILED, states.OVERWRITTEN, states.WAITING)}
+        bad["not patched in a new release"] = sum(answer.above for answer in board)
+        return f"not all is well: {', '.join(f'{count} {what}' for what, count in bad.items() if count)}"
+    if counts[states.DISABLED]:
+        return f"{counts[states.DISABLED]} not patched, because you switched them off; all else is well"
+    if counts[states.APPLIED] or counts[states.UNCLAIMED]:
+        return "all well: every known bug of these releases is patched"
+    return "all well: these releases have no known bug"
+
+
+def _by_reason(answers: list[Answer]) -> list[str]:
+    """The answers, the worst first; those for one reason together: a library that cannot be imported keeps all of its
+    fixes waiting."""
+    groups: dict[tuple[str, str], list[Answer]] = {}
+    for state in _EXCEPTIONS:
+        for answer in answers:
+            if answer.state == state:
+                groups.setdefault((state, answer.reason), []).append(answer)
+    lines: list[str] = []
+    for (state, reason), group in groups.items():
+        if len(group) == 1:
+            lines += group[0].lines()
+        else:
+            lines += wrapped(
+                f"{state:<12} {len(group)} fixes: {_some([one.id for one in group])}", "", " " * 13
+            )
+            lines += wrapped(reason, " " * 13 + "-> ", " " * 16)
+    return lines
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+def _lines(board: Board, activation: str, wanted: list[str], options: argparse.Namespace) -> list[str]:
+    brief = options.brief
     nothing = nothing_installed(board.installed, (name for answer in board for name in answer.claims))
-    lines = wrapped(nothing) if nothing else summary(board)
+    lines = wrapped(nothing) if nothing else [*([] if brief else wrapped(_verdict(board))), *summary(board)]
     lines += wrapped(f"activation: {activation}", "", "    ")
     problems = board.settings.get("problems")
     for problem in problems if isinstance(problems, list) else ():
@@ -81,10 +128,12 @@ def _lines(board: Board, activation: str, wanted: list[str], brief: bool) -> lis
     lines += wrapped(
         "installed: " + (", ".join(present) or "none of the libraries that are patched"), "", "    "
     )
-    if board.loaded:
+    if board.loaded and options.all:
         lines += wrapped(f"imported to answer: {', '.join(board.loaded)}", "", "    ")
-    lines.append("")
-    for answer in board:
-        if answer.state in wanted:
-            lines += answer.lines()
+    shown = [answer for answer in board if answer.state in wanted]
+    whole = options.all or options.only
+    listed = [line for one in shown for line in one.lines()] if whole else _by_reason(shown)
+    lines += ["", *listed] if listed else []
+    if not whole:
+        lines += ["", *wrapped("every fix, and why: `python -m diffusers_quantfix status --all`", "", "    ")]
     return lines

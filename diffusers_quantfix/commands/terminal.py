@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # A line that begins with one of these words shows it in this colour: green is good, yellow needs a look, red needs
 # action.
 _COLOURS = {
+    "all well": 32,
     "applied": 32,
     "patched": 32,
     "candidate": 33,
@@ -24,6 +25,7 @@ _COLOURS = {
     "waiting": 33,
     "overwritten": 31,
     "failed": 31,
+    "not all is well": 31,
     "affected": 31,
     "NOT PATCHED": 31,
     "NOT REPRODUCED": 31,
@@ -59,8 +61,12 @@ def painted(answer: str) -> str:
 
 
 def wants_colour() -> bool:
-    """Only on a terminal, and not if the user disabled it (https://no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Only on a terminal, unless the user wants it otherwise (https://no-color.org, https://force-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    if os.environ.get("TERM") == "dumb":
         return False
     if sys.platform == "win32" and not os.environ.get("WT_SESSION"):  # old consoles print the codes
         return False
@@ -90,6 +96,6 @@ def stdout_to_stderr() -> Iterator[None]:
 
 def _painted_line(line: str) -> str:
     for word, colour in _COLOURS.items():
-        if line == word or line.startswith(f"{word} "):
+        if line == word or line.startswith((f"{word} ", f"{word}: ")):
             return f"\033[{colour}m{word}\033[0m{line[len(word) :]}"
     return line

@@ -34,12 +34,63 @@ def test_json_alone_on_stdout_whatever_a_library_prints(world) -> None:
 
 
 def test_the_table(simple) -> None:
-    outcome = simple.command("status")
+    outcome = simple.command("status", "--all")
     assert outcome.code == 0
-    assert outcome.out.startswith("1 applied\nactivation: "), "the summary first"
+    assert outcome.out.startswith(
+        "all well: every known bug of these releases is patched\n1 applied\nactivation: "
+    )
     assert "applied      fix-f" in outcome.out
     assert "imported to answer: lib.core" in outcome.out
     assert not outcome.err
+
+
+FAILS = "def broken(m): raise OSError('a disk')\ndef patch(m, draft): pass"
+OUTSIDE = "def broken(m): return True\ndef patch(m, draft): pass"
+
+
+@pytest.mark.parametrize(
+    ("change", "first", "listed", "code"),
+    [
+        ("nothing", "all well: every known bug of these releases is patched", [], 0),
+        ("healthy", "all well: these releases have no known bug", [], 0),
+        ("failed", "not all is well: 1 failed", ["failed       fix-g"], 1),
+        ("candidate", "not all is well: 1 not patched in a new release", ["candidate    fix-g"], 1),
+        (
+            "many fail",
+            "not all is well: 30 failed",
+            ["failed       30 fixes: many-0, many-1, many-10 and 27"],
+            1,
+        ),
+        (
+            "waiting",
+            "not all is well: 31 waiting",
+            ["waiting      31 fixes: fix-f, many-0, many-1 and 28"],
+            1,
+        ),
+        ("off", "1 not patched, because you switched them off; all else is well", [], 0),
+    ],
+)
+def test_the_first_screen_is_the_answer(world, change, first, listed, code) -> None:
+    """24 lines of 80 columns: whether all is well, then what is not; all that is well on request."""
+    core = {"healthy": "def f(): return 'fine'", "waiting": "raise RuntimeError('no driver')"}.get(change)
+    world.library(core=core or "def f(): return 'broken'")
+    world.fix()
+    if change == "failed":
+        world.fix("fix-g", body=FAILS)
+    if change == "candidate":
+        world.fix("fix-g", claims={"lib": "<1"}, body=OUTSIDE)
+    for number in range(30 if change in ("many fail", "waiting") else 0):
+        world.fix(f"many-{number}", body=FAILS)
+    outcome = world.command("status", settings="off" if change == "off" else "")
+    lines = outcome.out.splitlines()
+    assert outcome.code == code, outcome.out
+    assert lines[0] == first
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    found = [line for line in lines if line.startswith(("failed  ", "candidate  ", "waiting  ", "applied  "))]
+    assert [line[: len(want)] for line, want in zip(found, listed, strict=True)] == listed
+    assert lines[-1] == "every fix, and why: `python -m diffusers_quantfix status --all`"
+    whole = world.command("status", "--all", settings="off" if change == "off" else "").out
+    assert all(f" {fix_id}\n" in whole for fix_id in world.targets)
 
 
 def test_the_summary_alone_and_some_states(simple) -> None:

@@ -228,7 +228,7 @@ def test_strict_fails_where_there_is_a_problem(monkeypatch, capsys, strict):
         return board(("a", "failed", "its probe failed"))
 
     monkeypatch.setattr(doctor, "status", status)
-    options = type("Options", (), {"json": False, "strict": strict})
+    options = type("Options", (), {"json": False, "strict": strict, "all": False})
     assert doctor.run(options) == (1 if strict else 0)
     assert "a is failed: its probe failed" in " ".join(capsys.readouterr().out.split())
     assert said_before[0].startswith("installed\n") and "\nactivation\n" in said_before[0], "as it is found"
