@@ -15,6 +15,23 @@ from tests.rig import models
 from tests.sweep.backends import BACKENDS
 from tests.sweep.test_caching import CACHES, STEPS, _cached
 
+STEPS_OF_PROGRAMS = (
+    *(
+        "run",
+        "run",
+        "cache",
+        "lora",
+        "lora",
+        "fuse",
+        "stop",
+        "stop",
+        "train",
+        "train_lora",
+        "grad",
+        "weights",
+    ),
+    *("other", "nested"),
+)
 LAYERS = {"num_layers": 2, "num_single_layers": 2}
 
 
@@ -51,30 +68,37 @@ def program(seed: int, backends: list[str]) -> Program:
         options["record_stream"] = True
     if chance.random() < 0.3:
         options["low_cpu_mem_usage"] = True
-    if chance.random() < 0.1:
-        options |= {"use_stream": False, "record_stream": False, "low_cpu_mem_usage": False}
+    if chance.random() < 0.15:
+        options = {"offload_type": level, "non_blocking": chance.random() < 0.5}
         if level == "block_level":
             options["num_blocks_per_group"] = 2
     steps: list[tuple] = [("run",)] if chance.random() < 0.8 else []
-    cached = lora = False
-    for _ in range(chance.randrange(3, 8)):
-        step = chance.choice(
-            ("run", "run", "cache", "lora", "stop", "stop", "train", "grad", "weights", "other")
-        )
+    cached, loras, fused = False, 0, False
+    for _ in range(chance.randrange(3, 10)):
+        step = chance.choice(STEPS_OF_PROGRAMS)
         if step == "cache":
             # Where blocks have hooks of a stream already, this cache skips none: no twin does that.
             takes = [name for name in CACHES if name != "FirstBlockCache" or level == "leaf_level"]
             steps.append(("uncache",) if cached else ("cache", chance.choice(takes)))
             cached = not cached
         elif step == "lora":
-            steps.append(("unload_lora",) if lora else ("load_lora",))
-            lora = not lora
+            steps.append(("load_lora", loras) if loras < 2 and chance.random() < 0.7 else ("unload_lora",))
+            loras, fused = (loras + 1, fused) if steps[-1][0] == "load_lora" else (0, False)
+        elif step == "fuse":
+            if loras and chance.random() < 0.5:
+                steps.append(("unfuse",) if fused else ("fuse",))
+                fused = not fused
         elif step == "stop":
             error = chance.choice(("RuntimeError", "KeyboardInterrupt"))
             steps.append(("stop", error, chance.randrange(1, 60), chance.choice(("before", "behind"))))
-        elif step == "train":
-            if level == "block_level" and not cached:
-                steps.append(("train",))
+        elif step in ("train", "train_lora"):
+            # Autograd finds weights where they were brought back to, except block by block: of several blocks of a
+            # group, the last one runs first in a backward pass, and diffusers brings them for the first one.
+            alone = options.get("num_blocks_per_group") == 1
+            if alone and not cached and (loras or step == "train"):
+                steps.append((step,))
+        elif step == "nested":
+            steps.append((step, chance.randrange(1, 60)))
         else:
             steps.append((step,))
     return Program(seed, chance.choice(backends), options, (*steps, ("run",), ("weights",)))
@@ -107,49 +131,82 @@ class Side:
         assert self.disable is not None
         self.disable()
 
-    def load_lora(self) -> None:
-        weights = {name: tensor.clone() for name, tensor in lora_models.weights().items()}
-        self.pipe.load_lora_weights(weights, adapter_name="one")
+    def load_lora(self, number: int) -> None:
+        """One more; all of them are used."""
+        names = lora_models.NAMES[: number + 1]
+        weights = {name: tensor.clone() for name, tensor in lora_models.weights(1 + number).items()}
+        self.pipe.load_lora_weights(weights, adapter_name=names[number])
+        self.pipe.set_adapters(list(names), [0.5] * len(names))
 
     def unload_lora(self) -> None:
         self.pipe.unload_lora_weights()
 
+    def fuse(self) -> None:
+        self.pipe.fuse_lora()
+
+    def unfuse(self) -> None:
+        self.pipe.unfuse_lora()
+
+    def nested(self, at: int) -> None:
+        """The other pipeline runs at call ``at`` of a layer of this one."""
+        with self._at(at, "register_forward_hook", self.other_run):
+            self.run()
+
     def stop(self, error: str, at: int, when: str) -> None:
         """A run that ends at call ``at`` of a layer, before the layer or behind it."""
+
+        def end() -> None:
+            raise {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[error]("stopped")
+
+        hook = "register_forward_pre_hook" if when == "before" else "register_forward_hook"
+        with self._at(at, hook, end):
+            try:
+                self._call(self.pipe)
+            except (RuntimeError, KeyboardInterrupt) as stopped:
+                if str(stopped) != "stopped":
+                    raise
+
+    @contextlib.contextmanager
+    def _at(self, at: int, hook: str, what: Callable[[], None]) -> Iterator[None]:
+        """In the block ``what`` is called at call ``at`` of a layer."""
         calls = 0
 
         def count(*arguments: Any) -> None:
             nonlocal calls
             calls += 1
             if calls == at:
-                raise {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[error]("stopped")
+                what()
 
         leaves = [module for module in self.pipe.transformer.modules() if not list(module.children())]
-        hook = "register_forward_pre_hook" if when == "before" else "register_forward_hook"
         handles = [getattr(module, hook)(count) for module in leaves]
         try:
-            self._call(self.pipe)
-        except (RuntimeError, KeyboardInterrupt) as stopped:
-            if str(stopped) != "stopped":
-                raise
+            yield
         finally:
             for handle in handles:
                 handle.remove()
 
     def train(self) -> None:
         """The gradient of the inputs, block by block, as groups of blocks must be trained."""
+        self._train([])
 
+    def train_lora(self) -> None:
+        """The gradients of the LoRA as well."""
+        self._train([name for name, _ in self.pipe.transformer.named_parameters() if "lora_" in name])
+
+    def _train(self, names: list[str]) -> None:
         model = self.pipe.transformer
         model.enable_gradient_checkpointing()
         model.train()
-        # A weight that is trained is moved away before its backward pass, in diffusers itself.
         model.requires_grad_(False)
+        trained = [model.get_parameter(name).requires_grad_() for name in names]
         inputs = self._inputs()
         hidden = inputs["hidden_states"].requires_grad_()
         output = model(**inputs)[0]
         output.float().sum().backward()
         self.seen += [output.detach().cpu(), hidden.grad.cpu()]
+        self.seen += [None if parameter.grad is None else parameter.grad.cpu() for parameter in trained]
         model.zero_grad(set_to_none=True)
+        model.requires_grad_(False)
         model.disable_gradient_checkpointing()
         model.eval()
 

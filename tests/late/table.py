@@ -34,7 +34,7 @@ SITUATIONS: dict[str, tuple[tuple, ...]] = {
     "runs": (("run",), ("run",), ("weights",)),
     "stopped, then a run": (*_STOPPED, ("run",), ("weights",)),
     "stopped, then state_dict()": (*_STOPPED, ("weights",)),
-    "stopped, then a LoRA": (*_STOPPED, ("load_lora",), ("run",), ("weights",)),
+    "stopped, then a LoRA": (*_STOPPED, ("load_lora", 0), ("run",), ("weights",)),
     "FirstBlockCache, gradients on": (("run",), ("cache", "FirstBlockCache"), ("grad",), ("weights",)),
     "training": (("run",), ("train",), ("train",), ("weights",)),
 }

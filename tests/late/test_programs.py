@@ -12,9 +12,9 @@ from tests.sweep.backends import BACKENDS, installed
 pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="this is about the newest releases")
 
 
-# Others stop a pass and read the weights behind it, or run a cache with gradients enabled: diffusers waits for nothing
-# then, nor do we yet (seeds 3, 10, 12 and 17).
-SEEDS = (4, 5, 6, 7, 8, 9, 11, 13)
+# Of the seeds 0 to 59 two are wrong, and nobody knows yet why: 38 (int8 of quanto, blocks without a stream) and 50 (8
+# bits, blocks with a stream). Both change a LoRA under MagCache.
+SEEDS = tuple(range(8))
 
 
 def test_a_seed_repeats_a_program():
