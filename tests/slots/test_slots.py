@@ -67,7 +67,12 @@ def is_wrapped_by_wrapt(slot: str, asked: str, bare: Answers) -> bool:
     return asked in ("/raw", "/value/type") and slot.rpartition(".")[2] in WRAPPED_BY_WRAPT
 
 
-WRAPPED_BY_WRAPT = ("_assign_components_to_devices", "_get_final_device_map", "_load_empty_model")
+WRAPPED_BY_WRAPT = (
+    "_assign_components_to_devices",
+    "_get_final_device_map",
+    "_load_empty_model",
+    "hotswap_adapter_from_state_dict",
+)
 
 MEANT: list[Callable[[str, str, Answers], bool]] = [
     the_code_is_ours,
