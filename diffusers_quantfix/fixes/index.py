@@ -65,7 +65,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-cache-disabled-offloaded", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-cache-disabled-offloaded", "diffusers.cache_disabled_offloaded"),
     ("diffusers-cascade-prior-dtype", "diffusers.pipelines.stable_cascade.pipeline_stable_cascade_prior", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-cascade-prior-dtype", "diffusers.cascade_prior_dtype"),
     ("diffusers-control-lora-reset", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.32.2,<=0.42.1"), ("peft", "")), "", "diffusers-control-lora-reset", "diffusers.control_lora_reset"),
-    ("diffusers-control-lora-torchao", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.33.0,<=0.42.1"), ("torchao", ""), ("peft", "")), "", "diffusers-control-lora-torchao", "diffusers.control_lora_torchao"),
+    ("diffusers-control-lora-torchao", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.36.0,<=0.42.1"), ("torchao", ""), ("peft", "")), "", "diffusers-control-lora-torchao", "diffusers.control_lora_torchao"),
     ("diffusers-controlnet-flux-from-quantized", "diffusers.models.controlnet_flux", (("diffusers", ">=0.31.0,<0.32.0"),), "", "diffusers-controlnets-from-quantized", "diffusers.controlnets_from_quantized"),
     ("diffusers-controlnet-from-quantized", "diffusers.models.controlnets", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-controlnets-from-quantized", "diffusers.controlnets_from_quantized"),
     ("diffusers-controlnet-hunyuan-from-quantized", "diffusers.models.controlnet_hunyuan", (("diffusers", ">=0.31.0,<0.32.0"),), "", "diffusers-controlnets-from-quantized", "diffusers.controlnets_from_quantized"),

@@ -4,7 +4,8 @@ Symptom: AttributeError "'Tensor' object has no attribute 'tensor_data_names'" f
     LoRA into a Flux with weights of torchao.
 Cause: the layer that the LoRA widens is copied into a plain one. ``_maybe_dequantize_weight_for_expanded_lora``
     dequantizes the weights of bitsandbytes and GGUF only.
-Upstream: https://github.com/huggingface/diffusers/issues/10588, closed for bitsandbytes only.
+Upstream: https://github.com/huggingface/diffusers/issues/10588 and
+    https://github.com/huggingface/diffusers/pull/11655 are about bitsandbytes; not reported for torchao.
 Patch: it dequantizes these weights too. ``diffusers-control-lora-reset`` puts the quantized layer back afterwards.
 """
 
@@ -21,8 +22,8 @@ FIX = Fix(
     __doc__,
     id="diffusers-control-lora-torchao",
     module="diffusers.loaders.lora_pipeline",
-    claims={"diffusers": ">=0.33.0,<=0.42.1", "torchao": "", "peft": ""},
-    patterns=(r"'Tensor' object has no attribute '(tensor_data_names|tensor_impl)'",),
+    claims={"diffusers": ">=0.36.0,<=0.42.1", "torchao": "", "peft": ""},
+    patterns=(r"'Tensor' object has no attribute 'tensor_data_names'",),
     frames=("_maybe_expand_transformer_param_shape_or_error_", "load_lora_weights", "torchao"),
 )
 _NAME = "_maybe_dequantize_weight_for_expanded_lora"

@@ -31,6 +31,8 @@ _NAME = "hotswap_adapter_from_state_dict"
 
 def broken(hotswap: ModuleType) -> bool:
     """Swap a LoRA of rank 2 into one of rank 1; is its weight still a parameter?"""
+    from inspect import signature
+
     import torch
 
     swap = resolve(hotswap, _NAME)
@@ -40,7 +42,8 @@ def broken(hotswap: ModuleType) -> bool:
     adapter.weight = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
     config = SimpleNamespace(rank_pattern={}, alpha_pattern={}, r=2, lora_alpha=2, use_rslora=False)
     new = {"layer.lora_A.default.weight": torch.zeros(2, 1, device="cpu")}
-    swap(model, new, "default", config)
+    # peft 0.14 has no config here: it neither changes the rank nor the scaling.
+    swap(model, new, "default", **({"config": config} if "config" in signature(swap).parameters else {}))
     return not isinstance(adapter.weight, torch.nn.Parameter)
 
 
