@@ -80,6 +80,8 @@ def _verdict(board: Board) -> str:
         return f"not all is well: {', '.join(f'{count} {what}' for what, count in bad.items() if count)}"
     if counts[states.DISABLED]:
         return f"{counts[states.DISABLED]} not patched, because you switched them off; all else is well"
+    if counts[states.CANDIDATE]:
+        return f"all known bugs are patched; {counts[states.CANDIDATE]} that should not be in these releases may be"
     if counts[states.APPLIED] or counts[states.UNCLAIMED]:
         return "all well: every known bug of these releases is patched"
     return "all well: these releases have no known bug"

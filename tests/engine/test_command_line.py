@@ -56,6 +56,12 @@ OUTSIDE = "def broken(m): return True\ndef patch(m, draft): pass"
         ("failed", "not all is well: 1 failed", ["failed       fix-g"], 1),
         ("candidate", "not all is well: 1 not patched in a new release", ["candidate    fix-g"], 1),
         (
+            "below",
+            "all known bugs are patched; 1 that should not be in these releases may be",
+            ["candidate    fix-g"],
+            0,
+        ),
+        (
             "many fail",
             "not all is well: 30 failed",
             ["failed       30 fixes: many-0, many-1, many-10 and 27"],
@@ -79,6 +85,8 @@ def test_the_first_screen_is_the_answer(world, change, first, listed, code) -> N
         world.fix("fix-g", body=FAILS)
     if change == "candidate":
         world.fix("fix-g", claims={"lib": "<1"}, body=OUTSIDE)
+    if change == "below":
+        world.fix("fix-g", claims={"lib": ">=2"}, body=OUTSIDE)
     for number in range(30 if change in ("many fail", "waiting") else 0):
         world.fix(f"many-{number}", body=FAILS)
     outcome = world.command("status", settings="off" if change == "off" else "")

@@ -40,14 +40,17 @@ class Exchange(ast.NodeTransformer):
         return statements("if True:\n    x = 2", node)
 
 
-@pytest.fixture
-def library(tmp_path):
-    path = tmp_path / "library.py"
-    path.write_text(TEXT, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("library", path)
+def imported(path, text):
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def library(tmp_path):
+    return imported(tmp_path / "library.py", TEXT)
 
 
 def test_one_statement_is_another_one_and_the_lines_stay(library):
@@ -144,12 +147,7 @@ def made(parent):
 
 @pytest.fixture
 def methods(tmp_path):
-    path = tmp_path / "methods.py"
-    path.write_text(METHODS, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("methods", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(tmp_path / "methods.py", METHODS)
 
 
 def test_super_and_the_class_of_a_method_stay(methods):

@@ -72,6 +72,14 @@ def assert_output(model, device, expected) -> None:
     assert torch.equal(run(model, device), expected), "not the output"
 
 
+def stopped(model, device, at):
+    """A pass that ends with an exception in the block ``at``."""
+    model.stops_at = at
+    with pytest.raises(Stopped):
+        run(model, device)
+    model.stops_at = None
+
+
 @modes
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_pass_that_was_stopped(gpu, mode):
@@ -95,10 +103,7 @@ def stop_in_the_middle(gpu, kind, mode) -> None:
     for _ in range(2):
         assert_output(model, device, expected)
     for at in range(len(model.blocks)):
-        model.stops_at = at
-        with pytest.raises(Stopped):
-            run(model, device)
-        model.stops_at = None
+        stopped(model, device, at)
         assert_weights(model, weights)
         stop(model)
         if unmet("diffusers>=0.34"):  # which does not offload a model for the second time
@@ -128,10 +133,7 @@ def test_weights_that_are_changed_after_a_stopped_pass(gpu, mode):
     for _ in range(2):
         run(model, device)
     for at in range(len(model.blocks) - 1):
-        model.stops_at = at
-        with pytest.raises(Stopped):
-            run(model, device)
-        model.stops_at = None
+        stopped(model, device, at)
         torch.cuda.synchronize()
         for one in (model, twin):
             layers = [layer for block in one.blocks[at + 1 :] for layer in block]
@@ -156,10 +158,7 @@ def test_a_weight_that_is_changed_while_it_is_copied(kind, mode):
         for _ in range(2):
             run(model, device)
         for at in range(len(model.blocks) - 1):
-            model.stops_at = at
-            with pytest.raises(Stopped):
-                run(model, device)
-            model.stops_at = None
+            stopped(model, device, at)
             for one in (model, twin):
                 following = one.blocks[at][2] if "leaf_level" in mode.values() else one.blocks[at + 1][0]
                 following.bias.data.mul_(1.5)

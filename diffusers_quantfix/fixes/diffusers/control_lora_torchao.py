@@ -1,7 +1,8 @@
 """A Control LoRA cannot be loaded into a Flux of torchao.
 
 Symptom: AttributeError "'Tensor' object has no attribute 'tensor_data_names'" from ``load_lora_weights`` of a Control
-    LoRA into a Flux with weights of torchao.
+    LoRA into a Flux with weights of torchao. With torchao 0.15 ValueError "Not supported args for copy_ due to metadata
+    mismatch".
 Cause: the layer that the LoRA widens is copied into a plain one. ``_maybe_dequantize_weight_for_expanded_lora``
     dequantizes the weights of bitsandbytes and GGUF only.
 Upstream: https://github.com/huggingface/diffusers/issues/10588 and
@@ -23,7 +24,10 @@ FIX = Fix(
     id="diffusers-control-lora-torchao",
     module="diffusers.loaders.lora_pipeline",
     claims={"diffusers": ">=0.36.0,<=0.42.1", "torchao": "", "peft": ""},
-    patterns=(r"'Tensor' object has no attribute 'tensor_data_names'",),
+    patterns=(
+        "'Tensor' object has no attribute 'tensor_data_names'",
+        "Not supported args for copy_ due to metadata mismatch",
+    ),
     frames=("_maybe_expand_transformer_param_shape_or_error_", "load_lora_weights", "torchao"),
 )
 _NAME = "_maybe_dequantize_weight_for_expanded_lora"
@@ -49,14 +53,17 @@ def broken(lora_pipeline: ModuleType) -> bool:
 
     Weight.data = weight = Weight()  # type: ignore[attr-defined]
     layer = type("Layer", (), {"weight": weight})
-    return dequantize(layer, layer) is weight
+    try:
+        return dequantize(layer, layer) is weight
+    except AttributeError:  # diffusers 0.36 asks torch for an accelerator first, whatever the weight is
+        return True
 
 
 def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     def make(original):
         def dequantize(model, module):
-            weight = original(model, module)
-            return weight.dequantize() if is_wrapper(weight) else weight
+            weight = module.weight.data
+            return weight.dequantize() if is_wrapper(weight) else original(model, module)
 
         return dequantize
 
