@@ -75,6 +75,9 @@ def _on_numbers(function, kinds: dict):
 
     @torch.no_grad()
     def entry_point(*args):
+        # A kernel comes behind the copies of its stream, which late devices may not have run yet.
+        for device in range(torch.cuda.device_count()):
+            torch.empty(0, device=f"cuda:{device}").zero_()
         return function(*(getattr(arg, "value", arg) for arg in args), **kinds)
 
     return entry_point
