@@ -225,7 +225,8 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, wrappe
     if count.isdigit():
         text = "".join(lines[first - 1 : first - 1 + int(count)])
         proved_text, _, proved = rest.partition(" ")
-        if fingerprint.text_hash(text) == proved_text and proved.partition("@")[2] == wrapper[1:]:
+        same = fingerprint.text_hash(text) == proved_text and proved.partition("@")[2] == wrapper[1:]
+        if same and not _goes_on(lines, first - 1, first - 1 + int(count)):
             return known
     try:
         text = fingerprint.block_at(lines, first)
@@ -234,6 +235,15 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, wrappe
     except Exception:  # a lambda in the middle of an expression, or a file that has changed since its import
         return ""
     return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{wrapper}"
+
+
+def _goes_on(lines: list[str], first: int, end: int) -> bool:
+    """Whether the definition that begins at a line, and was complete before ``end``, has more lines now."""
+    for line in lines[end:]:
+        text = line.lstrip()
+        if text and text[0] != "#":
+            return len(line) - len(text) > len(lines[first]) - len(lines[first].lstrip())
+    return False
 
 
 def _functions(library: str, home: str, last: str, methods: bool) -> Iterator[tuple[str, Any, str, Any]]:
