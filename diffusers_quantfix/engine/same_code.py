@@ -225,8 +225,8 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, wrappe
     if count.isdigit():
         text = "".join(lines[first - 1 : first - 1 + int(count)])
         proved_text, _, proved = rest.partition(" ")
-        same = fingerprint.text_hash(text) == proved_text and proved.partition("@")[2] == wrapper[1:]
-        if same and not _goes_on(lines, first - 1, first - 1 + int(count)):
+        equal = fingerprint.text_hash(text) == proved_text and proved.partition("@")[2] == wrapper[1:]
+        if equal and not _goes_on(lines, first - 1, first - 1 + int(count)):
             return known
     try:
         text = fingerprint.block_at(lines, first)

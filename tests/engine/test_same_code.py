@@ -147,7 +147,11 @@ def test_comments_docstrings_and_what_is_above_do_not_matter(library):
         ("factor=2", "factor=3", ["helper has changed"] * 2),
         ("self.size = size", "self.size = size + 1", ["Model.__init__ has changed"]),
         ("self.size = size", "self.size = size\n        self.size += 1", ["Model.__init__ has changed"]),
-        ("return 2", "return 2\n\n    # more\n        # lines\n\n        yield 1", ["Model.plain has changed"]),
+        (
+            "return 2",
+            "return 2\n\n    # more\n        # lines\n\n        yield 1",
+            ["Model.plain has changed"],
+        ),
         ("self.size = size", "self.extent = size", ["Model.__init__ has changed"] * 2),
         ("class Model(Base):", "class Model:", ["Model has changed", "Model.kept is gone"]),
         ('return "cpu"', 'return "meta"', ["Model.device has changed"]),
