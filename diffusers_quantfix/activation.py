@@ -8,7 +8,7 @@ Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixe
 import sys
 
 from .engine.settings import did_you_mean
-from .engine.watcher import Watcher
+from .engine.watcher import COMPLETE, Watcher  # noqa: F401  # see there
 from .first_library import forget, give_way, waiting, warn
 from .fixes import FIXES, MODULES, NAMES
 from .user_settings import settings

@@ -220,7 +220,8 @@ class Ledger:
             names = [name for name, _ in modules]
             del modules[: min(names.index(name) if name in names else 0 for name in since)]
         for name, module in modules:
-            if name.partition(".")[0] not in libraries or id(module) in seen:
+            # A program may have put anything under any key.
+            if not isinstance(name, str) or name.partition(".")[0] not in libraries or id(module) in seen:
                 continue
             # By its type: any attribute access on a module of importlib.util.LazyLoader would import it.
             if not issubclass(type(module), ModuleType):

@@ -248,8 +248,10 @@ def _goes_on(lines: list[str], first: int, end: int) -> bool:
 
 def _functions(library: str, home: str, last: str, methods: bool) -> Iterator[tuple[str, Any, str, Any]]:
     """(name, owner, attribute, value) of the functions of a library that are called ``last`` or stand in ``home``."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.partition(".")[0] != library or not isinstance(module, ModuleType):
+    for module_name, module in sys.modules.copy().items():
+        if not isinstance(module_name, str) or module_name.partition(".")[0] != library:
+            continue
+        if not isinstance(module, ModuleType):
             continue
         names = vars(module).copy()
         for attribute in names if module_name == home else {last} & names.keys():

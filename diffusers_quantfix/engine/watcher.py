@@ -141,3 +141,8 @@ class ReportingLoader:
             module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._arrived(self._name)
+
+
+COMPLETE = (
+    True  # the last line: `activation` imports it, so a truncated copy of this file is one that is not there
+)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -35,6 +36,7 @@ _METHOD = "_apply"
 _KEPT = "_quantfix_host_copies"
 _CPU = torch.device("cpu")
 _Key = tuple[int, str]
+_NOBODYS: _Key = (0, "")
 _lock = threading.RLock()  # a garbage collection may come in between
 _of_classes: dict[type, tuple[Any, Any, weakref.WeakSet[_Kept]]] = {}
 
@@ -252,15 +254,19 @@ def _is_in_a_graph(wrapper: Any) -> bool:
 
 
 def _held_by_others(left: dict[_Key, torch.Tensor]) -> set[_Key]:
-    """The keys of tensors whose memory something else has too (a state dict, an array): back in the module, a change of
-    the one would be a change of the other."""
-    storages = {key: tensor.untyped_storage() for key, tensor in left.items()}
+    """The keys of tensors whose memory something else has too (a state dict, a storage): back in the module, a
+    change of the one would be a change of the other."""
+    tensors = {**left, _NOBODYS: torch.empty(1, device=_CPU)}
+    storages = {key: tensor.untyped_storage() for key, tensor in tensors.items()}
     own = Counter(storage._cdata for storage in storages.values())
+    # A storage has one object of Python: whoever has that is not counted as a user of the memory.
+    references = {key: sys.getrefcount(storage) - own[storage._cdata] for key, storage in storages.items()}
     return {
         key
         for key, storage in storages.items()
         # One more is that of `storage`.
         if torch._C._storage_Use_Count(storage._cdata) > own[storage._cdata] + 1
+        or references[key] > references[_NOBODYS]
     }
 
 

@@ -241,6 +241,12 @@ def test_a_copy_by_import_is_named_as_its_holder(core, ledger) -> None:
         del sys.modules["fakelib.user"]
 
 
+def test_a_key_of_sys_modules_that_is_no_name(core, ledger, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, ("any", "object"), types.ModuleType("fakelib.user"))
+    write(ledger, "wrap_plain", core, "f", tagged)
+    assert ledger.undo("fix") == []
+
+
 def test_a_property_looks_as_before(core, ledger) -> None:
     old = vars(core.Class)["own_prop"]
     write(

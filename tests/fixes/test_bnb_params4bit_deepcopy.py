@@ -93,6 +93,39 @@ def test_everything_is_copied(gpu):
     assert twin[1].quant_state is not tied[1].quant_state
 
 
+def test_a_subclass_says_what_is_copied(gpu):
+    """What cannot be copied is left out by its ``__getstate__``, as without the package."""
+    import threading
+
+    import torch
+    from bitsandbytes.nn import Params4bit
+
+    class Leaves(Params4bit):
+        def __getstate__(self):
+            state = super().__getstate__()
+            state.pop("lock", None)
+            return state
+
+    class Makes(Leaves):
+        def __setstate__(self, state):
+            super().__setstate__(state)
+            self.lock = "a new one"
+
+    for cls, lock in ((Leaves, None), (Makes, "a new one")):
+        layer = four_bit.linear(gpu.devices[0])
+        values = vars(layer.weight)
+        layer.weight = torch.Tensor._make_subclass(cls, layer.weight.data, False)
+        vars(layer.weight).update(values, lock=threading.Lock(), module=layer)
+        twin = copy.deepcopy(layer)
+        assert type(twin.weight) is cls
+        assert getattr(twin.weight, "lock", None) == lock
+        assert twin.weight.data_ptr() != layer.weight.data_ptr()
+        assert torch.equal(twin.weight.data, layer.weight.data)
+        assert twin.weight.quant_state is not layer.weight.quant_state
+        if diffusers_quantfix.status(load=False)[FIX_ID].state == "applied":
+            assert twin.weight.module is twin
+
+
 def test_not_quantized_yet(gpu):
     import torch
     from bitsandbytes.nn import Linear4bit

@@ -108,3 +108,18 @@ def test_an_import_of_a_library_works(site, first, how) -> None:
             shutil.rmtree(folder)
         running.clear()
     assert faults == []
+
+
+@pytest.mark.parametrize("lines", range(1, 16))
+def test_a_watcher_that_lost_its_last_lines(site, tmp_path, lines) -> None:
+    """What is left is often valid Python, which fails in the middle of an import of a library."""
+    copy = tmp_path / "site"
+    shutil.copytree(site, copy)
+    watcher = copy / "diffusers_quantfix" / "engine" / "watcher.py"
+    watcher.write_text("\n".join(watcher.read_text().splitlines()[:-lines]))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(first="diffusers_quantfix")],
+        env={"PYTHONPATH": str(copy)}, cwd=copy, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "no fixes applied" in done.stderr

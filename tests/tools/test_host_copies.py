@@ -409,6 +409,25 @@ def test_a_backup_on_the_cpu_stays_a_backup(gpu):
     assert _same(_state(model), wanted)
 
 
+@pytest.mark.parametrize("holder", ["untyped_storage", "storage", "numpy", "__dlpack__"])
+def test_memory_that_somebody_has_is_not_taken_back(gpu, holder):
+    import torch
+
+    model = torch.nn.Linear(8, 8)
+    qf.keep_host_copies(model)
+    held = getattr(model.weight.detach(), holder)()
+    memory = model.weight.data_ptr()
+    model.to(gpu.devices[0])
+    model.to("cpu")
+    assert model.weight.data_ptr() != memory
+    del held
+    memory = model.weight.data_ptr()
+    for _ in range(2):
+        model.to(gpu.devices[0])
+        model.to("cpu")
+        assert model.weight.data_ptr() == memory
+
+
 def test_a_shallow_copy_moves_itself(gpu):
     """Before: `.to()` of the copy moved the model that it was made of, and returned that."""
     import gc

@@ -6,7 +6,7 @@ Cause: ``Params4bit.__deepcopy__`` does not use the memo of the copy. So the new
     original, and its quant state is not the same copy as the one of the new layer.
 Upstream: none.
 Patch: ``Params4bit.__deepcopy__`` copies with the memo. The new weight refers to the copied layer, or to no layer where
-    the parameter is copied alone.
+    the parameter is copied alone. ``__getstate__`` and ``__setstate__`` of a subclass are called, as upstream does.
 """
 
 from __future__ import annotations
@@ -49,19 +49,29 @@ def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     make_subclass = torch.Tensor._make_subclass
+    base = resolve(modules, "Params4bit")
 
     def make(original):
         def __deepcopy__(self, memo):
-            result = make_subclass(type(self), deepcopy(self.data, memo), self.requires_grad)
+            cls = type(self)
+            result = make_subclass(cls, deepcopy(self.data, memo), self.requires_grad)
             memo[id(self)] = result
-            held = vars(result)
-            for name, value in vars(self).items():
-                if name == "module":
-                    held[name] = memo.get(id(value))
-                elif name not in _NOT_COPIED:
-                    held[name] = deepcopy(value, memo)
+            # A subclass may leave out what cannot be copied, or make it anew.
+            state = vars(self) if cls.__getstate__ is base.__getstate__ else self.__getstate__()
+            if not isinstance(state, dict):
+                result.__setstate__(deepcopy(state, memo))
+                return result
+            copied = {
+                name: memo.get(id(value)) if name == "module" else deepcopy(value, memo)
+                for name, value in state.items()
+                if name not in _NOT_COPIED
+            }
+            if cls.__setstate__ is base.__setstate__:
+                vars(result).update(copied)
+            else:
+                result.__setstate__({**copied, "data": result.data, "requires_grad": result.requires_grad})
             return result
 
         return __deepcopy__
 
-    draft.wrap_plain(resolve(modules, "Params4bit"), "__deepcopy__", make)
+    draft.wrap_plain(base, "__deepcopy__", make)
