@@ -21,6 +21,7 @@ import functools
 import sys
 
 from ..engine.errors import Undecided
+from ..offloading.disk import is_mapped
 from ..offloading.hooks import is_sequentially_offloaded, offload_execution_device
 from ..offloading.suspended import hooks_aside
 
@@ -63,8 +64,9 @@ def merges_reach_weights(*models: Any) -> Iterator[None]:
         for layer, verb in lent:
             del vars(layer)[verb]
         for model in grouped:
-            # Streams keep copies of the weights that there were.
-            _offloading("_maybe_remove_and_reapply_group_offloading")(model)
+            # Streams of diffusers keep copies of the weights that there were.
+            if not any(is_mapped(group) for group in _groups(model)):
+                _offloading("_maybe_remove_and_reapply_group_offloading")(model)
 
 
 def unmerge_before_disabling(*models: Any) -> None:
@@ -121,22 +123,32 @@ def _adapter_layers(model: Any) -> list[Any]:
 
 
 def _group_config(model: Any) -> Any:
-    """How ``model`` is offloaded by groups, None if it is not; nor if it is on disk, in files that others may use."""
+    """How ``model`` is offloaded by groups; None if it is not, and if diffusers itself moves it to the disk and back.
+
+    Where the package has mapped the files, what is merged is in memory from then on, and the files stay as they are.
+    """
     top = _offloading("_get_top_level_group_offload_hook")
     if top is None or _offloading("_maybe_remove_and_reapply_group_offloading") is None:
         return None
     config = getattr(top(model), "config", None)
-    return None if getattr(config, "offload_to_disk_path", None) else config
+    if getattr(config, "offload_to_disk_path", None) and not all(is_mapped(group) for group in _groups(model)):
+        return None
+    return config
 
 
 def _offload_groups(model: Any) -> None:
     """Bring back what a stream has fetched ahead."""
+    for group in _groups(model):
+        group.offload_()
+
+
+def _groups(model: Any) -> Iterator[Any]:
     name = _offloading("_GROUP_OFFLOADING")
     for module in model.modules():
         registry = getattr(module, "_diffusers_hook", None)
         hook = registry.get_hook(name) if registry is not None else None
         if hook is not None:
-            hook.group.offload_()
+            yield hook.group
 
 
 def _offloading(name: str) -> Any:
