@@ -131,7 +131,9 @@ def _group_config(model: Any) -> Any:
     if top is None or _offloading("_maybe_remove_and_reapply_group_offloading") is None:
         return None
     config = getattr(top(model), "config", None)
-    if getattr(config, "offload_to_disk_path", None) and not all(is_mapped(group) for group in _groups(model)):
+    if getattr(config, "offload_to_disk_path", None) and not all(
+        is_mapped(group) for group in _groups(model)
+    ):
         return None
     return config
 

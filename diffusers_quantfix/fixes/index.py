@@ -101,6 +101,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-group-offload-tied-parameters", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-tied-parameters", "diffusers.group_offload_tied_parameters"),
     ("diffusers-group-offload-torchao", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("torchao", "")), "", "diffusers-group-offload-torchao", "diffusers.group_offload_torchao"),
     ("diffusers-group-offload-vae-blocks", "diffusers.hooks.group_offloading", (("diffusers", ">=0.36.0,<=0.42.1"),), "", "diffusers-group-offload-vae-blocks", "diffusers.group_offload_vae_blocks"),
+    ("diffusers-hook-removal", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-hook-removal", "diffusers.hook_removal"),
     ("diffusers-hunyuan-pooler-weights", "diffusers.models.embeddings", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-hunyuan-pooler-weights", "diffusers.hunyuan_pooler_weights"),
     ("diffusers-image-projection-dtype", "diffusers.models.embeddings", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-image-projection-dtype", "diffusers.image_projection_dtype"),
     ("diffusers-int8-tiles-dequantized", "diffusers.quantizers.bitsandbytes.utils", (("diffusers", ">=0.33.0,<=0.42.1"), ("bitsandbytes", ">=0.43.0,<0.45.0")), "bitsandbytes 0.45.0", "int8-tiles-dequantized", "diffusers.int8_tiles"),

@@ -114,11 +114,8 @@ def test_a_cache_that_is_enabled_first(gpu, mode):
 
 
 @modes("block-stream", "leaf-low")
-@pytest.mark.parametrize(
-    ("cache", "first"),
-    # Not the last combination: FirstBlockCache skips no block that has a hook of a stream already.
-    [("PyramidAttentionBroadcast", True), ("PyramidAttentionBroadcast", False), ("FirstBlockCache", True)],
-)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("cache", CACHES)
 def test_every_cache(gpu, cache, mode, first):
     check_cache(gpu, cache, mode, first)
 

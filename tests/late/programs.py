@@ -77,9 +77,7 @@ def program(seed: int, backends: list[str]) -> Program:
     for _ in range(chance.randrange(3, 10)):
         step = chance.choice(STEPS_OF_PROGRAMS)
         if step == "cache":
-            # Where blocks have hooks of a stream already, this cache skips none: no twin does that.
-            takes = [name for name in CACHES if name != "FirstBlockCache" or level == "leaf_level"]
-            steps.append(("uncache",) if cached else ("cache", chance.choice(takes)))
+            steps.append(("uncache",) if cached else ("cache", chance.choice(list(CACHES))))
             cached = not cached
         elif step == "lora":
             steps.append(("load_lora", loras) if loras < 2 and chance.random() < 0.7 else ("unload_lora",))

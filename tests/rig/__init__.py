@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from .api import (
     LATE,
+    NOT_WAITED,
     Traffic,
     allocated,
     are_on,
@@ -44,6 +45,7 @@ from .api import (
 
 __all__ = [
     "LATE",
+    "NOT_WAITED",
     "Traffic",
     "allocated",
     "are_on",

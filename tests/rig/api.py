@@ -16,6 +16,8 @@ from .accelerator import KEY, KIND
 
 _HOST = -1
 LATE = "DIFFUSERS_QUANTFIX_RIG_LATE"
+# How the error of `assert_waited` begins.
+NOT_WAITED = "who did not wait for the devices"
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,10 @@ def assert_waited() -> None:
     """Raise AssertionError with the `hazards`, if there are any and the devices are on and take time."""
     if _late and (found := hazards()):
         text = "\n".join(map(str, found))
-        raise AssertionError(f"who did not wait for the devices, {len(found)} times:\n{text}")
+        where = next(
+            (end.frames[0] for end in (found[0].second, found[0].first) if end.frames), "no place in Python"
+        )
+        raise AssertionError(f"{NOT_WAITED}, {len(found)} times, first at {where}:\n{text}")
 
 
 def device_count() -> int:
