@@ -102,7 +102,7 @@ def test_a_removal_that_fails(monkeypatch):
 
 @modes("block", "block-stream")
 @caches
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.37")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.35")
 def test_blocks_are_skipped(gpu, cache, mode):
     """After the first pass, after a LoRA came and after it went, as on one device."""
     if not hasattr(diffusers, f"{cache}Config"):
