@@ -52,6 +52,11 @@ _IGNORED = frozenset(
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtvxNuU01234567")
 _MARK = "\x01"
+_REGISTER = frozenset(("add_module", "register_buffer", "register_module", "register_parameter"))
+# Annotations that say what a field of a dataclass is.
+_KINDS_OF_FIELDS = frozenset(("ClassVar", "InitVar", "KW_ONLY"))
+# Decorators that read the annotations of a function.
+_READ_ANNOTATIONS = frozenset(("custom_op", "register", "script", "triton_op", "validate_call"))
 _MARKED = re.compile(rf"{_MARK}\\{{1,2}}{_MARK}")
 
 
@@ -95,28 +100,53 @@ def of_interface(tree: ast.AST) -> str:
     attributes = sorted(given_to_self(tree)) if tree.name == "__init__" else []
     outside = (*tree.decorator_list, tree.args)
     text = "".join(part for node in outside for part in _parts(node))
-    return _digest(
-        f"{type(tree).__name__} {tree.name} {text} {attributes}".encode("utf-8", "backslashreplace")
-    )
+    kind = f"{type(tree).__name__}{' that yields' if _yields(tree) else ''}"
+    return _digest(f"{kind} {tree.name} {text} {attributes}".encode("utf-8", "backslashreplace"))
 
 
 def given_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """The attributes that a method assigns to its first argument."""
+    """The attributes that a method gives to its first argument: by assignment, or as a buffer or parameter."""
     first = (*function.args.posonlyargs, *function.args.args)[:1]
-    return {
-        node.attr
+    declared = {
+        id(node.target)
         for node in ast.walk(function)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and first
-        and node.value.id == first[0].arg
+        if isinstance(node, ast.AnnAssign) and node.value is None
     }
+    found = set()
+    for node in ast.walk(function):
+        call = node if isinstance(node, ast.Call) else None
+        place: Any = call.func if call is not None else node
+        if not (first and isinstance(place, ast.Attribute) and isinstance(place.value, ast.Name)):
+            continue
+        if place.value.id != first[0].arg or id(place) in declared:
+            continue
+        if call is None and isinstance(place.ctx, ast.Store):
+            found.add(place.attr)
+        elif (
+            call is not None
+            and place.attr in _REGISTER
+            and call.args
+            and isinstance(call.args[0], ast.Constant)
+        ):
+            found.add(str(call.args[0].value))
+    return found
 
 
-def text_hash(text: str) -> str:
+def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a generator."""
+    pending: list[ast.AST] = [*function.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            pending += ast.iter_child_nodes(node)
+    return False
+
+
+def text_hash(text: str | bytes) -> str:
     """A hash of the exact text: 16 hexadecimal digits."""
-    return _digest(text.encode("utf-8", "backslashreplace"))
+    return _digest(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
 
 
 def definition(text: str) -> ast.stmt:
@@ -175,16 +205,7 @@ def _digest(data: bytes) -> str:
 def _parts(node: Any) -> Iterator[str]:
     """The pieces of a canonical text of a syntax tree."""
     if isinstance(node, ast.AnnAssign):
-        if node.value is None:
-            # A field of a dataclass, or a declaration without effect: its name is kept.
-            yield "Declare("
-            yield from _parts(node.target)
-        else:
-            yield "Assign(targets=["
-            yield from _parts(node.target)
-            yield "]value="
-            yield from _parts(node.value)
-        yield ")"
+        yield from _annotated(node)
         return
     if isinstance(node, ast.Constant):
         yield f"Constant({type(node.value).__name__}:{_unmarked(node.value)!r})"
@@ -195,9 +216,20 @@ def _parts(node: Any) -> Iterator[str]:
             yield from _parts(piece)
         yield ")"
         return
+    ignored = _IGNORED
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if any(_last_name(decorator) in _READ_ANNOTATIONS for decorator in node.decorator_list):
+            for arg in ast.walk(node.args):
+                if isinstance(arg, ast.arg) and arg.annotation is not None:
+                    yield f"{arg.arg}:"
+                    yield from _parts(arg.annotation)
+            ignored = _IGNORED - {"returns"}
+    elif isinstance(node, ast.ClassDef):
+        node = copy.copy(node)
+        node.body = [_Field(**vars(one)) if isinstance(one, ast.AnnAssign) else one for one in node.body]
     yield f"{type(node).__name__}("
     for field in node._fields:
-        if field in _IGNORED:
+        if field in ignored:
             continue
         value = getattr(node, field, None)
         if value is None or value == []:
@@ -216,15 +248,52 @@ def _parts(node: Any) -> Iterator[str]:
     yield ")"
 
 
+class _Field(ast.AnnAssign):
+    """An annotated assignment in the body of a class: a dataclass makes a field of it."""
+
+
+def _annotated(node: ast.AnnAssign) -> Iterator[str]:
+    """An assignment; without a value a declaration, which makes a name local, and of another target does nothing."""
+    field = isinstance(node, _Field)
+    if field:
+        kinds = {_last_name(inside) for inside in ast.walk(node.annotation)} & _KINDS_OF_FIELDS
+        if isinstance(node.annotation, ast.Constant):
+            kinds = {kind for kind in _KINDS_OF_FIELDS if kind in str(node.annotation.value)}
+        yield f"Field{sorted(kinds)}"
+    elif node.value is not None:
+        yield "Assign"
+    elif isinstance(node.target, ast.Name):
+        yield "Declare"
+    else:
+        return
+    yield "(targets=["
+    yield from _parts(node.target)
+    yield "]"
+    if node.value is not None:
+        yield "value="
+        yield from _parts(node.value)
+    yield ")"
+
+
+def _last_name(node: Any) -> str:
+    """``c`` of ``a.b.c`` and of ``a.b.c(1)``; empty for any other expression."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return str(getattr(node, "attr", None) or getattr(node, "id", ""))
+
+
 def _without_texts(statements: list[Any]) -> list[Any]:
-    """Without docstrings and other texts that stand by themselves."""
+    """Without docstrings and other texts that stand by themselves, ``pass`` and ``...``."""
     return [
         statement
         for statement in statements
         if not (
-            isinstance(statement, ast.Expr)
-            and isinstance(statement.value, ast.Constant)
-            and isinstance(statement.value.value, str)
+            isinstance(statement, ast.Pass)
+            or (
+                isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and (isinstance(statement.value.value, str) or statement.value.value is ...)
+            )
         )
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from .draft import Draft
 from .entry import Entry, put
@@ -18,7 +18,9 @@ from .probe import home_of, name_of, slot
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    _Index: TypeAlias = tuple[dict[int, list[Entry]], dict[tuple[int, str], Entry]]
 
 
 class Ledger:
@@ -42,7 +44,8 @@ class Ledger:
         self._options = options
         self._foundation = foundation
         self._libraries = frozenset(libraries)
-        self._entries: list[Entry] = []
+        self._entries: list[Entry] = []  # replaced as a whole
+        self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {})
         self.order: list[str] = []  # ids of the installed fixes, the last one installed at the end
         # Entries whose slot was overwritten; modules may still hold copies of the earlier value.
         self._lost: list[Entry] = []
@@ -83,9 +86,24 @@ class Ledger:
         return any(self._reaches(one) for one in made_of_it)
 
     def below(self, owner: Any, name: str, value: Any) -> Any:
-        """What the library itself had in a slot in which ``value`` is now: below our patches, if ``value`` is ours."""
-        entries = [entry for entry in self._entries if entry.is_at(owner, name)]
-        return entries[0].old if any(entry.new is value for entry in entries) else value
+        """What the library itself had in a slot in which ``value`` is now: below our patches, if ``value`` is ours.
+
+        A module that was imported after us may hold a copy of our function under any name.
+        """
+        ours, first = self._index()
+        for entry in ours.get(id(value), ()):
+            if entry.is_at(owner, name) or isinstance(value, FunctionType):
+                return first[id(entry.owner), entry.name].old
+        return value
+
+    def _index(self) -> _Index:
+        """The entries by what they wrote, and the first one of each slot: whoever asks asks of thousands of values."""
+        entries, index = self._indexed
+        if entries is not self._entries:
+            entries, index = self._entries, ({}, {})
+            _add(entries, index)
+            self._indexed = entries, index
+        return index
 
     def draft(self, fix_id: str) -> Draft:
         """An empty draft for this fix."""
@@ -144,11 +162,16 @@ class Ledger:
                         put(entry.owner, entry.name, owned, value)
                 raise
             written = [entry for entry, _, _ in done]
-            self._entries = [
+            before = self._entries
+            kept = [
                 entry
-                for entry in self._entries
+                for entry in before
                 if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
-            ] + written
+            ]
+            self._entries = kept + written
+            if self._indexed[0] is before and len(kept) == len(before):
+                _add(written, self._indexed[1])
+                self._indexed = self._entries, self._indexed[1]
             if not later:
                 self.order = [*(other for other in self.order if other != fix_id), fix_id]
 
@@ -264,6 +287,12 @@ def _may_be_copied(entries: Iterable[Entry]) -> Iterator[Any]:
     for entry in entries:
         if isinstance(entry.owner, ModuleType):
             yield from (entry.old, entry.new, entry.current())
+
+
+def _add(entries: list[Entry], index: _Index) -> None:
+    for entry in entries:
+        index[0].setdefault(id(entry.new), []).append(entry)
+        index[1].setdefault((id(entry.owner), entry.name), entry)
 
 
 def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:

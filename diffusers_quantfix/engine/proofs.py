@@ -39,6 +39,7 @@ class Proofs:
         self._data: dict[str, Any] = {}
         # Piece -> the phrase that says what has changed, empty where nothing has, while its module is this one.
         self._known: dict[str, tuple[Any, str]] = {}
+        self._looked_at: dict[str, Any] = {}  # module -> the one of which everything is known
         # Piece that is gone -> how many modules were imported when it was looked for, and where it was found.
         self._moved: dict[str, tuple[int, str]] = {}
 
@@ -62,13 +63,13 @@ class Proofs:
             Undecided: a module with some of the code is not imported yet.
         """
         packages = {self._packages.get(name, name) for name in distributions}
-        pieces = self.pieces(target)
-        if not pieces:
+        numbers, places = self._read("targets").get(target), self._read("places")
+        if not numbers:
             return None
-        wanted = [name for name in pieces if name.partition(":")[0].partition(".")[0] in packages]
-        for home in dict.fromkeys(name.partition(":")[0] for name in wanted):
+        wanted = [places[number] for number in numbers if places[number][2] in packages]
+        for home in dict.fromkeys(home for _, home, _ in wanted):
             self._look_at(home)
-        return list(dict.fromkeys(filter(None, (self._known[name][1] for name in wanted))))
+        return list(dict.fromkeys(filter(None, (self._known[name][1] for name, _, _ in wanted))))
 
     def with_place(self, phrase: str) -> str:
         """A phrase of `changes`; of a function that is gone it says where its code is now, if that is imported."""
@@ -90,15 +91,19 @@ class Proofs:
         module = sys.modules.get(home)
         if module is None and _exists(home):
             raise Undecided(home)
-        pieces = self._read("by module").get(home, {})
-        if module is not None and all(self._known.get(name, (None,))[0] is module for name in pieces):
+        if module is not None and self._looked_at.get(home) is module:
             return
-        files = Files()
-        for name, mark in pieces.items():
+        files, final = Files(), True
+        for name, mark in self._read("by module").get(home, {}).items():
+            if module is not None and self._known.get(name, (None,))[0] is module:
+                continue
             phrase = difference(name, mark, files, self._below)
             # What a module that is being imported does not have yet may come.
             passing = phrase.endswith(GONE) and module is not None and finished(home) is None
+            final = final and not passing
             self._known[name] = (None if passing else module), phrase
+        if final:
+            self._looked_at[home] = module
 
     def _read(self, part: str) -> Any:
         if not self._data:
@@ -110,9 +115,11 @@ class Proofs:
                     data.update(json.load(file))
             except (OSError, ValueError):  # an incomplete installation: then only claims count
                 pass
-            data["names"], data["by module"] = list(data["pieces"]), {}
+            data["names"], data["by module"], data["places"] = list(data["pieces"]), {}, []
             for name, mark in data["pieces"].items():
-                data["by module"].setdefault(name.partition(":")[0], {})[name] = mark
+                home = name.partition(":")[0]
+                data["by module"].setdefault(home, {})[name] = mark
+                data["places"].append((name, home, home.partition(".")[0]))
             self._data = data
         return self._data[part]
 

@@ -23,6 +23,7 @@ from . import (  # noqa: F401
     loading,
     memory,
     merging,
+    newer,
     offloading,
     releasing,
     start,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import diffusers_quantfix as qf
-from tests.benchmarks import calls
+from tests.benchmarks import calls, newer
 from tests.benchmarks.figure import Row
-from tests.benchmarks.measure import children
+from tests.benchmarks.measure import child, children
 from tests.gate import unmet
 
 
@@ -37,6 +37,16 @@ def test_a_forward_pass_on_a_gpu_has_no_frame_of_ours():
 def test_torch_compile_sees_the_same_graphs(bits):
     with_us, without = (children([("compiling:graphs", bits)], package=side) for side in (True, False))
     assert with_us == without
+
+
+def test_code_is_compared_only_above_a_claim():
+    """In claimed releases nothing is called or read for it; with newer numbers the same is counted."""
+    within = child("newer:decide", True)
+    assert (within["calls"], within["files"]) == (0, 0)
+    assert within["applied"] > 100
+    above = newer.above(True)
+    assert above["calls"] > 1000 and above["files"] > 50
+    assert above["by code"] > 100
 
 
 def test_our_frames_are_counted():

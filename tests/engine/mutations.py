@@ -29,13 +29,13 @@ REWRITINGS = (
 
 
 def without_texts(function: ast.stmt) -> ast.stmt:
-    """A copy without docstrings and annotations, which no mutation is to hit."""
+    """A copy without docstrings, annotations, ``pass`` and ``...``, which no mutation is to hit."""
     bare: Any = copy.deepcopy(function)
     for node in ast.walk(bare):
         for field in ("body", "orelse", "finalbody"):
             inside = getattr(node, field, None)
             if isinstance(inside, list) and inside:
-                setattr(node, field, [item for item in inside if not _is_text(item)] or [ast.Pass()])
+                setattr(node, field, [item for item in inside if not _is_nothing(item)] or [ast.Pass()])
         for field in ("annotation", "returns"):
             if getattr(node, field, None) is not None:  # that of a field is not optional
                 setattr(node, field, ast.Tuple([], ast.Load()) if isinstance(node, ast.AnnAssign) else None)
@@ -132,6 +132,11 @@ def _other(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value + 1
     return f"{value}, another" if not isinstance(value, bytes) else value + b"another"
+
+
+def _is_nothing(node: Any) -> bool:
+    ellipsis = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is ...
+    return ellipsis or isinstance(node, ast.Pass) or _is_text(node)
 
 
 def _is_text(node: Any) -> bool:

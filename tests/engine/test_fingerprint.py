@@ -73,6 +73,47 @@ def test_these_are_the_same(other):
     assert of('def f(a, b=1):\n    """Adds."""\n    return a + b\n') == of(other)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    (
+        ("def f(): pass\n", "def f(): ...\n"),
+        ("class A:\n    def f(self):\n        'Doc.'\n", "class A:\n    def f(self):\n        pass\n"),
+        ("def f(self):\n    self.x: int\n    g()\n", "def f(self):\n    g()\n"),
+        ("class A:\n    x: int = 1\n", "class A:\n    x: 'Optional[int]' = 1\n"),
+        ("@property\ndef f(a) -> int: g()\n", "@property\ndef f(a): g()\n"),
+    ),
+)
+def test_nothing_follows_from_these(one, other):
+    assert of(one) == of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    (
+        ("def __init__(self):\n    self.x = 1\n", "def __init__(self):\n    self.x = 2\n"),
+        ("def __init__(self):\n    self.x: int\n", "def __init__(self): pass\n"),
+        ("def f(a):\n    return a\n", "def f(a):\n    def g(): yield a\n    return g\n"),
+    ),
+)
+def test_the_same_interface(one, other):
+    trees = [fingerprint.definition(text) for text in (one, other)]
+    assert fingerprint.of_interface(trees[0]) == fingerprint.of_interface(trees[1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    (
+        ("def f(a):\n    return [a]\n", "def f(a):\n    yield a\n"),
+        ("def __init__(self):\n    self.x = 1\n", "def __init__(self):\n    self.y = 1\n"),
+        ("def __init__(self):\n    self.register_buffer('x', t)\n", "def __init__(self):\n    g(t)\n"),
+        ("def f(a=1): g()\n", "def f(a=2): g()\n"),
+    ),
+)
+def test_another_interface(one, other):
+    trees = [fingerprint.definition(text) for text in (one, other)]
+    assert fingerprint.of_interface(trees[0]) != fingerprint.of_interface(trees[1])
+
+
 def test_an_annotated_assignment_is_an_assignment():
     assert of("def f():\n    x: int = 1\n    return x\n") == of("def f():\n    x = 1\n    return x\n")
 
@@ -124,7 +165,7 @@ def test_the_same_on_each_python():
                     pass
             return not (await g(x for x in y if x)) if (n := 1) else ~n
     '''
-    assert of(source) == "5385639ac5ba01ae"
+    assert of(source) == "e9f96199aee7dde7"
 
 
 # ---------------------------------------------------------------------- what does
@@ -170,6 +211,11 @@ def test_no_rewriting_is(way):
         ("class A(B):\n    x = 1\n", "class A(C):\n    x = 1\n"),
         ("class A(B):\n    x = 1\n", "class A(B):\n    x = 1.0\n"),
         ("class A:\n    x: int\n", "class A:\n    y: int\n"),
+        ("@d\nclass A:\n    x: int = 1\n", "@d\nclass A:\n    x = 1\n"),
+        ("@d\nclass A:\n    x: ClassVar[int] = 1\n", "@d\nclass A:\n    x: int = 1\n"),
+        ("@d\nclass A:\n    _: KW_ONLY\n    x: int\n", "@d\nclass A:\n    _: int\n    x: int\n"),
+        ("@g.register\ndef _(a: int): pass\n", "@g.register\ndef _(a: str): pass\n"),
+        ("def f():\n    x: int\n    return x\n", "def f():\n    return x\n"),
         ("def f(a, b): pass\n", "def f(b, a): pass\n"),
         ("def f(a, *, b): pass\n", "def f(a, b): pass\n"),
         ("def f(a, /, b): pass\n", "def f(a, b): pass\n"),

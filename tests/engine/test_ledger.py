@@ -531,3 +531,28 @@ def test_the_code_of_a_function_that_has_the_names_of_another(core, ledger) -> N
     (entry,) = ledger.entries("fix")
     expected = "Model.to" if sys.version_info >= (3, 11) else "Class.method"
     assert entry.where == f"fakelib.core.{expected}.__code__"
+
+
+def test_below_our_patches_is_what_the_library_had(core, ledger) -> None:
+    upstream = core.f
+    write(ledger, "wrap_plain", core, "f", tagged, fix_id="one")
+    write(ledger, "wrap_plain", core, "f", tagged, fix_id="two")
+    late = types.ModuleType("fakelib.late")
+    late.copied = core.f  # imported after us
+    assert ledger.below(core, "f", core.f) is upstream
+    assert ledger.below(late, "copied", late.copied) is upstream
+    assert ledger.below(late, "copied", upstream) is upstream
+    assert ledger.below(core, "LIMIT", core.LIMIT) == 5
+    assert ledger.undo("two") == []
+    assert ledger.below(core, "f", core.f) is upstream
+    assert ledger.undo("one") == []
+    assert ledger.below(core, "f", core.f) is upstream
+
+
+def test_a_constant_of_ours_is_no_other_slot(core, ledger) -> None:
+    draft = ledger.draft("fix")
+    draft.replace(core, "LIMIT", None)
+    ledger.commit(draft)
+    core.other = None
+    assert ledger.below(core, "LIMIT", core.LIMIT) == 5
+    assert ledger.below(core, "other", core.other) is None

@@ -171,7 +171,7 @@ from diffusers_quantfix.engine.same_code import Files, find, mark
 names = {names!r}
 with open({file!r}, "w") as file:
     json.dump(
-        {{"releases": {{"lib": "2.1"}}, "pieces": {{n: mark(find(n), Files()) for n in names}},
+        {{"releases": {{"lib": "2.1"}}, "pieces": {{n: mark(n, find(n), Files()) for n in names}},
          "targets": {{"fix-f": list(range(len(names)))}}}}, file)
 """
 HELPED = """

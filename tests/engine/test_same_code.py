@@ -98,7 +98,7 @@ class Library:
 
     def marks(self, pieces=PIECES) -> dict[str, str]:
         files = Files()
-        return {name: mark(find(name.removesuffix(CALLED)), files, name.endswith(CALLED)) for name in pieces}
+        return {name: mark(name, find(name.removesuffix(CALLED)), files) for name in pieces}
 
 
 @pytest.fixture
@@ -166,6 +166,187 @@ def test_comments_docstrings_and_what_is_above_do_not_matter(library):
 )
 def test_a_change_is_named(library, old, new, phrases):
     assert changed(library, (old, new)) == phrases
+
+
+SUBTLE = """
+import enum
+import functools
+import re
+
+LIMIT = 3
+FLAGS = {"one": True}
+PATTERN = re.compile("a+")
+TABLE = {"one": len}
+
+
+class Kind(enum.Enum):
+    A = 1
+    B = 2
+
+
+DEFAULT = Kind.A
+
+
+def without_wraps(function):
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+@without_wraps
+def hidden(value):
+    return value
+
+
+def factory(size):
+    def made(value):
+        return value * size
+
+    return made
+
+
+made = factory(3)
+part = functools.partial(factory, 3)
+
+
+class Meta(type):
+    pass
+
+
+class Base:
+    def move(self):
+        return 1
+
+    __slots__ = ("a",)
+
+
+class Model(Base, metaclass=Meta):
+    limit = True
+
+    @property
+    def device(self):
+        return self.place
+
+    @device.setter
+    def device(self, value):
+        self.place = value
+
+    later = functools.partialmethod(Base.move)
+
+
+def walked(values):
+    return [value for value in values]
+"""
+
+
+@pytest.mark.parametrize(
+    ("piece", "old", "new"),
+    (
+        pytest.param("FLAGS", "True}", "False}", id="a truth in a table"),
+        pytest.param("PATTERN", "a+", "a*", id="a regular expression"),
+        pytest.param("PATTERN", '"a+"', '"a+", re.I', id="its flags"),
+        pytest.param("TABLE", "len", "max", id="a function in a table"),
+        pytest.param("DEFAULT", "DEFAULT = Kind.A", "DEFAULT = Kind.B", id="a member of an enumeration"),
+        pytest.param("hidden", "    return value\n\n\ndef factory", "    return -value\n\n\ndef factory",
+                     id="below a decorator that does not use wraps"),
+        pytest.param("hidden", "return function(*args)", "return function(*args[:1])", id="such a decorator"),
+        pytest.param("made", "made = factory(3)", "made = factory(4)", id="what a closure holds"),
+        pytest.param("part", "partial(factory, 3)", "partial(factory, 4)", id="what a partial holds"),
+        pytest.param("Model", "Model(Base, metaclass=Meta)", "Model(Base)", id="a metaclass"),
+        pytest.param("Base", '("a",)', '("a", "b")', id="slots"),
+        pytest.param("Model", "    limit = True", "    def __getattr__(self, name): pass", id="a special method"),
+        pytest.param("Model.limit", "limit = True", "limit = False", id="a truth in a class"),
+        pytest.param("Model.device", "self.place = value", "self.place = None", id="a setter"),
+        pytest.param("Model.device()", "device(self, value)", "device(self, other)", id="its interface"),
+        pytest.param("Model.move", "    limit = True", "    def move(self):\n        return 2", id="an override"),
+        pytest.param("walked()", "return [value for value in values]", "yield from values", id="a generator"),
+    ),
+)  # fmt: skip
+def test_a_subtle_change_is_noticed(library, piece, old, new):
+    library.write(SUBTLE)
+    name = f"lib_same:{piece}"
+    proved = library.marks((name,))
+    assert all(proved.values())
+    assert differences(proved, Files()) == []
+    assert SUBTLE.count(old) == 1
+    library.write(SUBTLE.replace(old, new))
+    assert differences(proved, Files()) == [f"{name.removesuffix(CALLED)} has changed"]
+
+
+def test_what_only_a_class_prints_does_not_matter(library):
+    library.write(SUBTLE)
+    proved = library.marks(("lib_same:Model",))
+    library.write(SUBTLE.replace("    limit = True", "    limit = True\n    def __repr__(self): return ''"))
+    assert differences(proved, Files()) == []
+
+
+def test_a_special_method_of_ours_is_no_change(library):
+    """Another fix has put one into a class that has none, and has replaced one that it has."""
+    text = SUBTLE.replace("    limit = True", "    def __getattr__(self, name): pass")
+    model = library.write(text).Model
+    proved = library.marks(("lib_same:Model",))
+    upstream = vars(model)["__getattr__"]
+    model.__getattr__ = lambda self, name: name
+    model.__deepcopy__ = lambda self, memo: self
+
+    def below(owner, name, value):
+        return {"__getattr__": upstream, "__deepcopy__": None}.get(name, value)
+
+    assert differences(proved, Files(), below) == []
+    assert differences(proved, Files(), itself) == ["lib_same:Model has changed"]
+
+
+def test_what_replaces_a_method_of_another_library_counts_itself(library):
+    """``functools.wraps`` says that it wraps that of the other library."""
+    text = """
+import functools, textwrap
+
+
+class Model(textwrap.TextWrapper):
+    @functools.wraps(textwrap.TextWrapper.fill)
+    def fill(self, text):
+        return text
+"""
+    library.write(text)
+    proved = library.marks(("lib_same:Model.fill",))
+    library.write(text.replace("return text", "return text[1:]"))
+    assert differences(proved, Files()) == ["lib_same:Model.fill has changed"]
+
+
+def test_of_another_library_the_name_counts(library):
+    text = "from textwrap import dedent, indent\nfrom textwrap import TextWrapper as One\n"
+    library.write(text)
+    pieces = ("lib_same:dedent", "lib_same:One")
+    proved = library.marks(pieces)
+    assert list(proved.values()) == ["of textwrap dedent", "of textwrap TextWrapper"]
+    library.write(text.replace("dedent, indent", "indent as dedent"))
+    assert differences(proved, Files()) == ["lib_same:dedent has changed"]
+
+
+def test_code_is_found_where_it_is_looked_up(package):
+    """Imported from another module of the library: the same where it only moved, a change where it is another."""
+    package(one=MOVES, two="from lib_moves.one import helper\n")
+    name = "lib_moves.two:helper"
+    proved = {name: mark(name, find(name), Files())}
+    package(three=MOVES, two="from lib_moves.three import helper\n")
+    assert differences(proved, Files()) == []
+    package(
+        one=MOVES, three=MOVES.replace("* factor", "+ factor"), two="from lib_moves.three import helper\n"
+    )
+    assert differences(proved, Files()) == [f"{name} has changed"]
+
+
+def test_an_object_that_has_any_attribute_wraps_nothing(library):
+    library.write("class Any:\n    def __getattr__(self, name): return self\n\n\nANY = Any()\n")
+    assert library.marks(("lib_same:ANY",))["lib_same:ANY"].startswith("value ")
+
+
+def test_lines_of_windows_are_the_same_code(library):
+    library.write(FIRST)
+    proved = library.marks()
+    library.file.write_bytes(FIRST.replace("\n", "\r\n").encode())
+    assert differences(proved, Files()) == []
 
 
 def test_what_was_not_imported_is_gone(library):
@@ -249,7 +430,7 @@ MOVE = "lib_moves.one:Model.move"
 )  # fmt: skip
 def test_where_a_function_is_that_moved(package, piece, modules, place):
     package(one=MOVES)
-    proved = mark(find(piece.removesuffix(CALLED)), Files(), piece.endswith(CALLED))
+    proved = mark(piece, find(piece.removesuffix(CALLED)), Files())
     package(**modules)
     assert difference(piece, proved, Files()) == f"{piece.removesuffix(CALLED)} is gone"
     assert moved_to(piece, proved, itself) == place
@@ -257,14 +438,14 @@ def test_where_a_function_is_that_moved(package, piece, modules, place):
 
 def test_a_constant_that_is_gone_is_not_looked_for(package):
     package(one="LIMIT = 3\n")
-    proved = mark(find("lib_moves.one:LIMIT"), Files())
+    proved = mark("lib_moves.one:LIMIT", find("lib_moves.one:LIMIT"), Files())
     package(one="LIMITS = 3\n")
     assert moved_to("lib_moves.one:LIMIT", proved, itself) == ""
 
 
 def test_of_another_library_nothing_has_moved(package, library):
     package(one=MOVES)
-    proved = mark(find(HELPER), Files())
+    proved = mark(HELPER, find(HELPER), Files())
     package(one="")
     library.write(MOVES)
     assert moved_to(HELPER, proved, itself) == ""

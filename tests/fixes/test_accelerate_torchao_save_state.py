@@ -13,7 +13,7 @@ FIX_ID = "accelerate-torchao-save-state"
 SHOWS = "Attempted to access the data pointer on an invalid python storage"
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("torchao>=0.15", "peft>=0.20"))
 @pytest.mark.parametrize("kind", ["torchao-int8", "torchao-float8"])
 def test_a_training_is_resumed(tmp_path, kind):
     training.resume(kind, tmp_path / "state")

@@ -87,7 +87,9 @@ def test_an_8bit_layer_on_the_cpu_keeps_its_weight(how):
     assert (call(empty) - call(whole)).abs().max() == 0
 
 
-@pytest.mark.defect("peft-dora-8bit-cpu", shows=ON_META, needs=("diffusers>=0.42", "bitsandbytes>=0.46"))
+@pytest.mark.defect(
+    "peft-dora-8bit-cpu", shows=ON_META, needs=("diffusers>=0.42", "bitsandbytes>=0.46", "peft>=0.20")
+)
 @pytest.mark.parametrize("offload", ["model", "sequential", "group"])
 def test_into_an_offloaded_pipeline(gpu, tmp_path, offload):
     """Saved by diffusers and loaded by its documented call: exact against a model that was never offloaded."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from diffusers_quantfix.engine import fingerprint
 from diffusers_quantfix.engine.same_code import CALLED
 
-from .source_marks import definitions, file_of, marks
+from .source_marks import Sources, definitions, file_of, marks
 
 LONGEST = 40  # lines of a diff that are shown
 
@@ -37,23 +37,18 @@ class Release:
     folder: Path
 
     @cached_property
-    def _nodes(self) -> dict[str, dict[str, list[ast.AST]]]:
-        return {}
+    def _sources(self) -> Sources:
+        return Sources(self.folder)
 
     def nodes(self, piece: str) -> list[ast.AST]:
         """The definitions of a piece; more than one where it stands under conditions."""
-        home, _, path = piece.removesuffix(CALLED).partition(":")
-        if home not in self._nodes:
-            self._nodes[home] = definitions(self.folder, home)
-        return self._nodes[home].get(path, [])
+        return self._sources.find(piece)[1]
 
     def text(self, piece: str) -> list[str]:
         """The lines of a piece, as far as they count."""
-        home = piece.partition(":")[0]
-        lines = (
-            file_of(self.folder, home).read_text(encoding="utf-8").splitlines() if self.nodes(piece) else []
-        )
-        return [line for node in self.nodes(piece) for line in _shown(node, lines, piece.endswith(CALLED))]
+        home, nodes = self._sources.find(piece)
+        lines = file_of(self.folder, home).read_text(encoding="utf-8").splitlines() if nodes else []
+        return [line for node in nodes for line in _shown(node, lines, piece.endswith(CALLED))]
 
 
 def changed(pieces: Iterable[str], old: Release, new: Release) -> dict[str, list[str]]:

@@ -32,8 +32,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from diffusers_quantfix.engine import probe
-from diffusers_quantfix.engine.same_code import CALLED, Files, find, inner_function, mark
+from diffusers_quantfix.engine import fingerprint, probe
+from diffusers_quantfix.engine.same_code import CALLED, Files, find, inner_function, is_opaque, mark
 from diffusers_quantfix.engine.versions import installed_version, judge
 
 DATA = Path(__file__).parents[2] / "diffusers_quantfix" / "fixes" / "proved_code.json"
@@ -109,12 +109,33 @@ def codes_of(home: str) -> dict[str, CodeType]:
     while pending:
         prefix, names = pending.pop()
         for name, value in list(names.items()):
-            function = inner_function(value)
+            function = inner_function(value, _package(home))
             if function is not None and function.__globals__.get("__name__") == home:
                 found[prefix + name] = function.__code__
             elif isinstance(value, type) and f"{value.__module__}:{value.__qualname__}" == prefix + name:
                 pending.append((f"{prefix}{name}.", vars(value)))
     return found
+
+
+def names_at(owner: Any, attribute: str) -> set[str]:
+    """The names of what ``owner`` has: as it is looked up, and by the library that defines it where that is another.
+
+    As it is looked up, since a release may import or inherit something else under the same name.
+    """
+    defined = name_at(owner, attribute)
+    found = {defined}
+    if isinstance(owner, ModuleType) and attribute in vars(owner):
+        found.add(f"{owner.__name__}:{attribute}")
+    elif (
+        isinstance(owner, type)
+        and find(home := f"{owner.__module__}:{owner.__qualname__}") is owner
+        and defined
+    ):
+        found.add(f"{home}.{attribute}")
+    looked_up = found - {defined}
+    if looked_up and _package(defined.partition(":")[0]) == _package(next(iter(looked_up)).partition(":")[0]):
+        return looked_up
+    return found - {""}
 
 
 def name_at(owner: Any, attribute: str) -> str:
@@ -142,7 +163,7 @@ def used_by(function: FunctionType, owner: Any, packages: set[str]) -> set[str]:
         owner: the class that has it, whose methods it reaches through ``self``; None where there is none.
         packages: the libraries.
     """
-    names: set[str] = set()
+    names = _in_head(function)
     pending = [function.__code__]
     while pending:
         code = pending.pop()
@@ -158,17 +179,42 @@ def used_by(function: FunctionType, owner: Any, packages: set[str]) -> set[str]:
     found = set()
     for name in names - _NEVER:
         if name in around and home is not None:
-            # An optional library, or whether there is one, depends on what else is installed.
-            if (
-                not isinstance(around[name], (ModuleType, bool, type(None)))
-                and _home(around[name], home) in packages
-            ):
-                found.add(name_at(home, name))
+            if _is_the_same_everywhere(around[name]) and _home(around[name], home) in packages:
+                found |= names_at(home, name)
         elif isinstance(owner, type) and inspect.getattr_static(owner, name, None) is not None:
             found.add(name_at(owner, name))
         else:
-            found.update(name_at(module, name) for module in modules if name in vars(module))
+            for module in modules:
+                found |= names_at(module, name) if name in vars(module) else set()
     return found
+
+
+def _is_the_same_everywhere(value: Any) -> bool:
+    """Whether a value of a module is code or a constant.
+
+    An optional library, or whether there is one, depends on what else is installed, and the class of an object on the
+    machine, as that of bitsandbytes' native library does.
+    """
+    if isinstance(value, (ModuleType, bool, type(None))):
+        return False
+    code = isinstance(value, type) or inner_function(value) is not None
+    return code or not is_opaque(value)
+
+
+def _in_head(function: FunctionType) -> set[str]:
+    """The names in the decorators and defaults of a function, which its code does not have."""
+    code = function.__code__
+    try:
+        tree = fingerprint.definition(Files().block(code.co_filename, code.co_firstlineno))
+    except Exception:  # generated, or a lambda
+        return set()
+    if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return set()
+    heads = (*tree.decorator_list, *tree.args.defaults, *filter(None, tree.args.kw_defaults))
+    nodes = [node for head in heads for node in ast.walk(head)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return {name for name in names if not name.endswith(("DOCSTRING", "DOC_STRING"))}
 
 
 def imported_by(fix: ModuleType, packages: set[str]) -> set[str]:
@@ -178,9 +224,8 @@ def imported_by(fix: ModuleType, packages: set[str]) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             module = sys.modules.get(node.module)
             if module is not None and _package(node.module) in packages:
-                found.update(
-                    name_at(module, alias.name) for alias in node.names if alias.name in vars(module)
-                )
+                for alias in node.names:
+                    found |= names_at(module, alias.name) if alias.name in vars(module) else set()
     return found
 
 
@@ -218,11 +263,13 @@ def relies_on(name: str, fix: Any, module: Any, claims: dict[str, str]) -> set[s
     if still_broken:
         raise RuntimeError("the probe still says broken after the patch")
     places = [*looked_up.places, *((entry.owner, entry.name) for entry in draft.entries)]
-    whole = {name_at(owner, attribute) for owner, attribute in places if attribute not in _NEVER}
+    whole = {
+        name for owner, attribute in places if attribute not in _NEVER for name in names_at(owner, attribute)
+    }
     called = imported_by(fix, packages) | calls.names()
     for owner, attribute in places:
         piece = name_at(owner, attribute)
-        function = inner_function(find(piece))
+        function = inner_function(find(piece), _package(piece))
         if function is not None:
             called |= used_by(function, owner if isinstance(owner, type) else _class_of(piece), packages)
         if isinstance(owner, type):
@@ -254,7 +301,7 @@ def record() -> dict[str, Any]:
     files = Files()
     marks = {}
     for piece in sorted({piece for found in fixes.values() for piece in found}):
-        marks[piece] = mark(find(piece.removesuffix(CALLED)), files, piece.endswith(CALLED))
+        marks[piece] = mark(piece, find(piece.removesuffix(CALLED)), files)
     releases = {name: installed_version(name) for name in DISTRIBUTIONS}
     return {"releases": releases, "fixes": fixes, "marks": marks, "faults": faults}
 

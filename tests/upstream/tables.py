@@ -18,7 +18,7 @@ from tests import index
 from tests.peers import results as peers
 
 from .cells import MAIN, Cell, Table, read
-from .results import Declarations, Results, load, valid
+from .results import Declarations, Results, Seen, load, valid
 from .run_cell import ROOT, declarations
 from .verdict import APPLIED, HEALTHY, NOT_APPLICABLE, PATCHED
 
@@ -119,7 +119,7 @@ def compatibility_page(results: Results, said: Declarations, table: Table, other
             *peers.lines(others),
         ]
     lines += ["", "## Fixes on release sets", ""]
-    lines += _grid(sorted(said), table.cells, results, [cell.name for cell in table.cells])
+    lines += _grid(sorted(said), table.cells, results, [cell.name for cell in table.cells], said)
     for library in dict.fromkeys(cell.alone for cell in table.ranges):
         cells = [cell for cell in table.ranges if cell.alone == library]
         alone = [fix_id for fix_id in sorted(said) if set(said[fix_id]["claims"]) == {library}]
@@ -131,16 +131,25 @@ def compatibility_page(results: Results, said: Declarations, table: Table, other
             f"For the fixes that need only {beside} beside it.",
             "",
         ]
-        lines += _grid(alone, cells, results, [cell.pins[library] for cell in cells])
+        lines += _grid(alone, cells, results, [cell.pins[library] for cell in cells], said)
     return "\n".join(lines) + "\n"
 
 
-def _grid(ids: list[str], cells: list[Cell], results: Results, heads: list[str]) -> list[str]:
+def _grid(
+    ids: list[str], cells: list[Cell], results: Results, heads: list[str], said: Declarations
+) -> list[str]:
     lines = [f"| fix | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for fix_id in ids:
-        seen = [results[fix_id].get(cell.name) for cell in cells]
-        lines.append(f"| {fix_id} | {' | '.join(SIGNS[one.state] if one else UNKNOWN for one in seen)} |")
+        row = [_sign(results[fix_id].get(cell.name), said[fix_id]["claims"], cell) for cell in cells]
+        lines.append(f"| {fix_id} | {' | '.join(row)} |")
     return lines
+
+
+def _sign(seen: Seen | None, claims: Mapping[str, str], cell: Cell) -> str:
+    """What a cell of a table says; without one of the libraries of a fix there is nothing to run."""
+    if seen is None:
+        return UNKNOWN if set(claims) <= set(cell.pins) else SIGNS[NOT_APPLICABLE]
+    return SIGNS[seen.state]
 
 
 def readme(text: str) -> str:
