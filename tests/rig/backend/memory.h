@@ -4,6 +4,7 @@
 #include "late.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/impl/GPUTrace.h>
 #include <torch/version.h>
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
@@ -79,9 +80,18 @@ struct Block {
   SharedMemory memory;
 };
 
+// What torch's own stream sanitizer listens to, see second_opinion.py.
+template <typename Event>
+void tell_sanitizer(Event event) {
+  if (const auto* python = c10::impl::GPUTrace::get_trace()) event(**python);
+}
+
 inline void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
   auto& memory = *block->memory;
+  tell_sanitizer([&](const auto& python) {
+    python.trace_gpu_memory_deallocation(kDevice, reinterpret_cast<uintptr_t>(memory.data));
+  });
   allocated[memory.device] -= static_cast<int64_t>(memory.bytes);
   if (Late::watches()) Late::get().freed(memory);
   delete block;
@@ -92,6 +102,8 @@ inline c10::DataPtr make_block(void* data, size_t bytes, int device, c10::Storag
   if (Late::watches()) Late::get().allocated(device, stream, bytes);
   auto* block = new Block{std::make_shared<Memory>(data, bytes, std::move(host), device, stream)};
   count_allocation(device, static_cast<int64_t>(bytes));
+  tell_sanitizer(
+      [&](const auto& python) { python.trace_gpu_memory_allocation(kDevice, reinterpret_cast<uintptr_t>(data)); });
   return {data, block, &free_block, c10::Device(kDevice, static_cast<c10::DeviceIndex>(device))};
 }
 

@@ -24,6 +24,7 @@ inline c10::Stream make_stream(c10::DeviceIndex index, c10::StreamId id) {
 // The host waits for all streams of a device.
 inline void synchronize(c10::DeviceIndex device) {
   if (Late::watches()) Late::get().host_waits_for_device(device < 0 ? current_device : device);
+  tell_sanitizer([](const auto& python) { python.trace_gpu_device_synchronization(kDevice); });
 }
 
 class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
@@ -61,7 +62,10 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device device, int = 0) const override {
     const auto index = device.index() < 0 ? current_device : device.index();
     check_ordinal(index);
-    return make_stream(index, ++last_stream);
+    const auto stream = make_stream(index, ++last_stream);
+    tell_sanitizer(
+        [&](const auto& python) { python.trace_gpu_stream_creation(kDevice, static_cast<uintptr_t>(stream.id())); });
+    return stream;
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const override { return getNewStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
@@ -74,27 +78,55 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream& stream) const override { return synchronizeStream(stream), true; }
   void synchronizeStream(const c10::Stream& stream) const override {
     if (Late::watches()) Late::get().host_waits_for_stream(stream.device_index(), stream.id());
+    tell_sanitizer([&](const auto& python) {
+      python.trace_gpu_stream_synchronization(kDevice, static_cast<uintptr_t>(stream.id()));
+    });
   }
   void synchronizeDevice(const c10::DeviceIndex device) const { synchronize(device); }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (!*event) {
       *event = new Event;
+      tell_sanitizer([&](const auto& python) {
+        python.trace_gpu_event_creation(kDevice, reinterpret_cast<uintptr_t>(*event));
+      });
     }
     auto& recorded = *static_cast<Event*>(*event);
     recorded.time = Clock::now();
     if (Late::watches()) recorded.mark = Late::get().mark(stream.device_index(), stream.id());
+    tell_sanitizer([&](const auto& python) {
+      python.trace_gpu_event_record(
+          kDevice, reinterpret_cast<uintptr_t>(*event), static_cast<uintptr_t>(stream.id()));
+    });
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event && Late::watches()) {
       Late::get().stream_waits_for(stream.device_index(), stream.id(), static_cast<Event*>(event)->mark);
     }
+    if (event) {
+      tell_sanitizer([&](const auto& python) {
+        python.trace_gpu_event_wait(
+            kDevice, reinterpret_cast<uintptr_t>(event), static_cast<uintptr_t>(stream.id()));
+      });
+    }
   }
   bool queryEvent(void* event) const override { return synchronizeEvent(event), true; }
   void synchronizeEvent(void* event) const override {
     if (event && Late::watches()) Late::get().host_waits_for(static_cast<Event*>(event)->mark);
+    if (event) {
+      tell_sanitizer([&](const auto& python) {
+        python.trace_gpu_event_synchronization(kDevice, reinterpret_cast<uintptr_t>(event));
+      });
+    }
   }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    if (event) {
+      tell_sanitizer([&](const auto& python) {
+        python.trace_gpu_event_deletion(kDevice, reinterpret_cast<uintptr_t>(event));
+      });
+    }
+    delete static_cast<Event*>(event);
+  }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
     const auto passed = static_cast<Event*>(to)->time - static_cast<Event*>(from)->time;
     return std::chrono::duration<double, std::milli>(passed).count();
