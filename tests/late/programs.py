@@ -27,6 +27,7 @@ STEPS_OF_PROGRAMS = (
         "stop",
         "train",
         "train_lora",
+        "stop_train",
         "grad",
         "weights",
     ),
@@ -89,12 +90,12 @@ def program(seed: int, backends: list[str]) -> Program:
         elif step == "stop":
             error = chance.choice(("RuntimeError", "KeyboardInterrupt"))
             steps.append(("stop", error, chance.randrange(1, 60), chance.choice(("before", "behind"))))
-        elif step in ("train", "train_lora"):
+        elif step in ("train", "train_lora", "stop_train"):
             # Autograd finds weights where they were brought back to, except block by block: of several blocks of a
             # group, the last one runs first in a backward pass, and diffusers brings them for the first one.
             alone = options.get("num_blocks_per_group") == 1
-            if alone and not cached and (loras or step == "train"):
-                steps.append((step,))
+            if alone and not cached and (loras or step != "train_lora"):
+                steps.append((step, chance.randrange(1, 90)) if step == "stop_train" else (step,))
         elif step == "nested":
             steps.append((step, chance.randrange(1, 60)))
         else:
@@ -187,6 +188,20 @@ class Side:
         """The gradient of the inputs, block by block, as groups of blocks must be trained."""
         self._train([])
 
+    def stop_train(self, at: int) -> None:
+        """The same until call ``at`` of a layer, forward or, as checkpointing calls it again, backward."""
+
+        def end() -> None:
+            raise RuntimeError("stopped")
+
+        with self._at(at, "register_forward_pre_hook", end):
+            try:
+                self._train([])
+            except RuntimeError as stopped:
+                if str(stopped) != "stopped":
+                    raise
+        self._trained()
+
     def train_lora(self) -> None:
         """The gradients of the LoRA as well."""
         self._train([name for name, _ in self.pipe.transformer.named_parameters() if "lora_" in name])
@@ -203,6 +218,10 @@ class Side:
         output.float().sum().backward()
         self.seen += [output.detach().cpu(), hidden.grad.cpu()]
         self.seen += [None if parameter.grad is None else parameter.grad.cpu() for parameter in trained]
+        self._trained()
+
+    def _trained(self) -> None:
+        model = self.pipe.transformer
         model.zero_grad(set_to_none=True)
         model.requires_grad_(False)
         model.disable_gradient_checkpointing()
