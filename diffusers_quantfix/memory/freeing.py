@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 import time
 import types
 from typing import TYPE_CHECKING, Any
 
 from ..engine.classes import class_name
+from ..engine.locks import Lock
 from ..placement.components import accelerators_first, is_module, is_pipeline
 from ..placement.released import message_for, released_message
 from .report import Bystander, Kept, Release, Survivor
@@ -23,17 +22,7 @@ __all__ = ["release", "releasing"]
 _MOST_BYSTANDERS = 8
 _TICK = 0.01
 # For a moment a look at the heap has a reference to every tensor, those of a release in another thread too.
-_one_at_a_time = threading.RLock()
-
-
-def _after_fork() -> None:
-    """In a forked child: the thread that held the lock may not exist."""
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_one_at_a_time = Lock()
 
 
 def release(

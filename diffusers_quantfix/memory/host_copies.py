@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..engine.classes import attributes
+from ..engine.locks import Lock
 from ..loading.device import accelerator_types
 from ..placement.modules import modules_of
 from ..weights.companions import companions
@@ -37,7 +37,7 @@ _KEPT = "_quantfix_host_copies"
 _CPU = torch.device("cpu")
 _Key = tuple[int, str]
 _NOBODYS: _Key = (0, "")
-_lock = threading.RLock()  # a garbage collection may come in between
+_lock = Lock()  # a garbage collection may come in between
 _of_classes: dict[type, tuple[Any, Any, weakref.WeakSet[_Kept]]] = {}
 
 
@@ -85,8 +85,9 @@ def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
                 return upstream(fn, *args, **kwargs)
             return kept.move(functools.partial(upstream, fn, *args, **kwargs), fn)
 
-        setattr(cls, _METHOD, _apply)
+        # In this order: where a child is forked in between, the method is at most missing, never wrapped twice.
         _of_classes[cls] = _apply, own, weakref.WeakSet()
+        setattr(cls, _METHOD, _apply)
     return _of_classes[cls][2]
 
 
@@ -96,11 +97,11 @@ def _let_go(cls: type) -> None:
         function, own, kept = _of_classes.get(cls, (None, None, ()))
         if function is None or list(kept) or attributes(cls).get(_METHOD) is not function:
             return
-        del _of_classes[cls]
         if own is None:
             delattr(cls, _METHOD)
         else:
             setattr(cls, _METHOD, own)
+        del _of_classes[cls]
 
 
 class _Slot:

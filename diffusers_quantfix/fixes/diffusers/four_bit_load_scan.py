@@ -12,6 +12,7 @@ Patch: it receives those keys only, and no list. They are found in a sorted list
 from __future__ import annotations
 
 from ...engine.fix import Fix
+from ...engine.locks import Lock
 from ...engine.probe import resolve, written_in
 
 TYPE_CHECKING = False
@@ -49,7 +50,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     last = threading.local()
 
     # Threads that load the shards of a model in parallel share its list of unexpected keys.
-    lock = threading.Lock()
+    lock = Lock()
 
     def make(original):
         def create_quantized_param(self, *args, **kwargs):

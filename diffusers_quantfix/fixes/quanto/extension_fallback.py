@@ -17,11 +17,11 @@ Patch: ``Extension.lib`` makes one attempt per process. When it fails, one warni
 
 from __future__ import annotations
 
-import threading
 from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
+from ...engine.locks import Lock
 from ...engine.probe import resolve
 from ...weights import quanto_extension
 
@@ -53,7 +53,7 @@ def broken(extension: ModuleType) -> bool:
 
 
 def patch(extension: ModuleType, draft: Draft) -> None:
-    lock = threading.Lock()
+    lock = Lock()
 
     def make(original):
         def lib(self):

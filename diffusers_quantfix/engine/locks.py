@@ -1,0 +1,44 @@
+"""A lock that a forked child finds free: the thread that held it does not exist there."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Lock"]
+
+
+class Lock:
+    """A reentrant lock, used by ``with``."""
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        _all.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        """In the child; the thread that forked keeps it."""
+        if not self._lock._is_owned():
+            self._lock = threading.RLock()
+
+
+_all: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in _all:
+        lock.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
