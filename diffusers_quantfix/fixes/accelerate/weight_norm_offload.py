@@ -1,4 +1,4 @@
-"""Layers with weight normalization compute noise under sequential offload, and stay on the GPU under model offload.
+"""Weight normalization is noise under sequential offload, and stays on the GPU under model offload.
 
 Symptom: under ``enable_sequential_cpu_offload()`` audio autoencoders with torch's ``weight_norm`` (LongCat-Audio,
     Oobleck of Stable Audio and ACE-Step) give noise, infinities or NaN, or an error about the device meta. Under

@@ -30,7 +30,10 @@ FIX = Fix(
     id="diffusers-group-offload-direct-calls",
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    patterns=("Expected all tensors to be on the same device",),
+    patterns=(
+        r"(get_text_features|embed_layer|text_projection|ltx2_diffusion_decoder).{0,4000}"
+        r"Expected all tensors to be on the same device",
+    ),
     frames=(
         "get_text_features|get_input_embeddings|text_projection|embed_layer",
         "ltx2_diffusion_decoder",
