@@ -29,7 +29,7 @@ FIX = Fix(
     __doc__,
     id="diffusers-group-offload-direct-calls",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    claims={"diffusers": ">=0.38.0,<=0.42.1"},
     patterns=(
         r"(get_text_features|embed_layer|text_projection|ltx2_diffusion_decoder).{0,4000}"
         r"Expected all tensors to be on the same device",
