@@ -37,6 +37,8 @@ FIX = Fix(
     frames=(
         "get_text_features|get_input_embeddings|text_projection|embed_layer",
         "ltx2_diffusion_decoder",
+        "modeling_clap.py:get_text_features",
+        "pipeline_audioldm2.py:encode_prompt",
         "group_offload",
         "block_level",
     ),
