@@ -12,6 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 FIX_ID = "accelerate-weight-norm-offload"
 SHOWS = r"not close|meta|device|NaN|nan"
+STAYED = r"\d+ bytes stayed on the device"
 
 
 def codec():
@@ -71,3 +72,24 @@ def test_an_audio_autoencoder(gpu):
     offloaded = cpu_offload(made(), spelled(device))
     for _ in range(2):
         torch.testing.assert_close(decode(offloaded), expected)
+
+
+@pytest.mark.defect(FIX_ID, shows=STAYED)
+def test_model_offload_takes_the_computed_weights_along(gpu):
+    from accelerate import cpu_offload_with_hook
+
+    device = gpu.devices[0]
+    expected = run(codec().to(device), device)
+    before = gpu.allocated(device)
+    model, hook = cpu_offload_with_hook(codec(), spelled(device))
+
+    def check(output):
+        torch.testing.assert_close(output, expected)
+        hook.offload()
+        stayed = gpu.allocated(device) - before
+        assert not stayed, f"{stayed} bytes stayed on the device"
+        torch.testing.assert_close(run(model.to("cpu"), "cpu"), run(codec(), "cpu"))
+
+    for _ in range(2):
+        check(run(model, device))
+    assert_goes_on(lambda: run(model, device), check)

@@ -1,6 +1,6 @@
 """The configuration with which each backend quantizes the denoisers of diffusers and the encoders of transformers.
 
-GGUF has none: its models are files, see ``gguf_files``.
+GGUF has none: its models are files, see ``gguf_files``. Nor has ``plain``, un-quantized.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tests.pipelines import gguf_files
 
 GGUF = "gguf"
+PLAIN = "plain"  # un-quantized
 
 
 def _bitsandbytes(bits: int) -> Callable:
@@ -37,7 +38,7 @@ def _torchao(library: str):
     return importlib.import_module(library).TorchAoConfig(Int8WeightOnlyConfig())
 
 
-def _gguf(library: str):
+def _none(library: str):
     return None
 
 
@@ -47,7 +48,8 @@ BACKENDS: dict[str, Callable] = {
     "bnb-int8": _bitsandbytes(8),
     "quanto-int8": _quanto,
     "torchao-int8": _torchao,
-    GGUF: _gguf,
+    GGUF: _none,
+    PLAIN: _none,
 }
 
 # (backend, library) -> the library cannot save what it quantized: its models are quantized at each load
@@ -74,6 +76,8 @@ _MODULES = {"bnb": "bitsandbytes", "quanto": "optimum.quanto", "torchao": "torch
 
 @functools.cache
 def is_installed(backend: str) -> bool:
+    if backend == PLAIN:
+        return True
     try:
         return importlib.util.find_spec(_MODULES[backend.partition("-")[0]]) is not None
     except ModuleNotFoundError:  # the package above it

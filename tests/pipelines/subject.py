@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipelines import build, gguf_files, inputs
-from tests.pipelines.backends import BACKENDS, GGUF, REFUSED, UNSAVED
+from tests.pipelines.backends import BACKENDS, GGUF, PLAIN, REFUSED, UNSAVED
 
 DENOISER = re.compile(
     r"(transformer|unconditional_transformer|unet|prior|decoder|prior_prior|image_unet|text_unet|controlnet|model"
     r"|diffusion_decoder|super_res_first|super_res_last)(_\d)?"
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
-PLAIN = "plain"  # un-quantized
 
 
 def quantized_parts(pipe) -> dict[str, Any]:
@@ -74,6 +73,8 @@ class Subject:
 
     def is_taken(self, part: str, backend: str) -> bool:
         """Whether a backend has a way to quantize a component."""
+        if backend == PLAIN:
+            return False
         if backend == GGUF:
             return gguf_files.is_read(self.classes[part])
         return part in self.quantized and (backend, self.classes[part].__name__) not in REFUSED

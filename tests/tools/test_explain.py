@@ -258,6 +258,7 @@ RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"
 # A message that is somebody else's as well: a frame of the traceback has to stand beside it.
 NOT_ALONE = (
     "accelerate-attention-offload",
+    "accelerate-partly-offloaded",
     "accelerate-torchao-save-model",
     "accelerate-torchao-save-state",
     "bnb-cpu-half-blockwise",
@@ -268,7 +269,10 @@ NOT_ALONE = (
     "diffusers-custom-diffusion-dtype",
     "diffusers-fuse-qkv-quantized",
     "diffusers-gguf-kept-modules",
+    "diffusers-group-offload-attention",
     "diffusers-group-offload-containers",
+    "diffusers-group-offload-direct-calls",
+    "diffusers-ideogram4-encoder",
     "diffusers-group-offload-tied-parameters",
     "diffusers-layerwise-casting-lora",
     "diffusers-pix2pix-zero-grad",

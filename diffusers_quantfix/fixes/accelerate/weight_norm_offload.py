@@ -1,11 +1,14 @@
-"""Layers with weight normalization compute noise under sequential offload.
+"""Weight normalization is noise under sequential offload, and stays on the GPU under model offload.
 
 Symptom: under ``enable_sequential_cpu_offload()`` audio autoencoders with torch's ``weight_norm`` (LongCat-Audio,
-    Oobleck of Stable Audio and ACE-Step) give noise, infinities or NaN, or an error about the device meta.
+    Oobleck of Stable Audio and ACE-Step) give noise, infinities or NaN, or an error about the device meta. Under
+    ``enable_model_cpu_offload()`` a copy of all their normalized weights stays on the GPU after each run.
 Cause: ``weight_norm`` computes the weight in a hook before ``forward``, and accelerate brings the parameters when
-    ``forward`` has been called: the weight is computed on the device meta, and has no numbers.
+    ``forward`` has been called: the weight is computed on the device meta, and has no numbers. The computed weight is
+    no parameter either, so that ``module.to("cpu")`` leaves it where it is.
 Upstream: not reported; diffusers excludes some of these models from group offload for the same reason.
-Patch: the weight is computed behind the hook of accelerate that brings the parameters.
+Patch: the weight is computed behind the hook of accelerate that brings the parameters. Model offload takes the
+    computed weights along.
 """
 
 from __future__ import annotations
@@ -33,7 +36,12 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Offload one; is its weight still computed before the hook that brings its parameters?"""
+    """Offload one; is its weight still computed before the hook that brings its parameters, or left behind?"""
+    layer = _normalized()
+    layer.weight = weight = _OnDevice()
+    resolve(hooks, "CpuOffload")(execution_device="cpu").init_hook(_Offloaded(layer))
+    if not weight.is_taken_along:
+        return True
     layer = _normalized()
     attach = resolve(hooks, "attach_align_device_hook")
     attach(layer, "cpu", offload=True, weights_map=layer.state_dict())
@@ -51,6 +59,32 @@ def _normalized() -> Any:
     norm = sys.modules["torch.nn.utils.weight_norm"].WeightNorm("weight", 0)
     layer.register_forward_pre_hook(norm)
     return layer
+
+
+class _OnDevice:
+    """A computed weight on some device, for the probe."""
+
+    is_cpu = is_meta = is_taken_along = False
+
+    def detach(self) -> _OnDevice:
+        return self
+
+    def to(self, device: Any) -> _OnDevice:
+        self.is_taken_along = True
+        return self
+
+
+class _Offloaded:
+    """A model with one layer, for the probe; its parameters stay where they are."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def modules(self) -> tuple[Any, ...]:
+        return (self.layer,)
+
+    def to(self, device: Any) -> _Offloaded:
+        return self
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
@@ -88,7 +122,20 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
         return attach_align_device_hook
 
+    def make_init_hook(original):
+        def init_hook(self, module):
+            module = original(self, module)
+            for layer in module.modules():
+                for norm in _norms(layer).values():
+                    weight = getattr(layer, norm.name)
+                    if not weight.is_cpu and not weight.is_meta:
+                        setattr(layer, norm.name, weight.detach().to("cpu"))
+            return module
+
+        return init_hook
+
     draft.wrap_plain(hooks, "attach_align_device_hook", make)
+    draft.wrap_plain(resolve(hooks, "CpuOffload"), "init_hook", make_init_hook)
 
 
 def _norms(module: Any) -> dict[int, Any]:

@@ -1,0 +1,79 @@
+"""Model offload does not bring a model of which another one has brought a part.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    from the transformer of a Z-Image ControlNet pipeline under ``enable_model_cpu_offload()``.
+Cause: ``CpuOffload.pre_forward`` looks at the first parameter alone. ``ZImageControlNetModel.from_transformer`` gives
+    the ControlNet layers of the transformer themselves, the first ones among them, and it runs before.
+Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L759; not reported.
+Patch: the first parameter of each block is looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.uncompiled import uncompiled, within
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    __doc__,
+    id="accelerate-partly-offloaded",
+    module="accelerate.hooks",
+    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    patterns=(r"transformer_z_image.{0,4000}Expected all tensors to be on the same device",),
+    frames=("z_image|ZImage", "controlnet", "enable_model_cpu_offload", "accelerate/hooks.py:new_forward"),
+    since="0.1.0",
+    hot=True,
+)
+
+
+def broken(hooks: ModuleType) -> bool:
+    """Let a model run whose first layer is on its device, and whose second is not: is it brought?"""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
+    brought: list[Any] = []
+    vars(model)["to"] = brought.append
+    hook = resolve(hooks, "CpuOffload")(execution_device=torch.device("cpu"))
+    hook.pre_forward(model)
+    return not brought
+
+
+def patch(hooks: ModuleType, draft: Draft) -> None:
+    def make(original):
+        original = within(original)
+
+        def pre_forward(self, module, *args, **kwargs):
+            device = self.execution_device
+            looked_at = next(module.parameters()).device
+            given = original(self, module, *args, **kwargs)
+            if looked_at == device and any(
+                parameter.device != device for parameter in _first_parameters(module)
+            ):
+                module.to(device)
+            return given
+
+        return uncompiled(pre_forward)
+
+    draft.wrap_plain(resolve(hooks, "CpuOffload"), "pre_forward", make)
+
+
+def _first_parameters(module: Any) -> Iterator[Any]:
+    """The parameters of ``module`` itself, and the first one of each child, or of each item where it is a list."""
+    nn = sys.modules["torch"].nn
+    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
+    for child in module._modules.values():
+        items = child if isinstance(child, (nn.ModuleList, nn.Sequential)) else (child,)
+        for item in items:
+            parameter = None if item is None else next(item.parameters(), None)
+            if parameter is not None:
+                yield parameter

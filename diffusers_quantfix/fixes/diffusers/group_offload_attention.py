@@ -1,0 +1,85 @@
+"""torch's MultiheadAttention cannot run under leaf-level group offloading.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
+    (when checking argument for argument self in method wrapper_CUDA_addmm)" from ``multi_head_attention_forward`` after
+    ``enable_group_offload(offload_type="leaf_level")``: ControlNetUnion, and image encoders like SigLIP.
+Cause: the layer ``out_proj`` inside it is a group of its own, which is brought when that layer is called. It never is:
+    torch's function gets its weight.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L840; not
+    reported. ``accelerate-attention-offload`` is the same under sequential offload.
+Patch: the weights of that layer belong to the group of the attention itself. A quantized one is left alone: it has to
+    be called, by the fix of its model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve, written_in
+from ...models.plain_weights import is_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-group-offload-attention",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    patterns=(r"multi_head_attention_forward.{0,4000}Expected all tensors to be on the same device",),
+    frames=("functional.py:multi_head_attention_forward", "diffusers/hooks/hooks.py:new_forward"),
+    since="0.1.0",
+)
+
+_APPLY = "_apply_group_offloading_leaf_level"
+
+
+def broken(group_offloading: ModuleType) -> bool:
+    """Offload one, on the CPU: is the layer inside it brought when it is called only?"""
+    import torch
+
+    apply = resolve(group_offloading, "apply_group_offloading")
+    model = torch.nn.Sequential(torch.nn.MultiheadAttention(1, 1))
+    cpu = torch.device("cpu")
+    try:
+        apply(model, onload_device=cpu, offload_device=cpu, offload_type="leaf_level")
+    except AttributeError:  # some releases ask for the accelerator, where there is none
+        return not written_in(resolve(group_offloading, _APPLY), __name__)
+    return hasattr(model[0].out_proj, "_diffusers_hook")
+
+
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    import torch
+
+    def make(original):
+        def _apply_group_offloading_leaf_level(module, *args, **kwargs):
+            with contextlib.ExitStack() as shown:
+                for attention in list(module.modules()):
+                    if isinstance(attention, torch.nn.MultiheadAttention) and is_plain(attention.out_proj):
+                        shown.enter_context(_with_weights_of_its_layer(attention))
+                return original(module, *args, **kwargs)
+
+        return _apply_group_offloading_leaf_level
+
+    draft.wrap_plain(group_offloading, _APPLY, make)
+
+
+@contextlib.contextmanager
+def _with_weights_of_its_layer(attention: Any) -> Iterator[None]:
+    """A block in which ``attention`` has the parameters of its layer, and no layer."""
+    held = vars(attention)
+    before = {name: held[name] for name in ("_modules", "_parameters")}
+    layer = attention._modules["out_proj"]
+    held["_modules"] = {name: child for name, child in attention._modules.items() if child is not layer}
+    added = {f"out_proj.{name}": parameter for name, parameter in layer._parameters.items()}
+    held["_parameters"] = {**attention._parameters, **added}
+    try:
+        yield
+    finally:
+        held.update(before)

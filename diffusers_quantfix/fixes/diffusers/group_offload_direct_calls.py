@@ -1,0 +1,148 @@
+"""Block-level group offloading leaves a layer on the CPU that is called by itself.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    after ``enable_group_offload(offload_type="block_level")``: from ``text_encoder.get_input_embeddings()`` (ACE-Step),
+    ``get_text_features`` of CLAP (AudioLDM 2), ``text_encoder.text_projection`` (Versatile Diffusion), ``decode`` of
+    LTX 2.5's diffusion decoder.
+Cause: all children of a model that are no blocks are one group, which is brought when the ``forward`` of the model is
+    called, and taken back after it.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L793; not
+    reported.
+Patch: a call of such a child brings the group where it is away, and takes it back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ...engine.fix import Fix
+from ...engine.probe import resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-group-offload-direct-calls",
+    module="diffusers.hooks.group_offloading",
+    claims={"diffusers": ">=0.38.0,<=0.42.1"},
+    patterns=(
+        r"(get_text_features|embed_layer|text_projection|ltx2_diffusion_decoder).{0,4000}"
+        r"Expected all tensors to be on the same device",
+    ),
+    frames=(
+        "get_text_features|get_input_embeddings|text_projection|embed_layer",
+        "ltx2_diffusion_decoder",
+        "modeling_clap.py:get_text_features",
+        "pipeline_audioldm2.py:encode_prompt",
+        "group_offload",
+        "block_level",
+    ),
+    since="0.1.0",
+    hot=True,
+)
+
+_HANDLES = "_quantfix_direct_calls"
+_BROUGHT_FOR = "_quantfix_brought_for"
+
+
+def broken(group_offloading: ModuleType) -> bool:
+    """Offload a model with a layer, on the CPU: is the layer brought with the whole model only?"""
+    import torch
+
+    apply = resolve(group_offloading, "apply_group_offloading")
+    model = torch.nn.Module()
+    model.layer = torch.nn.Linear(1, 1)
+    cpu = torch.device("cpu")
+    try:
+        apply(
+            model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
+        )
+    except AttributeError:  # some releases ask for the accelerator, where there is none
+        return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __name__)
+    return not hasattr(model.layer, "_diffusers_hook") and not model.layer._forward_pre_hooks
+
+
+def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    hook_class = resolve(group_offloading, "GroupOffloadingHook")
+
+    def make_apply(original):
+        def _apply_group_offloading_block_level(module, *args, **kwargs):
+            original(module, *args, **kwargs)
+            registry = getattr(module, "_diffusers_hook", None)
+            hook = registry and registry.get_hook("group_offloading")
+            if hook is not None and hook.group.offload_leader is module:
+                vars(hook)[_HANDLES] = handles = vars(hook).get(_HANDLES, [])
+                hook.fn_ref.pre_forward = partial(before_all, hook, hook.fn_ref.pre_forward)
+                for child in hook.group.modules:
+                    handles += (
+                        child.register_forward_pre_hook(partial(bring, hook), with_kwargs=True),
+                        child.register_forward_hook(partial(take_back, hook)),
+                    )
+
+        return _apply_group_offloading_block_level
+
+    def make_deinitialize(original):
+        def deinitalize_hook(self, module):
+            for handle in vars(self).pop(_HANDLES, ()):
+                handle.remove()
+            return original(self, module)
+
+        return deinitalize_hook
+
+    draft.wrap_plain(group_offloading, "_apply_group_offloading_block_level", make_apply)
+    draft.wrap_plain(hook_class, "deinitalize_hook", make_deinitialize)
+
+
+def before_all(hook: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Before the model itself runs: a call of a child that was stopped is over."""
+    vars(hook.group).pop(_BROUGHT_FOR, None)
+    return original(module, *args, **kwargs)
+
+
+def bring(hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
+    """Before ``child`` runs: bring its group, if it is not there; with it its inputs."""
+    group = hook.group
+    held = vars(group)
+    if _BROUGHT_FOR not in held and _is_there(child, group):
+        return None
+    held[_BROUGHT_FOR] = child
+    group.onload_()
+    return _sent(args, group.onload_device), _sent(kwargs, group.onload_device)
+
+
+def take_back(hook: Any, child: Any, args: Any, output: Any) -> None:
+    """After ``child`` has run: take its group back, if it was brought for it."""
+    held = vars(hook.group)
+    if held.get(_BROUGHT_FOR) is child:
+        del held[_BROUGHT_FOR]
+        hook.group.offload_()
+
+
+def _is_there(child: Any, group: Any) -> bool:
+    for tensors in (child.parameters(), child.buffers()):
+        for tensor in tensors:
+            device = tensor.device
+            return bool(
+                device.type != _type_of(group.offload_device) or device.type == _type_of(group.onload_device)
+            )
+    return True
+
+
+def _type_of(device: Any) -> str:
+    return str(getattr(device, "type", device)).partition(":")[0]
+
+
+def _sent(value: Any, device: Any) -> Any:
+    """``value`` with the tensors in it on ``device``."""
+    if hasattr(value, "to"):
+        return value.to(device)
+    if type(value) in (tuple, list):
+        return type(value)(_sent(one, device) for one in value)
+    if type(value) is dict:
+        return {key: _sent(one, device) for key, one in value.items()}
+    return value

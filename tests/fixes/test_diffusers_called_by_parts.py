@@ -1,0 +1,120 @@
+"""diffusers-called-by-parts: what a pipeline runs past ``forward`` is brought to its device under offload."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import modes, offload
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+ENCODER, MODULAR, BOTTLENECK = (
+    "diffusers-ideogram4-encoder",
+    "diffusers-ideogram4-modular-encoder",
+    "diffusers-same-bottleneck",
+)
+CPU = "the text encoder ran on the CPU"
+SHOWS = rf"{CPU}|Expected all tensors to be on the same device"
+META = "not on the expected device|the output has no numbers"
+
+
+PIPELINE = ("diffusers.pipelines.ideogram4.pipeline_ideogram4", "Ideogram4Pipeline")
+BLOCKS = ("diffusers.modular_pipelines.ideogram4.encoders", "Ideogram4TextEncoderStep")
+DOORS = pytest.mark.parametrize(
+    "door",
+    [
+        pytest.param(PIPELINE, marks=pytest.mark.defect(ENCODER, shows=SHOWS), id="pipeline"),
+        pytest.param(BLOCKS, marks=pytest.mark.defect(MODULAR, shows=SHOWS), id="blocks"),
+    ],
+)
+FUNCTION = "_get_text_encoder_hidden_states"
+
+
+@pytest.fixture
+def prepared(gpu, door, monkeypatch):
+    """(the function, the encoder on the CPU, its output on the device, bytes on the device without it)."""
+    from diffusers_quantfix.verify.models import ideogram
+
+    module = pytest.importorskip(door[0])
+    monkeypatch.setattr(module, "QWEN3_VL_ACTIVATION_LAYERS", (0, 1))
+    function, device = getattr(getattr(module, door[1]), FUNCTION), gpu.devices[0]
+    encoder = ideogram.text_encoder(layers=2)
+    before = gpu.allocated(device)
+    expected = encoded(function, encoder.to(device))
+    return function, encoder.to("cpu"), expected, before
+
+
+def encoded(function, encoder):
+    """What the pipeline makes of the states and its mask; the inputs lie beside the first parameter, where it puts
+    them."""
+    from diffusers_quantfix.verify.models import ideogram
+
+    device = next(encoder.parameters()).device
+    with torch.no_grad():
+        states = ideogram.states(function, encoder, device)
+        mask = torch.ones(1, ideogram.TOKENS, 1, device=device)
+        return (torch.stack(states, -1).flatten(2) * mask).cpu()
+
+
+def check(prepared, encoder, left):
+    function, _, expected, _ = prepared
+
+    def right(output):
+        assert torch.equal(output, expected), CPU
+        left()
+
+    for _ in range(2):
+        right(encoded(function, encoder))
+    assert_goes_on(lambda: encoded(function, encoder), right, (0.5,))
+
+
+@DOORS
+def test_model_offload(gpu, prepared):
+    from accelerate import cpu_offload_with_hook
+
+    encoder, hook = cpu_offload_with_hook(prepared[1], spelled(gpu.devices[0]))
+
+    def left():
+        hook.offload()
+        assert gpu.allocated(gpu.devices[0]) == prepared[-1], "bytes stayed on the device"
+
+    check(prepared, encoder, left)
+
+
+@DOORS
+@modes("leaf", "block", "leaf-stream", "block-stream")
+def test_group_offload(gpu, prepared, mode):
+    offload(prepared[1], gpu.devices[0], mode)
+
+    def left():
+        assert gpu.allocated(gpu.devices[0]) <= prepared[-1], "bytes stayed on the device"
+
+    check(prepared, prepared[1], left)
+
+
+@pytest.mark.parametrize("door", [PIPELINE, BLOCKS], ids=["pipeline", "blocks"])
+def test_without_offload(gpu, prepared):
+    function, encoder, expected, _ = prepared
+    assert torch.equal(encoded(function, encoder.to(gpu.devices[0])), expected)
+
+
+@pytest.mark.defect(BOTTLENECK, shows=META)
+@pytest.mark.parametrize("method", ["encode", "decode"])
+def test_bottleneck_under_sequential_offload(gpu, method):
+    from accelerate import cpu_offload
+
+    module = pytest.importorskip("diffusers.models.autoencoders.autoencoder_same")
+    device = gpu.devices[0]
+    bottleneck = module.SoftNormBottleneck(2).requires_grad_(False)
+    torch.nn.init.normal_(bottleneck.scale, generator=torch.Generator().manual_seed(0))
+    sound = torch.randn(1, 2, 4, generator=torch.Generator().manual_seed(1)).to(device)
+    expected = getattr(bottleneck.to(device), method)(sound).cpu()
+    cpu_offload(bottleneck.to("cpu"), spelled(device), offload_buffers=True)
+    for _ in range(2):
+        output = getattr(bottleneck, method)(sound)
+        assert not output.is_meta, "the output has no numbers"
+        assert torch.equal(output.cpu(), expected)
+    assert all(parameter.is_meta for parameter in bottleneck.parameters())

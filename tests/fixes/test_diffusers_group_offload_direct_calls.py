@@ -1,0 +1,115 @@
+"""diffusers-group-offload-direct-calls: a layer outside of the blocks that is called by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import BLOCK, LEAF, STREAM, modes, offload, stop
+from tests.gate import unmet
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+FIX_ID = "diffusers-group-offload-direct-calls"
+SHOWS = "Expected all tensors to be on the same device"
+pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.38")), reason="claimed from there")
+
+
+class Encoder(torch.nn.Module):
+    """A text encoder: pipelines call its embeddings, a part of it, or a method."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embeddings = torch.nn.Embedding(8, 8)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
+        self.projection = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        self.last = Part()
+        self.requires_grad_(False)
+
+    def forward(self, ids):
+        x = self.embeddings(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x=x)[0]
+
+    def features(self, ids):
+        return self.last(x=self.embeddings(ids))[0]
+
+
+class Part(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)])
+
+    def forward(self, x):
+        for layer in self.inner:
+            x = layer(x)
+        return (x,)
+
+
+def of_all_parts(model, ids):
+    """Called as a whole, by parts, and as a whole again."""
+    return torch.stack([model(ids), model.embeddings(ids), model.features(ids), model(ids)])
+
+
+def check(gpu, mode, run):
+    device = gpu.devices[0]
+    ids = torch.arange(4, device=device)
+    expected = run(Encoder().to(device), ids)
+    before = gpu.allocated(device)
+    model = Encoder()
+    offload(model, device, mode)
+
+    def right(output):
+        assert torch.equal(output, expected)
+        del output
+        stayed = gpu.allocated(device) - before - expected.nbytes
+        assert stayed <= 0, f"{stayed} bytes stayed on the device"
+
+    for _ in range(3):
+        right(run(model, ids))
+    assert_goes_on(lambda: run(model, ids), right)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    right(run(model, ids.cpu()))  # the hook of a model brings the inputs, too
+    return model, ids, expected
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_layer_by_itself(gpu):
+    check(gpu, BLOCK, lambda model, ids: model.embeddings(ids.to(gpu.devices[0])))
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_method(gpu):
+    check(gpu, BLOCK | STREAM, lambda model, ids: model.features(ids.to(gpu.devices[0])))
+
+
+@modes()
+def test_every_way(gpu, mode):
+    check(gpu, mode, of_all_parts)
+
+
+def test_the_hooks_go_with_those_of_diffusers(gpu):
+    model, ids, expected = check(gpu, BLOCK, of_all_parts)
+    assert model.embeddings._forward_pre_hooks
+    stop(model)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert torch.equal(of_all_parts(model.to(gpu.devices[0]), ids), expected)
+    offload(model.cpu(), gpu.devices[0], BLOCK)
+    assert torch.equal(of_all_parts(model, ids), expected)
+
+
+def test_another_kind_of_group_has_none(gpu):
+    model = Encoder()
+    offload(model, gpu.devices[0], LEAF)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_compiled(gpu):
+    model, ids, expected = check(gpu, BLOCK, of_all_parts)
+    model.compile(backend="eager")
+    for _ in range(2):
+        assert torch.equal(of_all_parts(model, ids), expected)
