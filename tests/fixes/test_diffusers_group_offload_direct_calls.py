@@ -7,14 +7,12 @@ import pytest
 from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, LEAF, STREAM, modes, offload, stop
-from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("diffusers")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
 
 FIX_ID = "diffusers-group-offload-direct-calls"
 SHOWS = "Expected all tensors to be on the same device"
-pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.38")), reason="claimed from there")
 
 
 class Encoder(torch.nn.Module):

@@ -10,11 +10,10 @@ from tests.fixes.group_offloaded import BLOCK, LEAF, LOW, STREAM, offload
 from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("diffusers")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
 
 FIX_ID = "diffusers-group-offload-shared-modules"
 SHOWS = "Hook with name layer_execution_tracker already exists in the registry"
-pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.38")), reason="claimed from there")
 MODES = {"leaf": LEAF | STREAM, "leaf-low": LEAF | LOW, "block": BLOCK | STREAM}
 
 
@@ -53,6 +52,10 @@ def run(models, x):
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("first", [0, 1], ids=["transformer", "controlnet"])
 def test_shared_layers(gpu, mode, first):
+    if "num_blocks_per_group" in mode and (sentence := unmet("diffusers>=0.35")):
+        pytest.skip(
+            f"before, blocks show another error, and nothing shares layers: Z-Image is of 0.36; {sentence}"
+        )
     device = gpu.devices[0]
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).to(device)
     expected = run([model.to(device) for model in both()], x)

@@ -5,7 +5,7 @@ Symptom: RuntimeError "Expected all tensors to be on the same device, but found 
 Cause: ``CpuOffload.pre_forward`` looks at the first parameter alone. ``ZImageControlNetModel.from_transformer`` gives
     the ControlNet layers of the transformer themselves, the first ones among them, and it runs before.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L759; not reported.
-Patch: the first parameter of each block is looked at.
+Patch: the first parameter of each block is looked at; where one is on the CPU, the model is brought.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIX = Fix(
     __doc__,
     id="accelerate-partly-offloaded",
     module="accelerate.hooks",
-    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    claims={"accelerate": ">=1.10.0,<=1.15.0"},
     patterns=(r"transformer_z_image.{0,4000}Expected all tensors to be on the same device",),
     frames=("z_image|ZImage", "controlnet", "enable_model_cpu_offload", "accelerate/hooks.py:new_forward"),
     since="0.1.0",
@@ -37,13 +37,13 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Let a model run whose first layer is on its device, and whose second is not: is it brought?"""
+    """Let a model run whose first layer is on its device, meta, and whose second is not: is it brought?"""
     import torch
 
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1, device="meta"), torch.nn.Linear(1, 1))
     brought: list[Any] = []
     vars(model)["to"] = brought.append
-    hook = resolve(hooks, "CpuOffload")(execution_device=torch.device("cpu"))
+    hook = resolve(hooks, "CpuOffload")(execution_device=torch.device("meta"))
     hook.pre_forward(model)
     return not brought
 
@@ -56,9 +56,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
             device = self.execution_device
             looked_at = next(module.parameters()).device
             given = original(self, module, *args, **kwargs)
-            if looked_at == device and any(
-                parameter.device != device for parameter in _first_parameters(module)
-            ):
+            if looked_at == device and any(parameter.is_cpu for parameter in _first_parameters(module)):
                 module.to(device)
             return given
 

@@ -29,7 +29,7 @@ FIX = Fix(
     __doc__,
     id="diffusers-group-offload-direct-calls",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.38.0,<=0.42.1"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
     patterns=(
         r"(get_text_features|embed_layer|text_projection|ltx2_diffusion_decoder).{0,4000}"
         r"Expected all tensors to be on the same device",
@@ -119,8 +119,8 @@ def take_back(hook: Any, child: Any, args: Any, output: Any) -> None:
     """After ``child`` has run: take its group back, if it was brought for it."""
     held = vars(hook.group)
     if held.get(_BROUGHT_FOR) is child:
-        del held[_BROUGHT_FOR]
         hook.group.offload_()
+        del held[_BROUGHT_FOR]  # last: what is interrupted here is taken back after the next call
 
 
 def _is_there(child: Any, group: Any) -> bool:
@@ -138,8 +138,8 @@ def _type_of(device: Any) -> str:
 
 
 def _sent(value: Any, device: Any) -> Any:
-    """``value`` with the tensors in it on ``device``."""
-    if hasattr(value, "to"):
+    """``value`` with the tensors in it on ``device``; modules in it stay where they are."""
+    if hasattr(value, "to") and not hasattr(value, "forward"):
         return value.to(device)
     if type(value) in (tuple, list):
         return type(value)(_sent(one, device) for one in value)

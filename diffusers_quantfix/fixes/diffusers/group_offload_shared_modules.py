@@ -29,7 +29,7 @@ FIX = Fix(
     __doc__,
     id="diffusers-group-offload-shared-modules",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.38.0,<=0.42.1"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
     patterns=("Hook with name layer_execution_tracker already exists in the registry",),
     frames=("group_offloading.py:initialize_hook", "z_image|ZImage"),
     since="0.1.0",
