@@ -2,7 +2,8 @@
 
 Symptom: with ``enable_group_offload(use_stream=True)`` at block level and then ``enable_cache(...)``, FirstBlockCache
     and MagCache skip nothing: passes take as long as without a cache. The same without a stream once a LoRA was loaded
-    or unloaded.
+    or unloaded. At leaf level with a stream TextKVCache gives the negative prompt the text of the positive one: another
+    picture, without an error.
 Cause: a hook with a ``new_forward`` keeps in ``original_forward`` what it calls. ``HookRegistry.remove_hook`` gives the
     hook above the removed one another ``forward``, which was its ``new_forward``, and leaves ``original_forward`` as it
     was. Group offloading removes hooks after the first pass with a stream, and with each LoRA.
@@ -27,8 +28,8 @@ FIX = Fix(
     id="diffusers-hook-removal",
     module="diffusers.hooks.hooks",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
-    harm="memory or time",
-    frames=("group_offload", "enable_cache|first.?block.?cache|mag.?cache"),
+    harm="wrong result",
+    frames=("group_offload", "enable_cache|first.?block.?cache|mag.?cache|text.?kv.?cache"),
 )
 
 
