@@ -178,3 +178,49 @@ def test_each_prompt_has_its_own_text(gpu, mode):
     model.enable_cache(diffusers.TextKVCacheConfig())
     for one, other in zip(outputs(), expected, strict=True):
         assert torch.equal(one, other), "the outputs differ"
+
+
+@modes("leaf-stream", "block-stream")
+@pytest.mark.skipif(not hasattr(diffusers, "SeaCacheConfig"), reason="this diffusers has no SeaCache")
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_cache_with_a_hook_of_the_model(gpu, mode):
+    """SeaCache looks at the inputs of the model."""
+    device = gpu.devices[0]
+    torch.manual_seed(0)
+    sizes = {
+        "num_layers": 3,
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "ffn_dim": 32,
+        "freq_dim": 32,
+    }
+    channels = {"in_channels": 4, "out_channels": 4, "text_dim": 16, "rope_max_seq_len": 32}
+    model = diffusers.WanTransformer3DModel(patch_size=(1, 2, 2), **sizes, **channels).eval()
+    hidden, text = torch.randn(1, 4, 2, 8, 8, device=device), torch.randn(1, 5, 16, device=device)
+    computed = []
+    model.blocks[1].norm1.register_forward_hook(lambda *_: computed.append(1))
+
+    def outputs():
+        computed.clear()
+        found = []
+        with torch.no_grad():
+            for step in range(STEPS):
+                said = {"step_index": step, "sigma": 1 - step / STEPS, "num_inference_steps": STEPS}
+                with model.cache_context("test", **said):
+                    timestep = torch.full((1,), 900 - 100 * step, device=device)
+                    moved = hidden * (1 - step / 100)
+                    found.append(model(moved, timestep, text, return_dict=False)[0].cpu())
+        return found, len(computed)
+
+    cache = diffusers.SeaCacheConfig(threshold=50.0)
+    model.to(device).enable_cache(cache)
+    expected, times = outputs()
+    assert 0 < times < STEPS
+    model.disable_cache()
+    offload(model.cpu(), device, mode)
+    model.enable_cache(cache)
+    for _ in range(2):
+        found, now = outputs()
+        assert now == times, f"the cache skipped no block: {now} of {STEPS} passes computed it"
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, msg="the outputs differ")

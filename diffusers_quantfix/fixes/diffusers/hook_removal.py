@@ -2,8 +2,8 @@
 
 Symptom: with ``enable_group_offload(use_stream=True)`` at block level and then ``enable_cache(...)``, FirstBlockCache
     and MagCache skip nothing: passes take as long as without a cache. The same without a stream once a LoRA was loaded
-    or unloaded. At leaf level with a stream TextKVCache gives the negative prompt the text of the positive one: another
-    picture, without an error.
+    or unloaded. With a stream at any level SeaCache skips nothing either, and at leaf level TextKVCache gives the
+    negative prompt the text of the positive one: another picture, without an error.
 Cause: a hook with a ``new_forward`` keeps in ``original_forward`` what it calls. ``HookRegistry.remove_hook`` gives the
     hook above the removed one another ``forward``, which was its ``new_forward``, and leaves ``original_forward`` as it
     was. Group offloading removes hooks after the first pass with a stream, and with each LoRA.
@@ -29,7 +29,7 @@ FIX = Fix(
     module="diffusers.hooks.hooks",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
     harm="wrong result",
-    frames=("group_offload", "enable_cache|first.?block.?cache|mag.?cache|text.?kv.?cache"),
+    frames=("group_offload", "enable_cache|first.?block.?cache|mag.?cache|sea.?cache|text.?kv.?cache"),
 )
 
 
