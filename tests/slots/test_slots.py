@@ -58,7 +58,7 @@ def torch_checkpoint_names_cache(slot: str, asked: str, bare: Answers) -> bool:
 
 def torch_compiler_disable(slot: str, asked: str, bare: Answers) -> bool:
     """Torch leaves attributes at what it does not compile, and there a fix knows its own function by one of ours."""
-    ours = (".group_offloading.ModuleGroup.", ".group_offloading.GroupOffloadingHook.", ".hooks.CpuOffload.")
+    ours = (".group_offloading.ModuleGroup.", ".group_offloading.GroupOffloadingHook.")
     return any(name in slot for name in ours) and asked == "/value/attributes"
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import sys
 
 from ...engine.fix import Fix
-from ...engine.probe import resolve
-from ...offloading.uncompiled import uncompiled, within
+from ...engine.probe import function_of, resolve, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,18 +39,20 @@ def broken(hooks: ModuleType) -> bool:
     """Let a model run whose first layer is on its device, meta, and whose second is not: is it brought?"""
     import torch
 
+    cls = resolve(hooks, "CpuOffload")
+    method = resolve(cls, "pre_forward")
+    if written_in(method, __name__):
+        return False
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, device="meta"), torch.nn.Linear(1, 1))
     brought: list[Any] = []
     vars(model)["to"] = brought.append
-    hook = resolve(hooks, "CpuOffload")(execution_device=torch.device("meta"))
-    hook.pre_forward(model)
+    # Not as it is decorated: that imports torch's compiler.
+    function_of(method)(cls(execution_device=torch.device("meta")), model)
     return not brought
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
     def make(original):
-        original = within(original)
-
         def pre_forward(self, module, *args, **kwargs):
             device = self.execution_device
             looked_at = next(module.parameters()).device
@@ -60,7 +61,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
                 module.to(device)
             return given
 
-        return uncompiled(pre_forward)
+        return pre_forward
 
     draft.wrap_plain(resolve(hooks, "CpuOffload"), "pre_forward", make)
 
