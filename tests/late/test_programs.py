@@ -12,8 +12,6 @@ from tests.sweep.backends import BACKENDS, installed
 pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="this is about the newest releases")
 
 
-# Of the seeds 0 to 59 two are wrong, and nobody knows yet why: 38 (int8 of quanto, blocks without a stream) and 50 (8
-# bits, blocks with a stream). Both change a LoRA under MagCache.
 SEEDS = tuple(range(8))
 
 
