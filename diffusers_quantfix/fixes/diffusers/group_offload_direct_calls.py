@@ -80,7 +80,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 hook.fn_ref.pre_forward = partial(before_all, hook, hook.fn_ref.pre_forward)
                 for child in hook.group.modules:
                     handles += (
-                        child.register_forward_pre_hook(partial(bring, hook), with_kwargs=True),
+                        child.register_forward_pre_hook(
+                            partial(bring, group_offloading, hook), with_kwargs=True
+                        ),
                         child.register_forward_hook(partial(take_back, hook)),
                     )
 
@@ -104,7 +106,7 @@ def before_all(hook: Any, original: Any, module: Any, *args: Any, **kwargs: Any)
     return original(module, *args, **kwargs)
 
 
-def bring(hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
+def bring(group_offloading: ModuleType, hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
     """Before ``child`` runs: bring its group, if it is not there; with it its inputs."""
     group = hook.group
     held = vars(group)
@@ -112,7 +114,8 @@ def bring(hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
         return None
     held[_BROUGHT_FOR] = child
     group.onload_()
-    return _sent(args, group.onload_device), _sent(kwargs, group.onload_device)
+    send = group_offloading.send_to_device
+    return send(args, group.onload_device), send(kwargs, group.onload_device)
 
 
 def take_back(hook: Any, child: Any, args: Any, output: Any) -> None:
@@ -135,14 +138,3 @@ def _is_there(child: Any, group: Any) -> bool:
 
 def _type_of(device: Any) -> str:
     return str(getattr(device, "type", device)).partition(":")[0]
-
-
-def _sent(value: Any, device: Any) -> Any:
-    """``value`` with the tensors in it on ``device``; modules in it stay where they are."""
-    if hasattr(value, "to") and not hasattr(value, "forward"):
-        return value.to(device)
-    if type(value) in (tuple, list):
-        return type(value)(_sent(one, device) for one in value)
-    if type(value) is dict:
-        return {key: _sent(one, device) for key, one in value.items()}
-    return value
