@@ -141,6 +141,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-single-file-quantize", "diffusers.loaders.single_file_model", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-single-file-quantize", "diffusers.single_file_quantize"),
     ("diffusers-spread-guard", "diffusers.pipelines.pipeline_utils", (("diffusers", ">=0.32.0,<=0.42.1"), ("accelerate", ">=1.1.0"), ("bitsandbytes", "")), "", "diffusers-spread-guard", "diffusers.spread_guard"),
     ("diffusers-text-encoder-lora-quantized", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("transformers", ""), ("peft", "")), "", "diffusers-text-encoder-lora-quantized", "diffusers.text_encoder_lora_quantized"),
+    ("diffusers-text-kv-cache-group-offload", "diffusers.hooks.text_kv_cache", (("diffusers", ">=0.38.0,<=0.42.1"),), "", "diffusers-text-kv-cache-group-offload", "diffusers.text_kv_cache_group_offload"),
     ("diffusers-textual-inversion-offload-flip", "diffusers.loaders.textual_inversion", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-textual-inversion-offload-flip", "diffusers.textual_inversion_offload_flip"),
     ("peft-8bit-dequantize-cpu", "peft.utils.integrations", (("peft", ">=0.14.0,<0.18.0"), ("bitsandbytes", "")), "peft 0.18.0", "peft-8bit-dequantize-cpu", "peft.eight_bit_dequantize_cpu"),
     ("peft-8bit-empty-adapter", "peft.tuners.tuners_utils", (("peft", ">=0.18.0,<=0.21.2"), ("bitsandbytes", "")), "", "peft-8bit-empty-adapters", "peft.eight_bit_empty_adapters"),

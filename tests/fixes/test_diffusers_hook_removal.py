@@ -146,37 +146,15 @@ def test_blocks_are_skipped(gpu, cache, mode):
 @pytest.mark.defect(FIX_ID, shows="the outputs differ")
 def test_each_prompt_has_its_own_text(gpu, mode):
     """TextKVCache is told by a hook of the model which prompt it is, and that stands above one of the stream."""
+    from diffusers_quantfix.verify.models import nucleus
+
     device = gpu.devices[0]
-    torch.manual_seed(0)
-    config = {
-        "num_layers": 2,
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "axes_dims_rope": (4, 6, 6),
-    }
-    channels = {"in_channels": 16, "out_channels": 16, "joint_attention_dim": 32, "moe_enabled": False}
-    model = diffusers.NucleusMoEImageTransformer2DModel(**config, **channels).eval().to(device)
-    hidden, *prompts = (
-        torch.randn(1, tokens, width, device=device) for tokens, width in ((4, 16), (5, 32), (5, 32))
-    )
-
-    def outputs():
-        with torch.no_grad(), model.cache_context("test"):
-            for step in range(3):
-                for prompt in prompts:
-                    yield model(
-                        hidden * (step + 1),
-                        img_shapes=[(1, 2, 2)],
-                        encoder_hidden_states=prompt,
-                        timestep=torch.ones(1, device=device),
-                        return_dict=False,
-                    )[0].cpu()
-
-    expected = list(outputs())
+    model = nucleus.transformer().to(device)
+    expected = nucleus.outputs(model, device)
     assert not torch.equal(expected[0], expected[1])
     offload(model.cpu(), device, mode)
     model.enable_cache(diffusers.TextKVCacheConfig())
-    for one, other in zip(outputs(), expected, strict=True):
+    for one, other in zip(nucleus.outputs(model, device), expected, strict=True):
         assert torch.equal(one, other), "the outputs differ"
 
 

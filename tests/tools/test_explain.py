@@ -277,6 +277,7 @@ NOT_ALONE = (
     "diffusers-layerwise-casting-lora",
     "diffusers-pix2pix-zero-grad",
     "diffusers-shap-e-quantized-renderer",
+    "diffusers-text-kv-cache-group-offload",
     "peft-loha-packed-weight",
     "quanto-offloaded-backward",
     "quanto-strided-input",

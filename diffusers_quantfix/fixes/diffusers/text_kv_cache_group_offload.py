@@ -1,0 +1,70 @@
+"""TextKVCache that is enabled after block-level group offload finds the weights of a block on the CPU.
+
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    from ``new_forward`` of diffusers/hooks/text_kv_cache.py, after ``enable_group_offload(offload_type="block_level")``
+    and then ``enable_cache(TextKVCacheConfig())``. In the other order it works.
+Cause: the hook of the cache runs layers of the block itself, before the hook below it, which brings them.
+Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/text_kv_cache.py#L125; not reported.
+Patch: for a prompt that the block has not seen, the hook below brings the block first; it then does so twice, once for
+    each prompt of an image.
+"""
+
+from __future__ import annotations
+
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve, written_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from ...engine.draft import Draft
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-text-kv-cache-group-offload",
+    module="diffusers.hooks.text_kv_cache",
+    claims={"diffusers": ">=0.38.0,<=0.42.1"},
+    patterns=(r"text_kv_cache.{0,4000}Expected all tensors to be on the same device",),
+    frames=("text_kv_cache.py:new_forward", "text.?kv.?cache", "group_offload", "block_level"),
+    since="0.1.0",
+)
+
+
+def broken(text_kv_cache: ModuleType) -> bool:
+    """Does the hook of a block run a layer of it by itself?  A stand-in would import a model of diffusers."""
+    new_forward = resolve(text_kv_cache, "TextKVCacheBlockHook.new_forward")
+    return "encoder_proj" in names_used(new_forward) and not written_in(new_forward, __name__)
+
+
+def patch(text_kv_cache: ModuleType, draft: Draft) -> None:
+    name = resolve(text_kv_cache, "_TEXT_KV_CACHE_BLOCK_HOOK")
+
+    def make(original):
+        def new_forward(self, module, *args, **kwargs):
+            below = _group_hook_below(module, name)
+            if below is not None and not _has_seen_prompt(self):
+                args, kwargs = below.pre_forward(module, *args, **kwargs)
+            return original(self, module, *args, **kwargs)
+
+        return new_forward
+
+    draft.wrap_plain(resolve(text_kv_cache, "TextKVCacheBlockHook"), "new_forward", make)
+
+
+def _group_hook_below(module: Any, name: str) -> Any:
+    """The hook that brings the weights of ``module``, if it runs after the one of this name."""
+    registry = module._diffusers_hook
+    order = registry._hook_order
+    if "group_offloading" in order[: order.index(name)]:
+        return registry.get_hook("group_offloading")
+    return None
+
+
+def _has_seen_prompt(hook: Any) -> bool:
+    try:
+        prompt = hook.state_manager.get_state().key
+        return prompt in hook.block_state_manager.get_state().kv_cache
+    except ValueError:  # outside of a ``cache_context``, before the first pass
+        return False
