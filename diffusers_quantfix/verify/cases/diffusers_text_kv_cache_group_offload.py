@@ -7,19 +7,17 @@ def case(work: str) -> str | None:
     import diffusers
     import torch
 
-    from ..models import group_offload, nucleus
+    from ..case import NeedsDevice
+    from ..models import nucleus
 
-    def run(model, device):
-        if hasattr(model, "_diffusers_hook"):  # the offloaded one
-            model.enable_cache(diffusers.TextKVCacheConfig())
-        found = nucleus.outputs(model, device)
-        if model.is_cache_enabled:
-            model.disable_cache()
-        return torch.stack(found)
-
-    return group_offload.check(
-        lambda device: nucleus.transformer().to(device),
-        run,
-        offload_type="block_level",
-        num_blocks_per_group=1,
-    )
+    if not torch.cuda.is_available():
+        raise NeedsDevice("needs a CUDA device")
+    device = torch.device("cuda", torch.cuda.current_device())
+    model = nucleus.transformer().to(device)
+    expected = torch.stack(nucleus.outputs(model, device))
+    model.cpu()
+    model.enable_group_offload(device, offload_type="block_level", num_blocks_per_group=1)
+    model.enable_cache(diffusers.TextKVCacheConfig())
+    error = (torch.stack(nucleus.outputs(model, device)) - expected).abs().max().item()
+    assert error == 0, f"maximum error {error:.3g}"
+    return "the output is exact"
