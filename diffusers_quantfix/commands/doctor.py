@@ -82,9 +82,10 @@ def examine(board: Board) -> dict[str, Any]:
 
     Returns:
         ``accelerator``, ``problems`` (what is broken now), ``advice`` (for this machine), ``candidates`` (bugs in
-        releases that no claim covers), ``patched`` (id -> title), ``upgrades`` (see `advisories.upgrades`) and
-        ``not_fixed`` (ids of applied fixes whose bug no upstream release fixes).  All but ``accelerator`` and
-        ``patched`` are lists of sentences, ids or upgrades.
+        releases that no claim covers), ``patched`` (id -> title), ``same_code`` (target -> why it is patched above
+        its claim), ``upgrades`` (see `advisories.upgrades`) and ``not_fixed`` (ids of applied fixes whose bug no
+        upstream release fixes).  All but ``accelerator``, ``patched`` and ``same_code`` are lists of sentences, ids
+        or upgrades.
     """
     fixed_in = {name: target.fixed_in for name, target in TARGETS.items()}
     applied = [answer for answer in board if answer.state in (states.APPLIED, states.UNCLAIMED)]
@@ -109,6 +110,7 @@ def examine(board: Board) -> dict[str, Any]:
             f"{answer.id}: {answer.reason}" for answer in board.targets if answer.state == states.CANDIDATE
         ],
         "patched": {answer.id: answer.title for answer in applied},
+        "same_code": {answer.id: answer.reason for answer in board.targets if answer.same_code},
         "upgrades": [upgrade.to_dict() for upgrade in releases],
         "not_fixed": [
             fix.id
@@ -147,10 +149,14 @@ def _lines(board: Board, found: dict[str, Any], every: bool = False) -> list[str
     if found["not_fixed"]:
         count = len(found["not_fixed"])
         upgrade_lines.append(f"{count} of {len(found['patched'])} have no upstream fix yet")
-    patched = [f"{id}: {title}" for id, title in found["patched"].items()]
+    patched = [
+        f"{id}: {title}{'; ' + found['same_code'][id] if id in found['same_code'] else ''}"
+        for id, title in found["patched"].items()
+    ]
     if not every:
         said = "`python -m diffusers_quantfix doctor --all` lists them"
         patched = [f"{len(patched)} bugs; {said}"] if len(patched) > _MOST else patched
+        patched += filter(None, [states.by_code(board)])
         if len(upgrade_lines) > _MOST:
             upgrade_lines[_MOST - 1 : -1] = [f"{len(upgrade_lines) - _MOST} more; {said}"]
     rows = _sections(

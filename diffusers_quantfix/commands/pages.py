@@ -133,8 +133,8 @@ def affected(claims: Mapping[str, str]) -> str:
 
 def _relies_on(target: Target) -> list[str]:
     """The names of the code of the libraries that a target relies on, as it was recorded."""
+    from ..engine.code_marks import CALLED
     from ..engine.proofs import Proofs
-    from ..engine.same_code import CALLED
     from ..fixes.targets import PACKAGES, PROVED_CODE
 
     proofs = Proofs(PROVED_CODE, PACKAGES, lambda owner, name, value: value)

@@ -277,12 +277,19 @@ def _together(fix_id: str, targets: list[Answer]) -> Answer:
     return whole
 
 
+def by_code(board: Board) -> str:
+    """How many fixes are applied above their claims, as a phrase; empty where none is."""
+    count = sum(answer.same_code for answer in board)
+    return f"{count} of them above the claimed range, since the code is the same" if count else ""
+
+
 def summary(board: Board) -> list[str]:
     """The number of fixes in each state, the ids of those that need attention, and the next step for candidates."""
     by_state: dict[str, list[str]] = {}
     for answer in board:
         by_state.setdefault(answer.state, []).append(answer.id)
     lines = wrapped(", ".join(f"{len(by_state[state])} {state}" for state in STATES if state in by_state))
+    lines += wrapped(by_code(board), "  ")
     for state in (FAILED, OVERWRITTEN, CANDIDATE):
         if state in by_state:
             lines += wrapped(f"{state}: {', '.join(by_state[state])}", "", "  ")

@@ -159,7 +159,7 @@ class Decider:
             return "not touched"
         if self._claimed():
             return f"not touched, since you said {VARIABLE}=claimed"
-        changes = self._proofs.changes(name, verdict.outside)
+        changes = self._proofs.changes(name, verdict.outside, self._targets[name].module)
         if changes is None:
             return "not touched"
         if not changes:

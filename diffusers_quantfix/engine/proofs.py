@@ -52,15 +52,16 @@ class Proofs:
         names, marks = self._read("names"), self._read("pieces")
         return {names[number]: marks[names[number]] for number in self._read("targets").get(target, ())}
 
-    def changes(self, target: str, distributions: Iterable[str]) -> list[str] | None:
+    def changes(self, target: str, distributions: Iterable[str], complete: str = "") -> list[str] | None:
         """What of the code that a target relies on is not as it was proved: one phrase each; None without a proof.
 
         Args:
             target: its name.
             distributions: those whose code is compared.
+            complete: the target's module, which is completely executed although its import has not returned.
 
         Raises:
-            Undecided: a module with some of the code is not imported yet.
+            Undecided: a module with some of the code is not imported yet, or only in part.
         """
         packages = {self._packages.get(name, name) for name in distributions}
         numbers, places = self._read("targets").get(target), self._read("places")
@@ -68,12 +69,16 @@ class Proofs:
             return None
         wanted = [places[number] for number in numbers if places[number][2] in packages]
         for home in dict.fromkeys(home for _, home, _ in wanted):
-            self._look_at(home)
+            self._look_at(home, home == complete)
+        for name, home, _ in wanted:
+            if self._known[name][0] is None and sys.modules.get(home) is not None:
+                raise Undecided(home)
         return list(dict.fromkeys(filter(None, (self._known[name][1] for name, _, _ in wanted))))
 
     def with_place(self, phrase: str) -> str:
         """A phrase of `changes`; of a function that is gone it says where its code is now, if that is imported."""
-        from .same_code import CALLED, GONE, moved_to
+        from .code_marks import CALLED
+        from .same_code import GONE, moved_to
 
         if not phrase.endswith(GONE):
             return phrase
@@ -84,9 +89,10 @@ class Proofs:
         place = self._moved[name][1]
         return f"{name} has moved to {place}" if place else phrase
 
-    def _look_at(self, home: str) -> None:
+    def _look_at(self, home: str, complete: bool) -> None:
         """Compare all pieces in one module at once, so that its file is read once and is not kept."""
-        from .same_code import GONE, Files, difference  # not loaded where every claim fits
+        from .code_marks import Files  # neither is loaded where every claim fits
+        from .same_code import GONE, difference
 
         module = sys.modules.get(home)
         if module is None and _exists(home):
@@ -99,7 +105,7 @@ class Proofs:
                 continue
             phrase = difference(name, mark, files, self._below)
             # What a module that is being imported does not have yet may come.
-            passing = phrase.endswith(GONE) and module is not None and finished(home) is None
+            passing = phrase.endswith(GONE) and not complete and module is not None and finished(home) is None
             final = final and not passing
             self._known[name] = (None if passing else module), phrase
         if final:

@@ -5,89 +5,31 @@ A fix relies on pieces of code of the libraries, each named ``module:path`` as i
 replaces, edits or inspects, all of the code counts.  Of one that it only calls, or that its probe runs, the interface
 counts (`fingerprint.of_interface`), and the name ends in ``()``: the probe runs again, before and after patching.
 
-The mark of a piece is what is compared: of a function the number of its lines, the hash of their text and the
-fingerprint, and what its closure or its `functools.partial` holds; of a property all of its accessors; of a class its
-bases, metaclass, ``__slots__`` and special methods; of a constant its value, where that is simple.  A piece is named as
-it is looked up, by import or inheritance too: what other code is found there is a change.  Code of another library is
-only named.
+What is compared of a piece is its mark (`code_marks`).  A piece is named as it is looked up, by import or inheritance
+too: what other code is found there is a change.
 
 Nothing is imported or run here.  A piece in a module that is not imported counts as changed.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, ModuleType
 
 from . import fingerprint
+from .code_marks import CALLED, Files, inner_function, is_same, mark
 from .foreign import foreign_home
-from .probe import home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = [
-    "ABSENT",
-    "CALLED",
-    "GONE",
-    "Files",
-    "difference",
-    "find",
-    "inner_function",
-    "is_opaque",
-    "is_same",
-    "mark",
-    "moved_to",
-]
+__all__ = ["ABSENT", "GONE", "difference", "find", "moved_to"]
 
-CALLED = "()"  # ends the name of a piece of which only the interface counts
 GONE = " is gone"  # ends the phrase for what is not there
 ABSENT = object()  # what `find` returns where there is nothing
 _COMPARED = 20  # functions of about the same length that may be the one that is gone
-_WITH_FUNC = (
-    functools.partial,
-    functools.partialmethod,
-    functools.cached_property,
-    functools.singledispatchmethod,
-)
-_SIMPLE = (str, bytes, int, float, complex, type(None))
-_AND = " & "  # between the marks of the functions of one piece
-_DIGITS = 16  # of a fingerprint
-_DEPTH = 4  # of functions in the closures of functions
-# Special methods of a class that change nothing but texts, or that Python makes.
-_NO_MATTER = frozenset(("__annotate__", "__annotate_func__", "__repr__", "__str__"))
-
-
-class Files:
-    """The lines of source files, each read once; dropped after a decision, unlike the cache of `linecache`."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, list[bytes]] = {}
-
-    def lines(self, path: str) -> list[bytes]:
-        """The lines of a file, which are not decoded: most are only hashed; none where it cannot be read."""
-        lines = self._lines.get(path)
-        if lines is None:
-            try:
-                with open(path, "rb", buffering=0) as file:
-                    lines = file.read().splitlines(True)
-            except OSError:
-                lines = []
-            self._lines[path] = lines
-        return lines
-
-    def block(self, path: str, first: int) -> str:
-        """The text of the definition that begins at a line, counted from 1.
-
-        Raises:
-            ValueError: it is not UTF-8.
-            SyntaxError, IndentationError: no definition ends there.
-        """
-        lines = [line.decode("utf-8") for line in self.lines(path)[first - 1 :]]
-        return fingerprint.block_at(lines, 1)
 
 
 def difference(
@@ -139,39 +81,6 @@ def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
     return value
 
 
-def inner_function(value: Any, library: str = "") -> FunctionType | None:
-    """The Python function inside a property, classmethod, partial or wrappers; None where there is none.
-
-    Args:
-        value: any object.
-        library: the innermost function of this library, where there is one. ``functools.wraps`` also stands on what
-            replaces a method of another library.
-    """
-    own = None
-    for _ in range(64):  # a wrapper that wraps itself must not hang an import
-        if isinstance(value, FunctionType):
-            own = value if _library_of(value) == library else own
-            if "__wrapped__" not in vars(value):
-                return own or value
-            value = value.__wrapped__  # type: ignore[attr-defined]
-        elif isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, (staticmethod, classmethod)):
-            value = value.__func__
-        elif isinstance(value, _WITH_FUNC):
-            value = value.func
-        elif isinstance(value, type) or not _wraps(value):
-            return own
-        else:
-            value = value.__wrapped__
-    return own
-
-
-def _wraps(value: Any) -> bool:
-    """Whether an object says what it wraps; not one that has any attribute that it is asked for."""
-    return "__wrapped__" in getattr(value, "__dict__", ()) or hasattr(type(value), "__wrapped__")
-
-
 def moved_to(name: str, proved: str, below: Callable[[Any, str, Any], Any]) -> str:
     """Where the code of a function that is gone is now, in what is imported of its library; empty where it is not.
 
@@ -207,189 +116,7 @@ def moved_to(name: str, proved: str, below: Callable[[Any, str, Any], Any]) -> s
     return ""
 
 
-def mark(
-    name: str, value: Any, files: Files, known: str = "", below: Callable[[Any, str, Any], Any] | None = None
-) -> str:
-    """What is compared of a piece of code; empty where nothing can be said of it.
-
-    Args:
-        name: of the piece.
-        value: its raw value, of `find`.
-        files: where its source is read.
-        known: the mark that it had where it was proved.  Where the text is the same it is returned, and nothing is
-            parsed.
-        below: see `find`.
-    """
-    library, called = name.partition(":")[0].partition(".")[0], name.endswith(CALLED)
-    if isinstance(value, CodeType):
-        return _mark_of_code(value, files, called, known, "")
-    if type(value) is FunctionType and _is_plain(value):
-        functions = [(value, value)]
-    else:
-        functions = list(_functions_of(value, library))
-    if functions:
-        if (other := _library_of(functions[0][1])) != library:
-            return f"of {other} {functions[0][1].__qualname__}"
-        before = known.split(_AND)
-        if len(before) != len(functions):
-            before = [""] * len(functions)
-        marks = [
-            _mark_of_code(function.__code__, files, called, old, _around(outer, function))
-            for (outer, function), old in zip(functions, before, strict=True)
-        ]
-        return _AND.join(marks) if all(marks) else ""
-    if isinstance(value, type):
-        return _mark_of_class(value, library, below)
-    if isinstance(value, (ModuleType, BuiltinFunctionType)):
-        return f"{type(value).__name__} {value.__name__}"
-    return f"value {fingerprint.text_hash(_constant(value))}"
-
-
-def is_same(one: str, other: str) -> bool:
-    """Whether two marks, of which only one may be empty, stand for the same code."""
-    if one[:1].isdigit() and other[:1].isdigit():
-        return _prints(one) == _prints(other)
-    return bool(one) and one == other
-
-
-def is_opaque(constant: Any) -> bool:
-    """Whether of a constant only the class counts."""
-    return _constant(constant) == _name_of(type(constant))
-
-
 # ---------------------------------------------------------------------- helpers
-
-
-def _prints(mark: str) -> list[str]:
-    return [part.rpartition(" ")[2] for part in mark.split(_AND)]
-
-
-def _functions_of(value: Any, library: str) -> Iterator[tuple[Any, FunctionType]]:
-    """(what holds it, the function) of each Python function of a value that counts.
-
-    Of a property these are its accessors.  What a decorator returns that does not use `functools.wraps` has the
-    function that it decorates only in its closure.
-    """
-    accessors = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
-    pending = [(accessor, 0) for accessor in accessors]
-    known = set()
-    while pending:
-        outer, depth = pending.pop(0)
-        function = inner_function(outer, library)
-        if function is None or function in known:
-            continue
-        known.add(function)
-        yield outer, function
-        if function.__closure__ and depth < _DEPTH:
-            held = (cell.cell_contents for cell in function.__closure__ if _is_full(cell))
-            inside = [(one, depth + 1) for one in held if isinstance(one, (FunctionType, functools.partial))]
-            pending += [one for one in inside if _library_of(inner_function(one[0], library)) == library]
-
-
-def _is_plain(function: FunctionType) -> bool:
-    return function.__closure__ is None and "__wrapped__" not in function.__dict__
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # empty
-        return False
-
-
-def _library_of(function: FunctionType | None) -> str:
-    name = function.__globals__.get("__name__") if function is not None else None
-    return str(name or "").partition(".")[0]
-
-
-def _around(value: Any, function: FunctionType) -> str:
-    """What counts of a function beside its text: its outermost wrapper, and the constants that are bound to it.
-
-    Of the wrapper the library, where it is another one: a decorator, or a tool that patches.  Decorators are part of
-    the text; what a tool has put over them is not.
-    """
-    if value is function and function.__closure__ is None:
-        return ""
-    home = home_of(value).partition(".")[0]
-    said = "" if home == _library_of(function) else f"@{home}"
-    bound = []
-    while isinstance(value, (functools.partial, functools.partialmethod)):
-        bound.append(_constant([list(value.args), dict(value.keywords)]))
-        value = value.func
-    if function.__closure__:
-        cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
-        # A list or a dictionary may be a cache.
-        bound += [
-            f"{name}={_constant(cell.cell_contents)}"
-            for name, cell in cells
-            if _is_full(cell) and isinstance(cell.cell_contents, (*_SIMPLE, tuple))
-        ]
-    return f"{said}~{fingerprint.text_hash(' '.join(bound))}" if bound else said
-
-
-def _mark_of_class(value: type, library: str, below: Callable[[Any, str, Any], Any] | None) -> str:
-    if (other := _module_of(value).partition(".")[0]) != library:
-        return f"of {other} {value.__qualname__}"
-    said = "class " + " ".join(f"{_module_of(base)}:{base.__qualname__}" for base in value.__bases__)
-    own, more = vars(value), []
-    if type(value) is not type:
-        more.append(f"metaclass {_module_of(type(value))}:{type(value).__qualname__}")
-    if "__slots__" in own:
-        more.append(f"slots {_constant(own['__slots__'])}")
-    for name, held in own.items():
-        if name[:2] == "__" == name[-2:] and name not in _NO_MATTER:
-            function = inner_function(held, library)
-            if function is not None and _library_of(function) != library and below is not None:
-                function = _own_below(value, name, library, below)
-            if function is not None and _library_of(function) == library:
-                more.append(name)
-    return f"{said} {fingerprint.text_hash(' '.join(sorted(more)))}" if more else said
-
-
-def _own_below(
-    owner: type, name: str, library: str, below: Callable[[Any, str, Any], Any]
-) -> FunctionType | None:
-    """The function that a class itself has in the library, below our patch, which may be where it has none."""
-    upstream = below(owner, name, vars(owner)[name])
-    inherited = any(vars(base).get(name) is upstream for base in owner.__mro__[1:])
-    return None if inherited else inner_function(upstream, library)
-
-
-def _module_of(value: type) -> str:
-    return str(getattr(value, "__module__", ""))
-
-
-def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, around: str) -> str:
-    if code.co_filename.startswith("<"):
-        # Made from a text that the library wrote, as the methods of a dataclass are.
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return f"generated {code.co_name} {' '.join(arguments)}"
-    lines, first = files.lines(code.co_filename), code.co_firstlineno
-    if not lines:
-        return ""
-    count, _, rest = known.partition(" ")
-    if count.isdigit():
-        end = first - 1 + int(count)
-        proved_text, _, proved = rest.partition(" ")
-        equal = fingerprint.text_hash(b"".join(lines[first - 1 : end])) == proved_text
-        if equal and proved[_DIGITS:] == around and not _goes_on(lines, first - 1, end):
-            return known
-    try:
-        text = files.block(code.co_filename, first)
-        tree = fingerprint.definition(text)
-        same = fingerprint.of_interface(tree) if called else fingerprint.of_tree(tree)
-    except Exception:  # a lambda in the middle of an expression, or a file that has changed since its import
-        return ""
-    return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{around}"
-
-
-def _goes_on(lines: list[bytes], first: int, end: int) -> bool:
-    """Whether the definition that begins at a line, and was complete before ``end``, has more lines now."""
-    for line in lines[end:]:
-        text = line.lstrip()
-        if text and text[:1] != b"#":
-            return len(line) - len(text) > len(lines[first]) - len(lines[first].lstrip())
-    return False
 
 
 def _functions(library: str, home: str, last: str, methods: bool) -> Iterator[tuple[str, Any, str, Any]]:
@@ -420,34 +147,3 @@ def _last_line(code: CodeType) -> int:
     lines = [line for _, _, line in code.co_lines() if line]
     inside = [_last_line(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return max([*lines, *inside, code.co_firstlineno])
-
-
-def _constant(value: Any) -> str:
-    """A text of a constant, the same in each process; of any other object its class only."""
-    kind = type(value)
-    if isinstance(value, _SIMPLE):
-        return repr(value) if kind in (*_SIMPLE, bool) else f"{_name_of(kind)} {_plain(value)}"
-    if isinstance(value, dict):
-        items = (f"{_constant(key)}: {_constant(item)}" for key, item in value.items())
-        return f"{'' if kind is dict else _name_of(kind)}{{{', '.join(sorted(items))}}}"
-    if kind in (tuple, list, set, frozenset):
-        inside = [_constant(item) for item in value]
-        return f"{kind.__name__}({', '.join(inside if kind in (tuple, list) else sorted(inside))})"
-    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
-        return _name_of(value)
-    if _name_of(kind) == "re.Pattern":
-        return f"re.Pattern {value.pattern!r} {value.flags}"
-    if kind.__qualname__ == "dtype":
-        return repr(value)
-    name = getattr(value, "_name_", None)  # of a member of an enumeration
-    return f"{_name_of(kind)}.{name}" if type(name) is str else _name_of(kind)
-
-
-def _plain(value: Any) -> str:
-    """Of a member of an enumeration that is a text or a number its name, of another heir of these nothing."""
-    name = getattr(value, "_name_", None)
-    return name if type(name) is str else ""
-
-
-def _name_of(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"

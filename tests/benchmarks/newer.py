@@ -16,7 +16,8 @@ from .figure import Row, figure
 from .measure import ROOT, child
 
 RUNS = 3
-FILES = ("proofs.py", "same_code.py", "fingerprint.py")  # of the engine: what decides by the code
+# Of the engine: what decides by the code.
+FILES = ("proofs.py", "same_code.py", "code_marks.py", "fingerprint.py")
 
 
 @figure("newer")

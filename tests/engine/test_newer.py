@@ -166,8 +166,9 @@ def test_a_foreign_patch_that_makes_the_probe_healthy_is_not_upstreams(world, or
 PROVED = """
 import json, sys
 sys.path.insert(0, {site!r})
-import lib.core
-from diffusers_quantfix.engine.same_code import Files, find, mark
+import lib.core, lib.packed
+from diffusers_quantfix.engine.code_marks import Files, mark
+from diffusers_quantfix.engine.same_code import find
 names = {names!r}
 with open({file!r}, "w") as file:
     json.dump(
@@ -193,6 +194,7 @@ def proved(world, core: str = HELPED, names: tuple[str, ...] = ("lib.core:f", "l
     from .harness import ROOT
 
     package = world.library(version="3.0", core=HELPED)
+    (package / "packed.py").write_text("import lib.core\nclass Packed: pass\n")
     world.fix(claims={"lib": ">=1,<=2.1"})
     script = PROVED.format(site=str(world.site), names=names, file=str(world.fixes / "proved_code.json"))
     subprocess.run([sys.executable, "-B", "-c", script], check=True, cwd=ROOT)
@@ -319,6 +321,29 @@ def test_code_in_a_library_that_is_imported_later_is_waited_for(world, code) -> 
         assert (outcome["state"], outcome["ok"], outcome["f"]) == ("applied", True, "patched")
 
 
+@pytest.mark.parametrize("there", (True, False), ids=("comes", "is gone"))
+def test_what_a_module_that_is_being_imported_does_not_have_yet_may_come(world, there) -> None:
+    """quanto's package of Marlin imports the target before it has its own class."""
+    proved(world, names=("lib.core:f", "lib.packed:Packed"))
+    (world.site / "lib" / "packed.py").write_text(
+        "import lib.core\n" + ("class Packed: pass\n" if there else "")
+    )
+    outcome = world.run("""
+        import diffusers_quantfix as qf
+        import lib.packed
+        from diffusers_quantfix import activation
+        first = activation._runner().board()["fix-f"].state  # asks nothing
+        report = qf.status()["fix-f"]
+        tell(first=first, state=report.state, reason=report.reason, f=lib.core.f())
+    """)
+    assert outcome["first"] == "waiting", outcome["reason"]
+    if there:
+        assert (outcome["state"], outcome["f"]) == ("applied", "patched")
+    else:
+        assert (outcome["state"], outcome["f"]) == ("candidate", "broken")
+        assert "since lib 2.1 lib.packed:Packed is gone" in outcome["reason"]
+
+
 def test_a_damaged_data_file_leaves_the_claims(world) -> None:
     proved(world)
     (world.fixes / "proved_code.json").write_text('{"releases": {"lib"')
@@ -341,6 +366,5 @@ def test_in_a_claimed_release_no_proof_is_read(world) -> None:
     """)
     assert outcome["s"] == "applied"
     assert outcome["opened"] == []
-    assert not {"diffusers_quantfix.engine.fingerprint", "diffusers_quantfix.engine.same_code"} & {
-        *outcome["loaded"]
-    }
+    parts = ("code_marks", "fingerprint", "same_code")
+    assert not {f"diffusers_quantfix.engine.{part}" for part in parts} & {*outcome["loaded"]}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix.engine.same_code import CALLED, Files, difference, find, is_same, mark, moved_to
+from diffusers_quantfix.engine.code_marks import CALLED, Files, is_same, mark
+from diffusers_quantfix.engine.same_code import difference, find, moved_to
 
 FIRST = '''
 """A library."""
@@ -489,13 +490,13 @@ def test_each_file_is_read_once(library, monkeypatch):
     library.write(FIRST)
     proved = library.marks()
     opened = []
-    from diffusers_quantfix.engine import same_code
+    from diffusers_quantfix.engine import code_marks
 
     def counted(*args, **kwargs):
         opened.append(args)
         return open(*args, **kwargs)
 
-    monkeypatch.setattr(same_code, "open", counted, raising=False)
+    monkeypatch.setattr(code_marks, "open", counted, raising=False)
     assert differences(proved, Files()) == []
     assert len(opened) == 1
 

@@ -53,6 +53,17 @@ def test_a_candidate_is_no_problem():
     assert found["candidates"] == ["a: the defect seems to be there"]
 
 
+def test_what_is_patched_above_its_claim_says_so():
+    made = board(("a", "applied", "patched here"), ("b", "applied", "lib 3.0 is outside <=2.1, but"))
+    assert doctor.examine(made)["same_code"] == {}
+    assert "above the claimed range" not in printed(made)
+    made["b"].same_code = True
+    assert doctor.examine(made)["same_code"] == {"b": "lib 3.0 is outside <=2.1, but"}
+    assert "1 of them above the claimed range, since the code is the same" in printed(made)
+    every = " ".join(" ".join(doctor._lines(made, doctor.examine(made), every=True)).split())
+    assert "b: title of b; lib 3.0 is outside <=2.1, but" in every
+
+
 def printed(made: Board) -> str:
     return " ".join(" ".join(doctor._lines(made, doctor.examine(made))).split())
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from diffusers_quantfix.engine import fingerprint
-from diffusers_quantfix.engine.same_code import CALLED
+from diffusers_quantfix.engine.code_marks import CALLED
 
 from .source_marks import Sources, definitions, file_of, marks
 

@@ -4,7 +4,7 @@
 
 writes ``diffusers_quantfix/fixes/proved_code.json`` from the installed releases, which are to be the newest ones that
 are claimed: for each fix that applies here, the pieces of code of the libraries that it relies on, and their marks
-(`diffusers_quantfix.engine.same_code`).  ``--report FILE`` writes the same for the release set in which it runs.
+(`diffusers_quantfix.engine.code_marks`).  ``--report FILE`` writes the same for the release set in which it runs.
 
 A fix relies on all of the code of
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import inspect
 import json
@@ -33,7 +34,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from diffusers_quantfix.engine import fingerprint, probe
-from diffusers_quantfix.engine.same_code import CALLED, Files, find, inner_function, is_opaque, mark
+from diffusers_quantfix.engine.code_marks import CALLED, Files, inner_function, is_opaque, mark
+from diffusers_quantfix.engine.same_code import find
 from diffusers_quantfix.engine.versions import installed_version, judge
 
 DATA = Path(__file__).parents[2] / "diffusers_quantfix" / "fixes" / "proved_code.json"
@@ -51,6 +53,8 @@ _NEVER = frozenset(
         "logger",
     )
 )
+# What these return depends on their arguments only.
+_PURE = frozenset(("dict", "frozenset", "list", "re.compile", "set", "tuple"))
 
 
 class LookUps:
@@ -179,7 +183,11 @@ def used_by(function: FunctionType, owner: Any, packages: set[str]) -> set[str]:
     found = set()
     for name in names - _NEVER:
         if name in around and home is not None:
-            if _is_the_same_everywhere(around[name]) and _home(around[name], home) in packages:
+            if (
+                _home(around[name], home) in packages
+                and _is_the_same_everywhere(around[name])
+                and not varies(name, around[name], home.__name__)
+            ):
                 found |= names_at(home, name)
         elif isinstance(owner, type) and inspect.getattr_static(owner, name, None) is not None:
             found.add(name_at(owner, name))
@@ -199,6 +207,63 @@ def _is_the_same_everywhere(value: Any) -> bool:
         return False
     code = isinstance(value, type) or inner_function(value) is not None
     return code or not is_opaque(value)
+
+
+def varies(name: str, value: Any, home: str) -> bool:
+    """Whether a value of a module that is no code depends on the machine, or on what was imported or run before.
+
+    So do the result of a call, as the devices that diffusers finds are, and what is filled later, as the prefixes of
+    PEFT's methods are.  A list of the library's own code, as of the classes that have single files, is left out too:
+    one more is no change.
+
+    Args:
+        name: of the value.
+        value: of the module.
+        home: the module that has it, by import too.
+    """
+    if isinstance(value, (FunctionType, ModuleType, type)):
+        return False
+    if isinstance(value, (list, set, dict)) and (not value or _has_code(value)):
+        return True
+    for module_name, module in sys.modules.copy().items():
+        if _package(module_name) != _package(home) or not isinstance(module, ModuleType):
+            continue
+        if vars(module).get(name) is value:
+            definition = _assigned(str(getattr(module, "__file__", "")), name)
+            if definition is not None:
+                return _is_empty(definition) or any(map(_is_call, ast.walk(definition)))
+    return False
+
+
+def _has_code(value: Any) -> bool:
+    if isinstance(value, type) or inner_function(value) is not None:
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (dict, list, set, tuple)) and any(map(_has_code, inside))
+
+
+@functools.cache
+def _assigned(file: str, name: str) -> ast.expr | None:
+    """What a module, outside of functions and conditions, assigns to a name; None where there is no such statement."""
+    try:
+        body = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in reversed(body):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return getattr(node, "value", None)
+    return None
+
+
+def _is_empty(display: ast.expr) -> bool:
+    return isinstance(display, (ast.Dict, ast.List)) and not (
+        display.keys if isinstance(display, ast.Dict) else display.elts
+    )
+
+
+def _is_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) not in _PURE
 
 
 def _in_head(function: FunctionType) -> set[str]:

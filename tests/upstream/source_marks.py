@@ -1,6 +1,6 @@
 """The marks of pieces of code in the sources of a release, which is not installed, imported or run.
 
-The fingerprints are those of `diffusers_quantfix.engine.same_code`; only their first two parts, which depend on the
+The fingerprints are those of `diffusers_quantfix.engine.code_marks`; only their first two parts, which depend on the
 text, are left out.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusers_quantfix.engine import fingerprint
-from diffusers_quantfix.engine.same_code import CALLED
+from diffusers_quantfix.engine.code_marks import CALLED
 
 Definitions = dict[str, list[ast.AST]]
 Imports = dict[str, tuple[str, str]]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from diffusers_quantfix.engine.same_code import CALLED
+from diffusers_quantfix.engine.code_marks import CALLED
 
 from . import newest
 from .changed_code import LONGEST, Release, changed

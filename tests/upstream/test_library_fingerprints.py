@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from diffusers_quantfix.engine import fingerprint
-from diffusers_quantfix.engine.same_code import CALLED
+from diffusers_quantfix.engine.code_marks import CALLED
 from tests.engine.mutations import KINDS, REWRITINGS, mutated, rewritten, without_texts
 
 from .proved_code import DATA

@@ -27,7 +27,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from diffusers_quantfix.engine.same_code import CALLED
+from diffusers_quantfix.engine.code_marks import CALLED
 from diffusers_quantfix.fixes.targets import PACKAGES
 
 from . import environments
@@ -40,7 +40,7 @@ from .verdict import HEALTHY, NOT_APPLICABLE
 
 FILE = Path(__file__).with_name("time_machine.json")
 PAGE = Path(__file__).with_name("TIME_MACHINE.md")
-_RECORDER = ("tests/upstream/proved_code.py", "diffusers_quantfix/engine/same_code.py",
+_RECORDER = ("tests/upstream/proved_code.py", "diffusers_quantfix/engine/code_marks.py",
              "diffusers_quantfix/engine/fingerprint.py")  # fmt: skip
 RIGHT, CHANGED, KEPT_AWAY, WRONG = "accepted", "not accepted", "kept away by the probe", "wrong"
 
