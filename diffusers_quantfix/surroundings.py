@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from operator import attrgetter
 
 from .engine.target import finished
 
@@ -26,6 +27,13 @@ __all__ = ["on_meta", "usual"]
 # Of these, the values tell the dtype, unless they are Python's floating numbers.
 _OF_VALUES = ("arange", "as_tensor", "asarray", "full", "scalar_tensor", "tensor")
 _FLOATING = ("empty", "empty_strided", "eye", "linspace", "logspace", "ones", "rand", "randn", "zeros")
+# The functions that a default device is for, as in torch.utils._device, which a program may never import.
+_ON_DEVICE = (
+    *_OF_VALUES, *_FLOATING, "bartlett_window", "blackman_window", "empty_permuted", "empty_quantized", "fft.fftfreq",
+    "fft.rfftfreq", "hamming_window", "hann_window", "kaiser_window", "logspace", "nested.nested_tensor", "randint",
+    "randperm", "range", "sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor", "sparse_coo_tensor",
+    "sparse_csc_tensor", "sparse_csr_tensor", "tril_indices", "triu_indices",
+)  # fmt: skip
 _RANDOM = ("bernoulli", "multinomial", "normal", "rand", "randint", "randn", "randperm")
 _RANDOM_METHODS = (
     "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
@@ -98,16 +106,18 @@ def _mode(device: str) -> Any:
 def _mode_class() -> Callable[[str], Any]:
     torch: Any = sys.modules["torch"]
     from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext, _device_constructors
 
-    constructors = _device_constructors()
+    constructors = constructors_of(torch)
     floating = {getattr(torch, name) for name in _FLOATING}
     of_values = {getattr(torch, name) for name in _OF_VALUES}
     random = {getattr(torch, name) for name in _RANDOM}
     random |= {getattr(torch.Tensor, name) for name in _RANDOM_METHODS}
 
     def within_device() -> bool:
-        return any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        device = sys.modules.get("torch.utils._device")  # not there where nobody has entered one
+        return device is not None and any(
+            isinstance(mode, device.DeviceContext) for mode in _get_current_function_mode_stack()
+        )
 
     class Usual(TorchFunctionMode):  # type: ignore[misc]  # torch's types are skipped
         def __init__(self, device: str) -> None:
@@ -135,6 +145,15 @@ def _mode_class() -> Callable[[str], Any]:
             return func(*args, **kwargs)
 
     return Usual
+
+
+def constructors_of(torch: Any) -> set[Any]:
+    """The functions of `_ON_DEVICE` that this torch has."""
+    found = set()
+    for name in _ON_DEVICE:
+        with contextlib.suppress(AttributeError):
+            found.add(attrgetter(name)(torch))
+    return found
 
 
 def _has_float(values: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from types import CodeType, FunctionType, ModuleType
 
 from .classes import module_name
@@ -85,10 +86,35 @@ def nested_code(code: CodeType, name: str) -> CodeType:
     raise TargetMissing(f"{code.co_name} defines no {name}")
 
 
+def unimported_code(module: str, path: str) -> CodeType:
+    """The code of a function in a module that need not be imported, at a dotted path of classes: nothing is executed.
+
+    The module's parent is imported.
+
+    Raises:
+        TargetMissing: this release has no such module or function, or its code cannot be read.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+        code = spec.loader.get_code(module) if spec is not None else None  # type: ignore[union-attr]
+    except (ImportError, ValueError, AttributeError, OSError) as error:
+        raise TargetMissing(f"the code of {module} cannot be read") from error
+    if code is None:
+        raise TargetMissing(f"there is no code of {module}")
+    for name in path.split("."):
+        code = nested_code(code, name)
+    return code
+
+
 def names_used(function: Any) -> frozenset[str]:
     """Every name and string constant that a function's code mentions, nested functions included."""
+    return names_in(function_of(function).__code__)
+
+
+def names_in(code: CodeType) -> frozenset[str]:
+    """The same of code that is no function yet."""
     found: set[str] = set()
-    pending = [function_of(function).__code__]
+    pending = [code]
     while pending:
         code = pending.pop()
         found.update(code.co_names, code.co_freevars)

@@ -54,6 +54,18 @@ def test_a_target_is_imported(world, surroundings) -> None:
     assert outcome["same"] and outcome["seed"]
 
 
+def test_a_default_device_is_for_the_same_functions() -> None:
+    """Our list against torch's own, in a module that a program may never import."""
+    torch = pytest.importorskip("torch")
+    from torch.utils._device import _device_constructors
+
+    from diffusers_quantfix.surroundings import constructors_of
+
+    # torch 2.5 lists two that no tensor is made by.
+    assert _device_constructors() - constructors_of(torch) <= {torch.fill, torch.vander}
+    assert constructors_of(torch) <= _device_constructors()
+
+
 @pytest.mark.parametrize("before", ["enable", "disable"])
 def test_the_garbage_collector_stays_as_it_is(world, before) -> None:
     world.library(core=CORE)

@@ -36,6 +36,8 @@ FIX = Fix(
 def broken(peft: ModuleType) -> bool:
     """Add an adapter to an offloaded layer; is it on meta, with no hook that could bring it?
 
+    A LoHa, which is added in the same way: for a LoRA peft would import its layers for bitsandbytes.
+
     Raises:
         Undecided: accelerate or peft is not imported as a whole; until then nothing can be offloaded or adapted. An
             import of peft can lead here through transformers and optimum-quanto.
@@ -50,9 +52,9 @@ def broken(peft: ModuleType) -> bool:
     model = type("Model", (torch.nn.Module, mixin), {})()
     model.layer = torch.nn.Linear(1, 1)
     sys.modules["accelerate.big_modeling"].cpu_offload(model, torch.device("cpu"))
-    model.add_adapter(sys.modules["peft"].LoraConfig(r=1, target_modules=["layer"]))
-    adapter = model.layer.lora_A["default"]
-    return bool(adapter.weight.is_meta and not hasattr(adapter, "_hf_hook"))
+    model.add_adapter(sys.modules["peft"].LoHaConfig(r=1, target_modules=["layer"]))
+    weights = model.layer.hada_w1_a
+    return bool(weights["default"].is_meta and not hasattr(weights, "_hf_hook"))
 
 
 def patch(peft: ModuleType, draft: Draft) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.unread import Used, unread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ FIX = Fix(
 
 
 def broken(qmodule: ModuleType) -> bool:
-    """Let a layer of two numbers load inner tensors beside its own weight."""
+    """Let a layer of two numbers load inner tensors beside its own weight; are they looked at?
+
+    Only that: quanto would import the kernels of all kinds of weights for the one that is made of them.
+    """
     import torch
 
     mixin = resolve(qmodule, "QModuleMixin")
@@ -49,8 +53,11 @@ def broken(qmodule: ModuleType) -> bool:
     data, scale = torch.zeros(1, 2, dtype=torch.int8), torch.ones(1, 1)
     weight = tensor_class(qint8, 0, data.size(), data.stride(), data, scale, None)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    state = {"weight": layer.weight, "weight._data": data + 1, "weight._scale": scale}
-    layer._load_from_state_dict(state, "", {}, False, [], [], [])
+    state = {"weight": layer.weight, "weight._data": unread(data + 1), "weight._scale": scale}
+    try:
+        layer._load_from_state_dict(state, "", {}, False, [], [], [])
+    except Used:
+        return False
     return not bool(layer.weight._data.any())
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 
-from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.unread import Used, unread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +39,9 @@ FIX = Fix(
 
 
 def broken(qmodule: ModuleType) -> bool:
-    """Let a layer of two numbers load a scale of the wrong shape.
+    """Let a layer of two numbers load a scale of the wrong shape; is it used without an error?
 
-    Raises:
-        Undecided: the classes of a weight are being imported, perhaps by another probe.
+    Not for more: quanto would import the kernels of all kinds of weights for the one that is made of it.
     """
     import torch
 
@@ -55,12 +54,12 @@ def broken(qmodule: ModuleType) -> bool:
     torch.nn.Module.__init__(layer)
     layer.weight_qtype, layer.activation_qtype, layer.bias = qint8, None, None
     layer.weight = torch.nn.Parameter(torch.zeros(2, 1), requires_grad=False)
-    state = {"weight._data": torch.zeros(2, 1, dtype=torch.int8), "weight._scale": torch.ones(3, 2)}
+    state = {"weight._data": unread(torch.zeros(2, 1, dtype=torch.int8)), "weight._scale": torch.ones(3, 2)}
     errors: list[str] = []
     try:
         layer._load_from_state_dict(state, "", {}, False, [], [], errors)
-    except ImportError as error:
-        raise Undecided("optimum.quanto.tensor.weights.marlin") from error
+    except Used:
+        return True
     return not errors
 
 

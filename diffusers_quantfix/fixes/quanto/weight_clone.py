@@ -5,22 +5,19 @@ Symptom: ``copy.deepcopy(model)`` ends in RuntimeError "The default implementati
 Cause: the tensor classes of quanto do not know ``clone``: a quantized weight becomes a dequantized one, a packed tensor
     an unpacked one.
 Upstream: not reported.
-Patch: these classes have a ``__deepcopy__`` of their own, which copies the tensors inside. ``clone`` stays as it is:
+Patch: the classes of weights have a ``__deepcopy__`` of their own, which copies the tensors inside. ``clone`` stays:
     peft's SHiRA adds to a clone in place and must get a plain tensor, as no tensor of quanto keeps such a sum. Before
     0.20 it adds to a deep copy of ``weight.data``: a weight that is no parameter is not copied, as upstream.
 """
 
 from __future__ import annotations
 
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
-    from typing import Any
 
     from ...engine.draft import Draft
 
@@ -62,42 +59,32 @@ def patch(weights: ModuleType, draft: Draft) -> None:
 
     def make(original):
         def __deepcopy__(self, memo):
-            inner = not isinstance(self, whole)
-            if id(self) in memo or not self.is_leaf or not (inner or isinstance(self, torch.nn.Parameter)):
+            if id(self) in memo or not self.is_leaf or not isinstance(self, torch.nn.Parameter):
                 return original(self, memo)  # which returns that, or raises
             # Under inference mode a detached tensor cannot be made of one that is from outside.
             with torch.inference_mode(False), torch.no_grad():
-                # Each class knows how to detach itself; some cannot be rebuilt from what they tell.
-                twin = torch.ops.aten.detach.default(self)
-                # As torch does it. The tensors inside are attributes.
-                twin.__dict__ = copy.deepcopy(vars(self), memo)
+                twin = copied(self, memo)
                 twin.requires_grad_(self.requires_grad)
                 twin.grad = copy.deepcopy(self.grad, memo)
-            memo[id(self)] = twin
             return twin
 
         return __deepcopy__
 
-    whole = resolve(weights, "WeightQBytesTensor"), resolve(weights, "WeightQBitsTensor")
-    for cls in classes(weights):
-        draft.wrap_plain(cls, "__deepcopy__", make)
+    def copied(tensor, memo):
+        # Each class knows how to detach itself; some cannot be rebuilt from what they tell.
+        twin = torch.ops.aten.detach.default(tensor)
+        memo[id(tensor)] = twin
+        # The tensors inside are attributes. A packed one, of whichever class, has tensors inside, too.
+        for inner in vars(tensor).values():
+            if (
+                isinstance(inner, torch.Tensor)
+                and hasattr(inner, "__tensor_flatten__")
+                and id(inner) not in memo
+            ):
+                copied(inner, memo)
+        # As torch does it.
+        twin.__dict__ = copy.deepcopy(vars(tensor), memo)
+        return twin
 
-
-def classes(weights: ModuleType) -> Iterator[Any]:
-    """Those of weights and of what is inside of them, without those that this release does not have."""
-    import importlib
-
-    package = weights.__name__.rpartition(".")[0]
-    for module, name in (
-        (".weights.qbytes", "WeightQBytesTensor"),
-        (".weights.qbits", "WeightQBitsTensor"),
-        (".packed", "PackedTensor"),
-        (".weights.tinygemm.packed", "TinyGemmPackedTensor"),
-        (".weights.awq.packed", "AWQPackedTensor"),
-        (".weights.marlin.fp8.packed", "MarlinF8PackedTensor"),
-        (".weights.marlin.int4.packed", "MarlinInt4PackedTensor"),
-    ):
-        try:
-            yield resolve(importlib.import_module(package + module), name)
-        except (ModuleNotFoundError, TargetMissing):
-            continue
+    for name in ("WeightQBytesTensor", "WeightQBitsTensor"):
+        draft.wrap_plain(resolve(weights, name), "__deepcopy__", make)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_in, names_used, resolve, unimported_code, written_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,12 +44,9 @@ def broken(quantizer_torchao: ModuleType) -> bool:
     if written_in(before, __name__):
         return False
     if hasattr(cls, "create_quantized_param"):  # transformers 4
-        asking = resolve(cls, "create_quantized_param")
-    else:
-        import transformers.integrations.torchao as integration
-
-        asking = resolve(integration, "TorchAoQuantize.convert")
-    names = names_used(asking)
+        names = names_used(resolve(cls, "create_quantized_param"))
+    else:  # in a module that transformers imports for a model of torchao
+        names = names_in(unimported_code("transformers.integrations.torchao", "TorchAoQuantize.convert"))
     return _NAME in names and "NotImplementedError" not in names
 
 
