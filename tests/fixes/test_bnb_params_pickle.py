@@ -206,6 +206,38 @@ def test_the_own_state_of_a_subclass(bits, way):
     assert torch.equal(own.data, _data(bits))
 
 
+@pytest.mark.parametrize(
+    "way", [by_pickle, by_torch, copy.deepcopy], ids=["pickle", "torch.save", "deepcopy"]
+)
+def test_a_state_that_calls_upstreams(way):
+    """Params4bit's own ``__setstate__`` leaves out what a user adds; a class that calls it may change it, too."""
+    from bitsandbytes.nn import Params4bit
+
+    class Calls(Params4bit):
+        def __getstate__(self):
+            state = super().__getstate__()
+            state.pop("secret", None)
+            return {**state, "extra": 7}
+
+        def __setstate__(self, state):
+            self.read = state["extra"]
+            super().__setstate__(state)
+            self.changed = state["changed"] + 1
+
+    Calls.__module__, Calls.__qualname__ = __name__, "Calls"
+    globals()["Calls"] = Calls
+    weight = Calls(_data(4), requires_grad=False)
+    weight.tag, weight.secret, weight.changed = ["a tag"], "a secret", 1
+    if not hasattr(weight, "module"):
+        weight.module = None
+    twin = way(weight)
+    assert (type(twin), twin.read, twin.tag, twin.changed) == (Calls, 7, ["a tag"], 2)
+    assert not hasattr(twin, "secret") and not hasattr(twin, "extra")
+    assert twin.tag is not weight.tag
+    twice = way([weight, weight])
+    assert twice[0] is twice[1]
+
+
 @ways
 def test_attributes_of_a_weight_with_its_layer(way):
     """The layer refers back to its weight."""

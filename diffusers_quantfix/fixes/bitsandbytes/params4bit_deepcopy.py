@@ -16,6 +16,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...weights.rebuilt import of_the_user
 
 FIX = Fix(
     __doc__,
@@ -29,6 +30,8 @@ FIX = Fix(
 
 # Up to 0.43.1 __getstate__ leaves these two on the parameter; a copy must not have them.
 _NOT_COPIED = ("data", "requires_grad")
+# Given by the copy itself.
+_OF_ITSELF = (*_NOT_COPIED, "module")
 
 
 def broken(modules: ModuleType) -> bool:
@@ -69,6 +72,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             if cls.__setstate__ is base.__setstate__:
                 vars(result).update(copied)
             else:
+                # It may call upstream's, which leaves out all that it does not know.
+                vars(result).update((name, copied[name]) for name in of_the_user(self, state, _OF_ITSELF))
                 result.__setstate__({**copied, "data": result.data, "requires_grad": result.requires_grad})
             return result
 

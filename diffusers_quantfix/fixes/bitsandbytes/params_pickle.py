@@ -21,7 +21,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...weights import params_4bit
-from ...weights.rebuilt import rebuilt, with_others
+from ...weights.rebuilt import of_the_user, rebuilt, with_others
 
 FIX = Fix(
     __doc__,
@@ -77,7 +77,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             cls = type(self)
             state = _get_obj_state(self)  # by the ``__getstate__`` of the class
             if cls.__setstate__ is not class_4bit.__setstate__ or not isinstance(state, dict):
-                return rebuilt(self, self.data, state)
+                # It may call the one of Params4bit, which leaves out all that it does not know.
+                return rebuilt(self, self.data, state, of_the_user(self, state, known))
             state = {"data": self.data, "requires_grad": self.requires_grad, **state}
             others = {name: value for name, value in state.items() if name not in known}
             # The class's ``__setstate__`` insists on these, and leaves out all others.
