@@ -37,9 +37,9 @@ class Proofs:
         self._packages = packages
         self._below = below
         self._data: dict[str, Any] = {}
-        # Piece -> the phrase that says what has changed, empty where nothing has, while its module is this one.
-        self._known: dict[str, tuple[Any, str]] = {}
         self._looked_at: dict[str, Any] = {}  # module -> the one of which everything is known
+        self._changed: dict[str, str] = {}  # piece -> the phrase that says what has changed
+        self._to_come: set[str] = set()  # pieces that a module that is being imported does not have yet
         # Piece that is gone -> how many modules were imported when it was looked for, and where it was found.
         self._moved: dict[str, tuple[int, str]] = {}
 
@@ -49,8 +49,8 @@ class Proofs:
 
     def pieces(self, target: str) -> dict[str, str]:
         """What a target relies on: name of a piece of code -> its mark; nothing where nothing was recorded."""
-        names, marks = self._read("names"), self._read("pieces")
-        return {names[number]: marks[names[number]] for number in self._read("targets").get(target, ())}
+        marks = self._read("pieces")
+        return {name: marks[name] for name in self._named(target)}
 
     def changes(self, target: str, distributions: Iterable[str], complete: str = "") -> list[str] | None:
         """What of the code that a target relies on is not as it was proved: one phrase each; None without a proof.
@@ -63,17 +63,17 @@ class Proofs:
         Raises:
             Undecided: a module with some of the code is not imported yet, or only in part.
         """
-        packages = {self._packages.get(name, name) for name in distributions}
-        numbers, places = self._read("targets").get(target), self._read("places")
-        if not numbers:
+        pieces = self._named(target)
+        if not pieces:
             return None
-        wanted = [places[number] for number in numbers if places[number][2] in packages]
-        for home in dict.fromkeys(home for _, home, _ in wanted):
+        packages = {self._packages.get(name, name) for name in distributions}
+        wanted = [name for name in pieces if name.partition(":")[0].partition(".")[0] in packages]
+        for home in dict.fromkeys(name.partition(":")[0] for name in wanted):
             self._look_at(home, home == complete)
-        for name, home, _ in wanted:
-            if self._known[name][0] is None and sys.modules.get(home) is not None:
-                raise Undecided(home)
-        return list(dict.fromkeys(filter(None, (self._known[name][1] for name, _, _ in wanted))))
+        for name in wanted:
+            if name in self._to_come:
+                raise Undecided(name.partition(":")[0])
+        return list(dict.fromkeys(self._changed[name] for name in wanted if name in self._changed))
 
     def with_place(self, phrase: str) -> str:
         """A phrase of `changes`; of a function that is gone it says where its code is now, if that is imported."""
@@ -97,19 +97,27 @@ class Proofs:
         module = sys.modules.get(home)
         if module is None and _exists(home):
             raise Undecided(home)
-        if module is not None and self._looked_at.get(home) is module:
+        if self._looked_at.get(home, self) is module:
             return
-        files, final = Files(), True
-        for name, mark in self._read("by module").get(home, {}).items():
-            if module is not None and self._known.get(name, (None,))[0] is module:
-                continue
-            phrase = difference(name, mark, files, self._below)
-            # What a module that is being imported does not have yet may come.
-            passing = phrase.endswith(GONE) and not complete and module is not None and finished(home) is None
-            final = final and not passing
-            self._known[name] = (None if passing else module), phrase
+        files, still_imported = Files(), module is not None and not complete and finished(home) is None
+        names, marks = self._read("names"), self._read("pieces")
+        number, final = self._read("first of").get(home, len(names)), True
+        while number < len(names) and (name := names[number]).startswith(f"{home}:"):
+            number += 1
+            self._to_come.discard(name)
+            self._changed.pop(name, None)
+            phrase = difference(name, marks[name], files, self._below)
+            if phrase.endswith(GONE) and still_imported:
+                self._to_come.add(name)
+                final = False
+            elif phrase:
+                self._changed[name] = phrase
         if final:
             self._looked_at[home] = module
+
+    def _named(self, target: str) -> list[str]:
+        names = self._read("names")
+        return [names[int(number)] for number in self._read("targets").get(target, "").split()]
 
     def _read(self, part: str) -> Any:
         if not self._data:
@@ -121,11 +129,10 @@ class Proofs:
                     data.update(json.load(file))
             except (OSError, ValueError):  # an incomplete installation: then only claims count
                 pass
-            data["names"], data["by module"], data["places"] = list(data["pieces"]), {}, []
-            for name, mark in data["pieces"].items():
-                home = name.partition(":")[0]
-                data["by module"].setdefault(home, {})[name] = mark
-                data["places"].append((name, home, home.partition(".")[0]))
+            # Few objects that Python's garbage collector counts: of a heap with torch it takes a tenth of a second.
+            data["names"], data["first of"] = list(data["pieces"]), {}
+            for number, name in enumerate(data["names"]):
+                data["first of"].setdefault(name.partition(":")[0], number)
             self._data = data
         return self._data[part]
 

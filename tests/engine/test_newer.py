@@ -173,7 +173,7 @@ names = {names!r}
 with open({file!r}, "w") as file:
     json.dump(
         {{"releases": {{"lib": "2.1"}}, "pieces": {{n: mark(n, find(n), Files()) for n in names}},
-         "targets": {{"fix-f": list(range(len(names)))}}}}, file)
+         "targets": {{"fix-f": " ".join(map(str, range(len(names))))}}}}, file)
 """
 HELPED = """
 def helper():
@@ -319,6 +319,16 @@ def test_code_in_a_library_that_is_imported_later_is_waited_for(world, code) -> 
         assert "since lib 2.1 lib.core:helper has changed" in outcome["reason"]
     else:
         assert (outcome["state"], outcome["ok"], outcome["f"]) == ("applied", True, "patched")
+
+
+@pytest.mark.parametrize(
+    ("claim", "state"), [(">=1,!=3.0", "candidate"), (">=3.1", "candidate"), (">=1,<2.9", "applied")]
+)
+def test_the_same_code_in_a_gap_or_below_a_claim_is_not_patched(world, claim, state) -> None:
+    proved(world)
+    world.fix(claims={"lib": claim})
+    outcome = world.run(AFTER.format(order=ORDERS[0]))
+    assert (outcome["state"], outcome["same"]) == (state, state == "applied")
 
 
 @pytest.mark.parametrize("there", (True, False), ids=("comes", "is gone"))

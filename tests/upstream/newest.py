@@ -361,7 +361,9 @@ def by_itself(fixes: dict[str, Any], pins: Mapping[str, str], folder: Path) -> l
     lines += [f"  {fix_id}: {_why_not(fixes[fix_id]['said'])}" for fix_id in others]
     recorded = json.loads(proved_code.DATA.read_text(encoding="utf-8"))
     names = list(recorded["pieces"])
-    pieces = {names[number] for fix_id in others for number in recorded["targets"].get(fix_id, ())}
+    pieces = {
+        names[number] for fix_id in others for number in map(int, recorded["targets"].get(fix_id, "").split())
+    }
     for library, before in recorded["releases"].items():
         package = PACKAGES.get(library, library)
         mine = sorted(piece for piece in pieces if piece.startswith((f"{package}.", f"{package}:")))

@@ -372,12 +372,16 @@ def record() -> dict[str, Any]:
 
 
 def written(report: dict[str, Any]) -> str:
-    """The data file: the pieces by name, and for each target the numbers of its pieces; one entry a line."""
+    """The data file: the pieces, those of one module together, and for each target the numbers of its pieces; one
+    entry a line."""
     numbers = {piece: number for number, piece in enumerate(report["marks"])}
     parts = {
         "releases": report["releases"],
         "pieces": report["marks"],
-        "targets": {name: [numbers[piece] for piece in pieces] for name, pieces in report["fixes"].items()},
+        "targets": {
+            name: " ".join(str(numbers[piece]) for piece in pieces)
+            for name, pieces in report["fixes"].items()
+        },
     }
     blocks = []
     for title, entries in parts.items():

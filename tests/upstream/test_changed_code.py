@@ -136,7 +136,7 @@ def test_a_report_names_what_goes_on_by_itself_and_shows_what_changed(tmp_path, 
     data = {
         "releases": {"diffusers": "0.42.1", "transformers": "5.23.0", "peft": None},
         "pieces": {"diffusers.one:f": "", "diffusers.one:g": "", "transformers.one:h": ""},
-        "targets": {"a-fix": [0], "b-fix": [1, 2], "c-fix": [0, 2]},
+        "targets": {"a-fix": "0", "b-fix": "1 2", "c-fix": "0 2"},
     }
     (tmp_path / "data.json").write_text(json.dumps(data))
     texts = {

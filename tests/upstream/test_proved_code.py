@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,19 @@ import pytest
 from diffusers_quantfix.fixes import TESTED
 from diffusers_quantfix.fixes.targets import TARGETS
 
+from . import time_machine
+from .cells import Cell
 from .proved_code import DATA
+from .results import Seen
 from .run_cell import ROOT
 from .time_machine import FILE, KEPT_AWAY, RIGHT, WRONG
 
 RECORDED = json.loads(DATA.read_text(encoding="utf-8"))
+NAMES = list(RECORDED["pieces"])
+RELIES_ON = {
+    target: [NAMES[int(number)] for number in numbers.split()]
+    for target, numbers in RECORDED["targets"].items()
+}
 
 
 def installed_is_recorded() -> bool:
@@ -49,9 +58,16 @@ def test_the_recorded_releases_are_the_newest_that_were_tested():
 
 def test_each_piece_has_a_mark_and_each_number_a_piece():
     assert all(RECORDED["pieces"].values())
-    used = {number for numbers in RECORDED["targets"].values() for number in numbers}
-    assert used == set(range(len(RECORDED["pieces"])))
-    assert set(RECORDED["targets"]) <= set(TARGETS)
+    assert {piece for pieces in RELIES_ON.values() for piece in pieces} == set(NAMES)
+    assert set(RELIES_ON) <= set(TARGETS)
+
+
+def test_the_pieces_of_a_module_stand_together():
+    """`Proofs` finds them by the first one."""
+    homes = [name.partition(":")[0] for name in NAMES]
+    assert len([home for home, before in zip(homes, ["", *homes], strict=False) if home != before]) == len(
+        {*homes}
+    )
 
 
 @needs_the_recorded
@@ -63,12 +79,8 @@ def test_what_applies_here_has_its_proof_and_the_code_is_the_installed(tmp_path)
     done = subprocess.run(recorder, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(report.read_text(encoding="utf-8"))
-    names = list(RECORDED["pieces"])
-    recorded = {
-        target: [names[number] for number in numbers] for target, numbers in RECORDED["targets"].items()
-    }
     command = "`python -m tests.upstream.proved_code --write`"
-    assert found["fixes"] == recorded, f"{command} writes it anew"
+    assert found["fixes"] == RELIES_ON, f"{command} writes it anew"
     assert found["marks"] == RECORDED["pieces"], f"{command} writes it anew"
 
 
@@ -163,8 +175,7 @@ def test_one_changed_function_takes_its_fixes_alone_and_a_comment_takes_none(tmp
     path.write_text(text.replace(loop, loop.replace("len(atoms) > 0", "atoms")), encoding="utf-8")
     after = board(tmp_path)
     piece = "diffusers.hooks.group_offloading:_find_parent_module_in_module_dict"
-    number = list(RECORDED["pieces"]).index(piece)
-    theirs = {target for target, numbers in RECORDED["targets"].items() if number in numbers}
+    theirs = {target for target, pieces in RELIES_ON.items() if piece in pieces}
     assert "diffusers-group-offload-containers" in theirs
     assert after.named("candidate") == theirs
     assert after.named("applied") == before.named("applied") - theirs
@@ -184,9 +195,59 @@ def counted(patch: bool | None = None) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.parametrize(
+    ("marks", "states", "outcome"),
+    [
+        ("aab", ("patched", "patched", "healthy"), "noticed by the code"),
+        ("aaa", ("patched", "patched", "healthy"), "kept away by the probe"),
+        ("aaa", ("patched", "patched", ""), "wrong"),  # nobody looked
+        ("aaa", ("patched", "patched", "patched"), "wrong"),
+    ],
+)
+def test_a_step_over_the_end_of_a_claim(monkeypatch, marks, states, outcome):
+    """Release 1 is below the claim ==2, release 3 above it; what is asked of it is known, or not."""
+    cells = [Cell(f"C{release}", "3.11", {"lib": release}) for release in "123"]
+    table = SimpleNamespace(every=cells, releases={"lib": list("123")})
+    seen = {f"C{at}": Seen(state, "", "") for at, state in enumerate(states, 1) if state}
+    monkeypatch.setattr(time_machine, "declarations", lambda: {"fix": {"claims": {"lib": "==2"}}})
+    monkeypatch.setattr(time_machine, "load", lambda: {"fix": seen})
+    read_marks = {("lib", release): {"lib:f": mark} for release, mark in zip("123", marks, strict=True)}
+    rows = time_machine.steps(table, {"C2": {"fixes": {"fix": ["lib:f"]}}}, read_marks)
+    assert [(row["before"], row["after"], row["outcome"]) for row in rows] == [
+        ("2", "1", "below the claim"),
+        ("2", "3", outcome),
+    ]
+
+
+def test_a_step_within_a_claim(monkeypatch):
+    cells = [Cell("C2", "3.11", {"lib": "2"})]
+    table = SimpleNamespace(every=cells, releases={"lib": list("123")})
+    monkeypatch.setattr(time_machine, "declarations", lambda: {"fix": {"claims": {"lib": ">=1"}}})
+    monkeypatch.setattr(time_machine, "load", lambda: {"fix": {"C2": Seen("patched", "", "")}})
+    read_marks = {("lib", release): {"lib:f": mark} for release, mark in zip("123", "aab", strict=True)}
+    rows = time_machine.steps(table, {"C2": {"fixes": {"fix": ["lib:f", "other:g"]}}}, read_marks)
+    found = {(row["before"], row["after"]): (row["outcome"], row["seen"], row["changed"]) for row in rows}
+    assert found == {
+        ("1", "2"): (RIGHT, True, []),
+        ("1", "3"): ("not accepted", False, []),
+        ("2", "1"): (RIGHT, False, []),
+        ("2", "3"): ("not accepted", False, ["lib:f"]),
+        ("3", "1"): ("not accepted", False, []),
+        ("3", "2"): ("not accepted", True, []),
+    }
+
+
 def test_nothing_was_accepted_wrongly():
     data = json.loads(FILE.read_text(encoding="utf-8"))
     assert counted().get(WRONG, 0) == 0
+    pairs = data["pairs"]
+    assert not [row for row in pairs if row["outcome"] == WRONG]
+    for forward in (True, False):
+        accepted = [row for row in pairs if row["forward"] is forward and row["outcome"] == RIGHT]
+        assert sum(row["count"] for row in accepted) > 10000
+        assert (
+            sum(row["count"] for row in accepted if row["seen"]) > 5000
+        )  # red without the package, green with it
     assert {row["outcome"] for row in data["same code, bug gone"]} <= {KEPT_AWAY}
 
 

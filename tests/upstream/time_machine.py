@@ -2,14 +2,18 @@
 
     python -m tests.upstream.time_machine --write
 
-For every fix and each two releases of a library, one after the other, the first of which is affected: pretend that the
-claim ends at the first, and decide about the second by its code (`diffusers_quantfix.engine.same_code`).  Then compare
-with what is known of the second: whether the claim, which the release sets prove, says that it is affected.
+For every fix and each two releases of a library, the first of which is affected: pretend that the claim ends at the
+first, and decide about the second by its code (`diffusers_quantfix.engine.same_code`).  Then compare with what is known
+of the second: whether the claim, which the release sets prove, says that it is affected, and whether a set was red
+without the package there and green with it.
+
+Both ways: the second release is a later one, or an earlier one.  The package never patches below a claim, so the way
+back proves only that the code tells releases apart at the other end of a claim too, by what was recorded later.
 
 What a fix relies on is recorded in the release sets themselves, by `proved_code`; the code of the releases between
 them is read from their sources, which are downloaded.  Both are kept, so that an interrupted run goes on.  A decision
 needs the probe too: where the code is the same and the bug is gone, some release set must have seen the probe say
-healthy; else the acceptance counts as wrong.
+healthy, in that release or in the nearest ones on both sides of it; else the acceptance counts as wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +39,15 @@ from .environments import CannotInstall, cache_folder, prepare
 from .results import load
 from .run_cell import ROOT, declarations
 from .source_marks import marks
-from .verdict import HEALTHY, NOT_APPLICABLE
+from .verdict import HEALTHY, NOT_APPLICABLE, PATCHED
 
 FILE = Path(__file__).with_name("time_machine.json")
 PAGE = Path(__file__).with_name("TIME_MACHINE.md")
 _RECORDER = ("tests/upstream/proved_code.py", "diffusers_quantfix/engine/code_marks.py",
              "diffusers_quantfix/engine/fingerprint.py")  # fmt: skip
 RIGHT, CHANGED, KEPT_AWAY, WRONG = "accepted", "not accepted", "kept away by the probe", "wrong"
+NOTICED = "noticed by the code"  # that the bug is not there: nothing was accepted, and nothing was to be
+BELOW = "below the claim"  # the code is the same, and the number keeps the fix away
 
 
 def recorded(cells: list[Cell], folder: Path, fresh: bool = False) -> dict[str, dict[str, Any]]:
@@ -97,9 +102,15 @@ def sources(table: Table, pieces: set[str], folder: Path) -> dict[tuple[str, str
 def steps(
     table: Table, reports: dict[str, dict[str, Any]], read_marks: dict[tuple[str, str], dict[str, str]]
 ) -> list[dict[str, Any]]:
-    """A row for each fix and step: ``fix``, ``library``, ``before``, ``after``, ``outcome``, ``changed`` (pieces)."""
+    """A row for each fix and each two releases of which the first has the bug, in both directions.
+
+    Returns:
+        ``fix``, ``library``, ``before`` and ``after`` (releases; ``after`` is the earlier one where it is asked
+        backwards), ``forward``, ``next`` (whether it is the next release), ``outcome``, ``seen`` (whether a release
+        set with ``after`` was red without the package and green with it) and ``changed`` (pieces, of the next one).
+    """
     cells = {cell.name: cell for cell in table.every}
-    seen = load()
+    results = load()
     rows = []
     for name, said in sorted(declarations().items()):
         for library, specifier in said["claims"].items():
@@ -111,30 +122,59 @@ def steps(
             ]
             if not specifier or not proved:
                 continue
-            for before, after in pairwise(releases):
-                if before not in SpecifierSet(specifier):
+            affected = [release in SpecifierSet(specifier) for release in releases]
+            states = [
+                {
+                    results[name][other].state
+                    for other, its in cells.items()
+                    if its.pins.get(library) == release and other in results.get(name, {})
+                }
+                for release in releases
+            ]
+            healthy = [_is_healthy(states, there) for there in range(len(releases))]
+            for at, before in enumerate(releases):
+                if not affected[at]:
                     continue
-                at = releases.index(before)
                 cell = min(proved, key=lambda pair: (abs(pair[0] - at), pair[0] > at))[1]
-                pieces = _of(library, reports[cell]["fixes"][name])
-                old, new = read_marks[library, before], read_marks[library, after]
-                changed = sorted(piece for piece in pieces if piece in old and old[piece] != new.get(piece))
-                affected = after in SpecifierSet(specifier)
-                if affected:
-                    outcome = CHANGED if changed else RIGHT
-                elif changed:
-                    continue  # nothing was accepted, and nothing was to be
-                else:
-                    states = {
-                        seen[name][other].state
-                        for other, its in cells.items()
-                        if its.pins.get(library) == after and other in seen.get(name, {})
-                    }
-                    known = states and states <= {HEALTHY, NOT_APPLICABLE}
-                    outcome = KEPT_AWAY if known else WRONG
-                rows.append({"fix": name, "library": library, "before": before, "after": after,
-                             "outcome": outcome, "changed": changed})  # fmt: skip
+                old = read_marks[library, before]
+                pieces = [piece for piece in _of(library, reports[cell]["fixes"][name]) if piece in old]
+                for there, after in enumerate(releases):
+                    if there == at:
+                        continue
+                    new = read_marks[library, after]
+                    follows = there == at + 1
+                    changed = any(old[piece] != new.get(piece) for piece in pieces)
+                    rows.append(
+                        {
+                            "fix": name,
+                            "library": library,
+                            "before": before,
+                            "after": after,
+                            "forward": there > at,
+                            "next": follows,
+                            "outcome": _outcome(changed, affected[there], there > at, healthy[there]),
+                            "seen": PATCHED in states[there],
+                            "changed": sorted(p for p in pieces if old[p] != new.get(p)) if follows else [],
+                        }
+                    )
     return rows
+
+
+def _outcome(changed: bool, affected: bool, forward: bool, healthy: bool) -> str:
+    if affected:
+        return CHANGED if changed else RIGHT
+    if changed:
+        return NOTICED
+    if not forward:
+        return BELOW
+    return KEPT_AWAY if healthy else WRONG
+
+
+def _is_healthy(states: list[set[str]], there: int) -> bool:
+    """Whether the release sets saw the probe say healthy in a release: in it, or in the nearest ones on both sides."""
+    seen = [at for at, found in enumerate(states) if found]
+    sides = [[at for at in seen if at <= there][-1:], [at for at in seen if at >= there][:1]]
+    return all(side and states[side[0]] <= {HEALTHY, NOT_APPLICABLE} for side in sides)
 
 
 def _of(library: str, pieces: list[str]) -> list[str]:
@@ -169,7 +209,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "| library | steps | bug stays | accepted | accepted, patch releases | kept away by the probe | wrong |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    libraries = [*dict.fromkeys(row["library"] for row in rows)]
+    pairs, rows = rows, [row for row in rows if row["next"]]
+    libraries = [*dict.fromkeys(row["library"] for row in pairs)]
     for library in [*sorted(libraries), ""]:
         mine = [row for row in rows if not library or row["library"] == library]
         counts = Counter(row["outcome"] for row in mine)
@@ -186,6 +227,28 @@ def page(rows: list[dict[str, Any]]) -> str:
             counts[WRONG],
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [
+        "",
+        "## Every pair of releases, both ways",
+        "",
+        "Not only the next release: all later ones, and all earlier ones, where the number alone keeps a fix away.",
+        "",
+        "| library | way | bug is there | accepted | seen red and green | bug is not there | noticed by the code "
+        "| kept away by the probe | by the number | wrong |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for library in [*sorted(libraries), ""]:
+        for forward in (True, False):
+            mine = [r for r in pairs if r["forward"] is forward and (not library or r["library"] == library)]
+            counts = Counter(row["outcome"] for row in mine)
+            seen = sum(row["outcome"] == RIGHT and row["seen"] for row in mine)
+            there = counts[RIGHT] + counts[CHANGED]
+            cells = [library or "all", "later" if forward else "earlier", there, counts[RIGHT], seen]
+            cells += [
+                sum(counts.values()) - there,
+                *(counts[word] for word in (NOTICED, KEPT_AWAY, BELOW, WRONG)),
+            ]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += ["", "## What was not accepted, and which code changed", ""]
     by_step: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -207,12 +270,20 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def data(rows: list[dict[str, Any]]) -> str:
-    """The rows that are not simply accepted, and the counts of all, one entry a line."""
+    """The counts of the steps to the next release, those of all pairs, and where the code is the same and the bug gone;
+    one entry a line."""
+    pairs, rows = rows, [row for row in rows if row["next"]]
     counts = Counter((row["library"], row["outcome"], is_patch(row)) for row in rows)
     counted = [{"library": library, "outcome": outcome, "patch": patch, "count": count}
                for (library, outcome, patch), count in sorted(counts.items())]  # fmt: skip
-    other = [row for row in rows if row["outcome"] in (KEPT_AWAY, WRONG)]
-    parts = {"counts": counted, "same code, bug gone": other}
+    ways = Counter((row["library"], row["forward"], row["outcome"], row["seen"]) for row in pairs)
+    both = [{"library": library, "forward": forward, "outcome": outcome, "seen": seen, "count": count}
+            for (library, forward, outcome, seen), count in sorted(ways.items())]  # fmt: skip
+    gone = Counter((r["fix"], r["library"], r["after"], r["outcome"]) for r in pairs
+                   if r["outcome"] in (KEPT_AWAY, WRONG))  # fmt: skip
+    other = [{"fix": fix, "library": library, "after": after, "outcome": outcome, "pairs": count}
+             for (fix, library, after, outcome), count in sorted(gone.items())]  # fmt: skip
+    parts = {"counts": counted, "pairs": both, "same code, bug gone": other}
     blocks = [
         f"{json.dumps(title)}: [\n" + ",\n".join(map(json.dumps, entries)) + "\n]"
         for title, entries in parts.items()
