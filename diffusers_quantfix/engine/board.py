@@ -65,6 +65,7 @@ class Answer:
         above: for a candidate: whether the release is newer than the claimed range, so that ``newer`` patches it.
         needs: for a target that waits although its module is imported: the module whose import decides it.
         same_code: whether it is applied above its claimed range, since the code is the one on which it was proved.
+        gone: for a target outside its claim: whether what it patches is not there under its name.
         unprobed: whether the probe was not asked, since the claim does not fit a release that was tested.
         targets: of a fix: the answers of its targets; of a target: itself.
     """
@@ -73,6 +74,7 @@ class Answer:
         "above",
         "changes",
         "claims",
+        "gone",
         "id",
         "module",
         "needs",
@@ -108,6 +110,7 @@ class Answer:
         self.above = above
         self.needs = ""
         self.same_code = False
+        self.gone = False
         self.unprobed = False
         self.parts: tuple[Answer, ...] = ()
 

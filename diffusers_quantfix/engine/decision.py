@@ -122,7 +122,9 @@ class Decider:
         except TargetMissing as gone:
             if verdict.fits:
                 return self.answer(name, states.MISSING, f"nothing to patch here: {gone}")
-            return self._out_of_range(name, verdict)
+            answer = self._out_of_range(name, verdict)
+            answer.gone = self._may_patch(name, verdict)
+            return answer
         except (Exception, SystemExit) as error:
             if verdict.fits:
                 return self.failed(name, f"its probe failed: {say(error)}")
@@ -183,15 +185,33 @@ class Decider:
 
     def describe(self, answer: Answer) -> Answer:
         """The answer with title and links of the fix, for a report."""
+        if answer.gone:
+            answer = self._moved(answer) or answer
         try:
             said = declared(self._module(answer.id))
         except Exception:  # a fix whose file cannot be read still has its line on the board
             answer.title = answer.id
         else:
             answer.title, answer.upstream = said.title, said.upstream
-        if answer.state == states.CANDIDATE and answer.above:
+        if answer.state == states.CANDIDATE and answer.above and not answer.gone:
             answer.reason = self._reason_now(answer)
         return answer
+
+    def _moved(self, answer: Answer) -> Answer | None:
+        """The answer of a target that is not there under its name, but whose code is there under another one."""
+        try:
+            verdict = judge(self._targets[answer.id].claims)
+            changes = self._proofs.changes(answer.id, verdict.outside, self._targets[answer.id].module) or ()
+            moved = [phrase for phrase in map(self._proofs.with_place, changes) if phrase not in changes]
+        except Exception:  # a module with some of the code is not imported
+            return None
+        if not moved:
+            return None
+        why_not = f"not touched: since {self._proved_on(verdict)} {', '.join(moved[:2])}; please report it"
+        reason = f"the defect seems to be there although {verdict.reason}; {why_not}"
+        found = self.answer(answer.id, states.CANDIDATE, reason)
+        found.above = found.gone = True
+        return found
 
     def _reason_now(self, answer: Answer) -> str:
         """The reason of a candidate now that more of its library may be imported."""

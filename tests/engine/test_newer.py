@@ -233,6 +233,24 @@ def test_a_function_that_was_renamed_has_moved(world, order) -> None:
     assert said in outcome["reason"]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_patched_function_itself_has_moved(world, order) -> None:
+    """The probe does not find it, but the bug is where it is now. If it has changed too, nobody knows."""
+    proved(world, HELPED.replace("def f(", "def g("))
+    from .harness import PATCH, PROBE
+
+    finds = "from diffusers_quantfix.engine.probe import resolve\n" + PROBE.replace(
+        "module.f()", 'resolve(module, "f")()'
+    )
+    world.fix(claims={"lib": ">=1,<=2.1"}, body=finds + PATCH)
+    outcome = world.run(AFTER.format(order=order).replace("lib.core.f()", "lib.core.g()"))
+    assert (outcome["state"], outcome["ok"], outcome["above"]) == ("candidate", False, True)
+    assert "since lib 2.1 lib.core:f has moved to lib.core:g; please report it" in outcome["reason"]
+    (world.site / "lib" / "core.py").write_text(HELPED.replace("def f(x=0)", "def g(x=1)"))
+    outcome = world.run(AFTER.format(order=order).replace("lib.core.f()", "lib.core.g()"))
+    assert (outcome["state"], outcome["ok"]) == ("out-of-range", True)
+
+
 def test_a_function_in_another_module_of_the_library_has_moved(world) -> None:
     """It is there only once that module is imported, and may be imported after the target."""
     core = HELPED.replace('def helper():\n    return "broken"\n', "").replace(

@@ -139,10 +139,19 @@ def edited(folder: Path, package: str, file: str, old: str, new: str) -> None:
 
 @needs_the_recorded
 @pytest.mark.long
-def test_with_newer_numbers_on_the_same_code_the_fixes_stay(tmp_path):
+@pytest.mark.parametrize(
+    "newer",
+    [
+        {"diffusers": "0.43.0", "transformers": "5.99.0"},
+        {library: "99.0.dev0" for library in TESTED if library != "torch"},
+    ],
+    ids=("two", "every one"),
+)
+def test_with_newer_numbers_on_the_same_code_the_fixes_stay(tmp_path, newer):
+    """All of them: some were decided while a package of quanto lacked a class, and PEFT most of its prefixes."""
     before = board(tmp_path)
-    fake(tmp_path, "diffusers", "0.43.0")
-    fake(tmp_path, "transformers", "5.99.0")
+    for library, version in newer.items():
+        fake(tmp_path, library, version)
     after = board(tmp_path)
     applied = before.named("applied")
     assert len(applied) > 100
