@@ -3,11 +3,11 @@
 Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from torch's
     ``multi_head_attention_forward`` under ``enable_sequential_cpu_offload()``: the image encoders of FramePack,
     HunyuanVideo 1.5 and Flux Redux (SigLIP), and ControlNetUnion.
-Cause: ``attach_align_device_hook`` gives the layer ``out_proj`` inside it a hook of its own, which brings the weight
-    when that layer is called. It never is: torch's function gets its weight. accelerate knows such classes as
-    ``preload_module_classes``, but diffusers names none.
+Cause: ``attach_align_device_hook`` gives the attention's inner layer ``out_proj`` a separate hook, which onloads the
+    weight when that layer is called. It never is: torch's function reads its weight. accelerate has
+    ``preload_module_classes`` for such classes, but diffusers passes none.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
-Patch: it is one of these classes: its hook brings the weights of the layers inside it, too.
+Patch: it becomes one of these classes: its hook also onloads the weights of the layers inside it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Offload one; has the layer inside it a hook of its own?"""
+    """Offload one; does its inner layer have a separate hook?"""
     import torch
 
     attention = torch.nn.MultiheadAttention(1, 1)
@@ -63,5 +63,5 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 def _reads_weights_of_its_layer(module: Any) -> bool:
-    # A quantized layer inside it has to be called, by the fix of the model: its own hook brings its weight.
+    # A quantized inner layer is called (by the model's own fix): its own hook onloads its weight.
     return isinstance(module, sys.modules["torch"].nn.MultiheadAttention) and is_plain(module.out_proj)

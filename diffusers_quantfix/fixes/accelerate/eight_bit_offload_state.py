@@ -1,19 +1,19 @@
 """Sequential offload keeps every 8-bit weight on the GPU after its first use.
 
 Symptom: after one run of an 8-bit model under ``enable_sequential_cpu_offload`` or ``accelerate.cpu_offload``, 91 % of
-    it is on the GPU and stays there, and the peak is the whole model. A model whose hooks are then removed raises
+    it stays on the GPU, and peak memory is the whole model. If its hooks are then removed, the model raises
     "unsupported operand type(s) for *: 'NoneType'" or "'NoneType' object has no attribute", and so does a backward
-    pass. Before bitsandbytes 0.45 a model that has run before it is offloaded is on the GPU until its next run, and one
-    whose hooks are removed produces noise without an error.
+    pass. Before bitsandbytes 0.45, a model that ran before it was offloaded stays on the GPU until its next run, and
+    one whose hooks are removed produces noise without an error.
 Cause: bitsandbytes moves the weight of an 8-bit layer into ``layer.state`` in its first forward pass: to CB, and before
     0.45.0, in tiles, to CxB. After the pass ``AlignDevicesHook.post_forward`` clears ``state.CxB`` only. When a model
     is offloaded after it has run, ``init_hook`` ignores the state. Before accelerate 1.14, ``detach_hook`` restores the
-    weight without its scales (SCB); the old bitsandbytes takes it for one that is not quantized yet.
+    weight without its scales (SCB); old bitsandbytes treats it as not yet quantized.
 Upstream: https://github.com/huggingface/accelerate/pull/3907 and https://github.com/huggingface/accelerate/pull/4044
     handle SCB only; open.
-Patch: the three hook methods. When a weight was put on meta, its tensors are removed from the state. When a weight is
-    restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them, and
-    rows instead of tiles. A backward pass has the state with the weight until it has run.
+Patch: the three hook methods. When a weight has been put on meta, its tensors are removed from the state. When a weight
+    is restored permanently, it gets its scales from the weights map; a map that the hook creates itself contains them,
+    and rows instead of tiles. A backward pass keeps the state with the weight until it has run.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ FIX = Fix(
     hot=True,
 )
 
-# The tensors in a layer's state that belong to the weight, and to the last activations (subB, idx).
+# The tensors in a layer's state that belong to the weight or to the last activations (subB, idx).
 _OF_THE_WEIGHT = {"CB", "CxB", "SB", "SCB", "CBt", "CxBt", "SBt", "SCBt", "subB", "idx", "_tile_indices"}
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Let the hook offload a layer of one weight that has run; does its state keep the weight?"""
+    """Let the hook offload a one-weight layer that has run; does its state keep the weight?"""
     import torch
 
     class Linear8bitLt(torch.nn.Module):
@@ -66,7 +66,7 @@ def broken(hooks: ModuleType) -> bool:
     layer.state.SCB = torch.zeros(1)
     hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, weights_map={})
     if contains("<0.45.0", installed_version("bitsandbytes") or "0.45.0"):
-        # Such a layer has its weight in CxB, of which the end of a forward pass knows, and the offloading does not.
+        # Such a layer has its weight in CxB, which the end of a forward pass handles, and the offloading does not.
         layer.state.CxB = layer.weight.data
         hook.init_hook(layer)
         return layer.state.CxB is not None
@@ -79,8 +79,8 @@ def broken(hooks: ModuleType) -> bool:
 
 @contextlib.contextmanager
 def _without_the_compiler(method: Any) -> Iterator[None]:
-    """Let the probe call a method that accelerate 1.15 passes to ``torch.compiler.disable`` when it is first called:
-    that imports torch._dynamo, seconds that a program may never need."""
+    """Let the probe call a method that accelerate 1.15 passes to ``torch.compiler.disable`` on its first call: that
+    imports torch._dynamo, which takes seconds, and the program may never need it."""
     lazy = []
     while method is not None:
         names = getattr(getattr(method, "__code__", None), "co_names", ())
@@ -112,7 +112,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
                 return original(self, module)
             missing = {}
             if self.weights_map is None:
-                # The hook makes one of the parameters alone, as they are.
+                # The hook builds one from the parameters alone, as they are.
                 for name, layer in layers_below(self, module):
                     if (scales := scales_of(layer)) is not None:
                         missing[f"{name}SCB"] = scales.to("cpu")
@@ -129,7 +129,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     def make_post(original):
         def post_forward(self, module, output):
             if self.offload and torch.is_grad_enabled():
-                # A backward pass reads the state: it keeps the one with the weight, as autograd keeps a plain weight.
+                # A backward pass reads the state: it keeps the copy with the weight, as autograd keeps a plain weight.
                 for _, layer in layers_below(self, module):
                     layer.state = copy.copy(layer.state)
             output = original(self, module, output)

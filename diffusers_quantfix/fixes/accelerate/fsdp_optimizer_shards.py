@@ -1,15 +1,15 @@
-"""FSDP 1 does not load the state of the optimizer from shards.
+"""FSDP 1 does not load the optimizer state from shards.
 
-Symptom: the momenta of the optimizer are zero after ``load_state`` with FSDP 1 and ``SHARDED_STATE_DICT``, without an
-    error. ``Accelerator.load_state`` does so in a new process. The model is restored, so the next steps differ. The
-    Trainer of transformers loads with the same function.
+Symptom: after ``load_state`` with FSDP 1 and ``SHARDED_STATE_DICT`` the optimizer's momenta are zero, without an error.
+    This happens with ``Accelerator.load_state`` in a new process. The model is restored, so the next steps differ. The
+    Trainer of transformers uses the same function.
 Cause: torch.distributed.checkpoint loads what it is asked for. ``load_fsdp_optimizer`` asks for what the optimizer
-    holds, and an optimizer holds nothing before its first step. Up to accelerate 1.6 it asked for what is in the
-    checkpoint. From 1.7 to 1.12 it also asks with the numbers of the parameters, where their names were saved.
-Upstream: not reported. https://github.com/huggingface/accelerate/issues/3971 shows the numbers with FSDP 2.
-Patch: before a checkpoint with states is read, the optimizer makes its entries in one step with gradients of zero.
+    holds, and before its first step an optimizer holds nothing. Up to accelerate 1.6 it asked for what the checkpoint
+    contains. From 1.7 to 1.12 it also asks by parameter number, although the names were saved.
+Upstream: not reported. https://github.com/huggingface/accelerate/issues/3971 shows the parameter numbers with FSDP 2.
+Patch: before a checkpoint with states is read, the optimizer creates its entries in one step with zero gradients.
     Parameters, gradients and groups are restored after that step; upstream then loads all entries. An optimizer that
-    has a state is left alone. Up to 1.12 it is asked by names.
+    has state is left alone. Up to 1.12 the entries are requested by name.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FIX = Fix(
     since="0.1.0",
 )
 
-# One of these asks for what is in the checkpoint, or makes the entries.
+# Each of these asks for what the checkpoint contains, or creates the entries.
 _WITH_ENTRIES = {"load_sharded_optimizer_state_dict", "_init_optim_state", "init_optim_state"}
 
 
 def broken(fsdp_utils: ModuleType) -> bool:
-    """Does it load shards for FSDP 1, and neither reads what there is to load nor makes the entries?"""
+    """Does it load shards for FSDP 1, and neither read what the checkpoint contains nor create the entries?"""
     load = resolve(fsdp_utils, "load_fsdp_optimizer")
     names = names_used(load)
     if written_in(load, __name__) or not {"optim_state_dict_to_load", "FileSystemReader"} <= names:
@@ -73,7 +73,7 @@ def patch(fsdp_utils: ModuleType, draft: Draft) -> None:
                     made.clear()  # what was loaded is in another mapping
                 raise
             finally:
-                if asked:  # and it was not, where the checkpoint could not be read
+                if asked:  # never called if the checkpoint could not be read
                     vars(optimizer).pop("state_dict", None)
 
         return load_fsdp_optimizer
@@ -82,7 +82,7 @@ def patch(fsdp_utils: ModuleType, draft: Draft) -> None:
 
 
 def ask_by_name(fsdp: Any, optimizer: Any, model: Any) -> None:
-    """Let ``optimizer.state_dict()`` answer with the names of the parameters, once."""
+    """Make ``optimizer.state_dict()`` return parameter names, once."""
 
     def state_dict():
         del optimizer.state_dict
@@ -92,9 +92,9 @@ def ask_by_name(fsdp: Any, optimizer: Any, model: Any) -> None:
 
 
 def holds_states(folder: Any, name: str) -> bool:
-    """Whether the checkpoint ``folder/name``, or in ``folder`` itself, has the state of a parameter.
+    """Whether the checkpoint in ``folder/name``, or in ``folder`` itself, has the optimizer state of a parameter.
 
-    False where neither is a checkpoint of torch.distributed: upstream says so, or reads one file per process.
+    False if neither is a torch.distributed checkpoint: upstream says so, or reads one file per process.
     """
     import os
 
@@ -108,23 +108,23 @@ def holds_states(folder: Any, name: str) -> bool:
 
 
 def make_entries(optimizer: Any) -> Any:
-    """Let ``optimizer``, which has no state yet, make the entries of what it trains.
+    """Make ``optimizer``, which has no state yet, create the entries for what it trains.
 
     Returns:
-        The mapping with the entries, ``optimizer.state``. Parameters, gradients and groups are what they were.
+        The mapping with the entries, ``optimizer.state``. Parameters, gradients and groups are unchanged.
 
     Raises:
         RuntimeError: the optimizer cannot take such a step.
     """
     import torch
 
-    # A step of accelerate's wrapper counts, and a scaler may leave it out.
+    # The step of accelerate's wrapper is counted, and a scaler may skip it.
     while type(optimizer).__name__ == "AcceleratedOptimizer":
         optimizer = optimizer.optimizer
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
     groups = [dict(group) for group in optimizer.param_groups]
-    # A process without a part of a parameter has no state of it either.
+    # A process that holds no part of a parameter has no state for it either.
     chosen = [one for one in parameters if one.requires_grad and one.numel()]
     values = [parameter.detach().to("cpu", copy=True) for parameter in chosen]
     try:
@@ -133,7 +133,7 @@ def make_entries(optimizer: Any) -> Any:
         for parameter in chosen:
             parameter.grad = torch.zeros_like(parameter)
         if chosen:
-            # Not the object's own `step`, in which schedulers count.
+            # Not the instance's own `step`, in which schedulers count.
             type(optimizer).step(optimizer)
     except Exception as error:
         optimizer.state.clear()

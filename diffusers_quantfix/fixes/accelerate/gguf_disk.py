@@ -1,11 +1,11 @@
 """GGUF models cannot be offloaded to disk.
 
-Symptom: ``accelerate.disk_offload`` of a GGUF model, and ``dispatch_model`` with "disk" in its map, end in "KeyError:
+Symptom: ``accelerate.disk_offload`` of a GGUF model, and ``dispatch_model`` with "disk" in its map, raise "KeyError:
     None" in the first run.
-Cause: what is read from disk are the bytes alone. ``set_module_tensor_to_device`` makes a parameter of the old class of
-    them, ``type(parameter)(bytes, requires_grad=...)``, and a GGUFParameter without a quantization type is none.
+Cause: only the bytes are read from disk. ``set_module_tensor_to_device`` makes a parameter of the old class from them,
+    ``type(parameter)(bytes, requires_grad=...)``, and a GGUFParameter needs a quantization type.
 Upstream: not reported; the same in memory is https://github.com/huggingface/diffusers/issues/14691.
-Patch: the bytes get the quantization type of the parameter that they replace.
+Patch: the bytes get the quantization type of the parameter they replace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIX = Fix(
 
 
 def broken(modeling: ModuleType) -> bool:
-    """Put bytes in the place of a parameter that is built like GGUF's; diffusers need not be loaded."""
+    """Replace a parameter that is built like GGUF's with bytes; diffusers need not be loaded."""
     import torch
 
     class GGUFParameter(torch.nn.Parameter):

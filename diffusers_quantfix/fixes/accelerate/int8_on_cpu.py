@@ -77,7 +77,7 @@ def patch(modeling: ModuleType, draft: Draft) -> None:
     cpu = torch.device("cpu")
     function = function_of(resolve(modeling, "set_module_tensor_to_device"))
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    # Where accelerate would empty the caches of all devices afterwards, as for no "cpu" that is a string.
+    # Its position: accelerate empties the caches of all devices, unless the device is the string "cpu".
     clears = names.index("clear_cache") - 3 if "clear_cache" in names else -1
 
     def make(original):

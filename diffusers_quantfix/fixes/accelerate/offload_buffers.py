@@ -1,13 +1,13 @@
 """Sequential offload leaves the buffers of quantized layers on the GPU.
 
-Symptom: from ``enable_sequential_cpu_offload()`` on, all buffers of a model are on the GPU and stay there: the weights
-    themselves in layers as GPTQ and AutoRound have them, the scales of BFL's.
-Cause: diffusers calls ``accelerate.cpu_offload`` with ``offload_buffers=False`` for every model that has no parameter
-    at its root, and ``AlignDevicesHook.init_hook`` then puts all buffers on the execution device for good.
+Symptom: after ``enable_sequential_cpu_offload()`` all buffers of a model stay on the GPU: the weights themselves in
+    GPTQ and AutoRound layers, the scales in those of Black Forest Labs.
+Cause: diffusers calls ``accelerate.cpu_offload`` with ``offload_buffers=False`` for every model without a parameter at
+    its root, and ``AlignDevicesHook.init_hook`` then puts all buffers on the execution device permanently.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/pipeline_utils.py#L1358; not
     reported.
-Patch: the hook of a linear layer offloads its buffers too, unless they are all scalars. Buffers of other modules stay
-    where they are: pipelines read some of them directly (``vae.bn.running_mean`` in Flux 2).
+Patch: a linear layer's hook offloads its buffers too, unless they are all scalars. Buffers of other modules stay where
+    they are: pipelines read some of them directly (``vae.bn.running_mean`` in Flux 2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIX = Fix(
     id="accelerate-offload-buffers",
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
-    # From the beginning, once: a search from every word of a long log takes time that grows with its square.
+    # Anchored at the start: trying a match at every word of a long log takes quadratic time.
     patterns=(r"\A(?=.*sequential)(?=.*(gptq|auto.?round)).*out of memory",),
     frames=("enable_sequential_cpu_offload", "gptq|auto.?round|nvfp4|fp8r"),
     harm="memory or time",
@@ -40,7 +40,7 @@ def broken(hooks: ModuleType) -> bool:
 
     layer = torch.nn.Linear(1, 1, bias=False)
     layer.register_buffer("scale", torch.ones(2))
-    # "cpu" as a string: accelerate empties the caches of all devices after a move to any other.
+    # "cpu" as a string: accelerate empties the caches of all devices after a move to anything else.
     hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, offload_buffers=False)
     hook.init_hook(layer)
     return not layer.scale.is_meta
@@ -59,9 +59,9 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 def has_buffers_to_offload(module: Any, weights: Any) -> bool:
-    """Whether it is a linear layer with a buffer that is no scalar, and ``weights`` (None: not made yet) has them all.
+    """Whether it is a linear layer with a non-scalar buffer, and ``weights`` (None: not made yet) has all its buffers.
 
-    A weights map of the caller's need not have the buffers.
+    A weights map passed by the caller need not have the buffers.
     """
     if not (hasattr(module, "in_features") or hasattr(module, "infeatures")):
         return False

@@ -3,13 +3,13 @@
 Symptom: ``save_pretrained`` of a model or a pipeline after ``enable_sequential_cpu_offload`` or
     ``accelerate.cpu_offload``: NotImplementedError "Cannot copy out of meta tensor; no data!", or RuntimeError "The
     weights trying to be saved contained shared tensors" from transformers 4. ``save_lora_weights`` is affected too.
-Cause: between two uses the parameters are on ``meta``; the weights are in the ``weights_map`` of the hooks, where
+Cause: between uses the parameters are on ``meta``; the weights are in the ``weights_map`` of the hooks, where
     ``state_dict()`` does not look.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py; accelerate has
     ``get_state_dict_offloaded_model`` for this, but diffusers never calls it, and transformers calls it only for models
     with a ``hf_device_map`` that names the CPU or the disk.
-Patch: a module that gets an offloading hook also gets a state-dict hook, which fills in what is on ``meta`` from the
-    weights map, without a copy. It is removed together with the offloading hook. Weights on disk stay on ``meta``:
+Patch: a module that gets an offloading hook also gets a state-dict hook, which fills in the tensors on ``meta`` from
+    the weights map, without a copy. It is removed together with the offloading hook. Weights on disk stay on ``meta``:
     reading all of them at once would defeat the purpose of disk offload, and transformers has its own way to save
     those.
 """
@@ -45,7 +45,7 @@ _OF_8BIT = ("SCB", "weight_format")
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Offload a layer of one weight; is the weight in its state dict?"""
+    """Offload a one-weight layer; is the weight in its state dict?"""
     import torch
 
     layer = torch.nn.Linear(1, 1, bias=False)
@@ -80,7 +80,8 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 def fill_from_weights_map(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Replace the meta tensors of ``module`` in ``state_dict`` by the tensors that its offloading hooks hold in memory.
+    """Replace the meta tensors of ``module`` in ``state_dict`` with the tensors that its offloading hooks hold in
+    memory.
 
     If it stays on a module (because the caller uses upstream's ``remove_hook_from_module``), it does nothing.
     """

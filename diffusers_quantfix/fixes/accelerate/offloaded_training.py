@@ -1,14 +1,14 @@
-"""Training under sequential offload changes nothing, without a word.
+"""Training under sequential offload silently changes nothing.
 
-Symptom: a training under ``enable_sequential_cpu_offload()``, ``accelerate.cpu_offload`` or ``disk_offload`` runs
-    without an error, and no weight changes: every gradient is None.
-Cause: ``AlignDevicesHook`` makes a new parameter of each weight in each forward pass, and another one on meta after it.
-    The gradient arrives at the first, which nobody has any more.
+Symptom: training under ``enable_sequential_cpu_offload()``, ``accelerate.cpu_offload`` or ``disk_offload`` runs without
+    an error, but no weight changes: every gradient is None.
+Cause: ``AlignDevicesHook`` makes a new parameter for each weight in each forward pass, and another one on meta after
+    it. The gradient goes to the first, which nothing refers to any more.
 Upstream: https://github.com/huggingface/accelerate/issues/3770 and
-    https://github.com/huggingface/accelerate/issues/3785, closed as a limit of the method.
-Patch: the output of such a model in training mode raises an error when the backward pass begins. Where the program may
-    have something else in mind it is a warning: an input asks for a gradient, other trainable parameters are not
-    offloaded, or the model itself is in evaluation mode.
+    https://github.com/huggingface/accelerate/issues/3785, closed as a limitation of the method.
+Patch: such a model in training mode raises an error when the backward pass begins. It is only a warning if this may be
+    intended: an input requires a gradient, other trainable parameters are not offloaded, or the model itself is in eval
+    mode.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def broken(hooks: ModuleType) -> bool:
 def patch(hooks: ModuleType, draft: Draft) -> None:
     torch = sys.modules["torch"]
 
-    # The hook of a whole model returns its output to the device of the input.
+    # Only a whole model's hook moves its output back to the input's device.
     def make_pre(original):
         def pre_forward(self, module, *args, **kwargs):
             if self.io_same_device and torch.is_grad_enabled():

@@ -1,12 +1,12 @@
 """Adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under sequential offload.
 
 Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from a LoKr or LoHa under
-    ``enable_sequential_cpu_offload()``. Where the CPU is the execution device there is no error: torch reads memory
-    that nobody has written, and each run gives another image, or black ones.
-Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that brings them when the
+    ``enable_sequential_cpu_offload()``. With the CPU as the execution device there is no error: torch reads
+    uninitialized memory, and each run gives a different image, or a black one.
+Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that onloads them when the
     module is called. A ``ParameterDict`` or ``ParameterList`` is never called.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
-Patch: the module that has them gets a hook that calls theirs.
+Patch: the module that owns them gets a hook that calls theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Offload a module that has nothing but such a container; does it have a hook?"""
+    """Offload a module with nothing but such a container; does it get a hook?"""
     import torch
 
     module = torch.nn.Module()

@@ -1,11 +1,11 @@
-"""Model offload does not bring a model of which another one has brought a part.
+"""Model offload does not onload a model that shares layers with one already onloaded.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     from the transformer of a Z-Image ControlNet pipeline under ``enable_model_cpu_offload()``.
-Cause: ``CpuOffload.pre_forward`` looks at the first parameter alone. ``ZImageControlNetModel.from_transformer`` gives
-    the ControlNet layers of the transformer themselves, the first ones among them, and it runs before.
+Cause: ``CpuOffload.pre_forward`` checks only the first parameter. ``ZImageControlNetModel.from_transformer`` shares
+    layers of the transformer with the ControlNet, its first ones among them, and the ControlNet runs first.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L759; not reported.
-Patch: the first parameter of each block is looked at; where one is on the CPU, the model is brought.
+Patch: the first parameter of each block is checked; if one is on the CPU, the model is onloaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Let a model run whose first layer is on its device, meta, and whose second is not: is it brought?"""
+    """Run a model whose first layer is on its device, meta, and whose second is not: is it onloaded?"""
     import torch
 
     cls = resolve(hooks, "CpuOffload")
@@ -46,7 +46,7 @@ def broken(hooks: ModuleType) -> bool:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, device="meta"), torch.nn.Linear(1, 1))
     brought: list[Any] = []
     vars(model)["to"] = brought.append
-    # Not as it is decorated: that imports torch's compiler.
+    # Without its decorator, which imports torch's compiler.
     function_of(method)(cls(execution_device=torch.device("meta")), model)
     return not brought
 
@@ -67,7 +67,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 def _first_parameters(module: Any) -> Iterator[Any]:
-    """The parameters of ``module`` itself, and the first one of each child, or of each item where it is a list."""
+    """The parameters of ``module`` itself, and the first one of each child, or of each item if the child is a list."""
     nn = sys.modules["torch"].nn
     yield from (parameter for parameter in module._parameters.values() if parameter is not None)
     for child in module._modules.values():

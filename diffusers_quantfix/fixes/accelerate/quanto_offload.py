@@ -1,11 +1,11 @@
-"""Models with weights of quanto cannot be offloaded sequentially.
+"""Models with quanto weights cannot be offloaded sequentially.
 
-Symptom: ``enable_sequential_cpu_offload``, ``cpu_offload`` and ``disk_offload`` end in TypeError
+Symptom: ``enable_sequential_cpu_offload``, ``cpu_offload`` and ``disk_offload`` raise TypeError
     "WeightQBytesTensor.__new__() missing 6 required positional arguments: 'axis', 'size', ...".
 Cause: accelerate creates a new parameter with ``type(parameter)(tensor, requires_grad=...)``. It has an exception for
-    the classes of quanto, but only under the names that they had before quanto 0.2.5 (QBitsTensor). In addition, the
-    weights map of a hook is a state dict, in which quanto has flattened the weight ``weight`` into its parts
-    ``weight._data``, ``weight._scale``, ..., and the hook asks for ``weight``.
+    quanto's classes, but only under their names before quanto 0.2.5 (QBitsTensor). Also, a hook's weights map is a
+    state dict, in which quanto has flattened the weight ``weight`` into its parts ``weight._data``, ``weight._scale``,
+    ..., while the hook asks for ``weight``.
 Upstream: https://github.com/huggingface/diffusers/issues/10526.
 Patch: ``set_module_tensor_to_device`` creates the parameter from the moved tensor itself, as it does for the old names.
     ``AlignDevicesHook`` gets a weights map that assembles the parts; the parts stay where they are, on disk too.
@@ -46,7 +46,7 @@ _answers: dict[type, bool] = {}
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Send a parameter of a class that is built like quanto's to ``meta``; quanto itself need not be loaded."""
+    """Move a parameter of a class that is built like quanto's to ``meta``; quanto itself need not be loaded."""
     import torch
     from accelerate.utils import modeling
 
@@ -112,7 +112,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 class AssembledWeights(Mapping[str, object]):
-    """A weights map that also has the quanto weights, whose parts alone are in ``weights_map``.
+    """A weights map that also has the quanto weights, of which ``weights_map`` has only the parts.
 
     Args:
         weights_map: the map of a hook: a state dict, or a ``PrefixedDataset`` over one in memory or on disk.
@@ -172,7 +172,7 @@ def plain(weight: Any) -> Any:
 
 
 def is_quantized(tensor: Any) -> bool:
-    """Whether ``tensor`` is a weight of quanto."""
+    """Whether ``tensor`` is a quanto weight."""
     kind = type(tensor)
     known = _answers.get(kind)
     if known is None:

@@ -1,13 +1,13 @@
-"""``Accelerator.save_model`` fails for a model with weights of torchao.
+"""``Accelerator.save_model`` fails for a model with torchao weights.
 
 Symptom: RuntimeError "Attempted to access the data pointer on an invalid python storage" from
     ``Accelerator().save_model(model, folder)``.
-Cause: as of ``accelerate-torchao-save-state``.
+Cause: the same as for ``accelerate-torchao-save-state``.
 Upstream: not reported for accelerate; https://github.com/pytorch/ao/issues/2230 is about ``save_pretrained``.
 Patch: such a model is written with ``torch.save``, as with ``safe_serialization=False``, which
-    ``load_checkpoint_in_model`` and ``load_checkpoint_and_dispatch`` read. Of an earlier model in the folder
-    ``model.safetensors`` is removed, which would have been overwritten; where several files are written, also
-    ``pytorch_model.bin`` and the index of safetensors: they would be loaded instead. Shards stay, as upstream.
+    ``load_checkpoint_in_model`` and ``load_checkpoint_and_dispatch`` read. An earlier ``model.safetensors`` in the
+    folder, which would have been overwritten, is removed; if several files are written, so are ``pytorch_model.bin``
+    and the safetensors index: they would be loaded instead. Shards stay, as they do upstream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIX = Fix(
 
 
 def broken(accelerator: ModuleType) -> bool:
-    """Are tensors that share memory looked for by an address, with nothing of ours around it?"""
+    """Does it find tensors that share memory by address, and is it not yet patched?"""
     from accelerate.utils.modeling import id_tensor_storage
 
     save_model = resolve(accelerator, "Accelerator.save_model")

@@ -1,12 +1,12 @@
-"""``Accelerator.save_state`` fails for a model with weights of torchao.
+"""``Accelerator.save_state`` fails for a model with torchao weights.
 
-Symptom: RuntimeError "Attempted to access the data pointer on an invalid python storage" when the state of a training
-    with LoRAs on a torchao model is saved.
-Cause: accelerate writes safetensors unless told otherwise. Before that it looks for tensors that share memory, by the
-    address of their data; a weight of torchao is a wrapper class, which has none, and safetensors could not hold it.
+Symptom: RuntimeError "Attempted to access the data pointer on an invalid python storage" when saving the state of LoRA
+    training on a torchao model.
+Cause: accelerate writes safetensors unless told otherwise. Before that it looks for tensors that share memory, by their
+    data address; a torchao weight is a wrapper class without one, and safetensors could not hold it.
 Upstream: not reported for accelerate; https://github.com/pytorch/ao/issues/2230 is about ``save_pretrained``.
 Patch: such a model is written with ``torch.save``, as with ``safe_serialization=False``; ``load_state`` finds either
-    file. The file of safetensors that would have been overwritten is removed: it would be preferred.
+    file. The safetensors file that would have been overwritten is removed: it would take precedence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIX = Fix(
 
 
 def broken(checkpointing: ModuleType) -> bool:
-    """Are tensors that share memory looked for by an address, with nothing of ours around it?"""
+    """Does it find tensors that share memory by address, and is it not yet patched?"""
     resolve(checkpointing, "load_accelerator_state")
     if written_in(resolve(checkpointing, "save_accelerator_state"), __name__):
         return False
@@ -56,8 +56,8 @@ def patch(checkpointing: ModuleType, draft: Draft) -> None:
             if falls_back:
                 for index in range(len(states)):
                     name = f"{safe_name.stem}_{index}{safe_name.suffix}" if index else safe_name.name
-                    # That of an earlier state in this folder, which would have been written over: it is looked for
-                    # first when the state is loaded. Another process may have been faster.
+                    # An earlier state's file in this folder, which would have been overwritten: loading looks for it
+                    # first. Another process may already have removed it.
                     Path(given.arguments["output_dir"], name).unlink(missing_ok=True)
             return result
 

@@ -1,14 +1,14 @@
-"""Weight normalization is noise under sequential offload, and stays on the GPU under model offload.
+"""Weight normalization gives noise under sequential offload, and stays on the GPU under model offload.
 
 Symptom: under ``enable_sequential_cpu_offload()`` audio autoencoders with torch's ``weight_norm`` (LongCat-Audio,
-    Oobleck of Stable Audio and ACE-Step) give noise, infinities or NaN, or an error about the device meta. Under
+    Oobleck of Stable Audio and ACE-Step) give noise, infinities or NaN, or an error about the meta device. Under
     ``enable_model_cpu_offload()`` a copy of all their normalized weights stays on the GPU after each run.
-Cause: ``weight_norm`` computes the weight in a hook before ``forward``, and accelerate brings the parameters when
-    ``forward`` has been called: the weight is computed on the device meta, and has no numbers. The computed weight is
-    no parameter either, so that ``module.to("cpu")`` leaves it where it is.
+Cause: ``weight_norm`` computes the weight in a hook before ``forward``, and accelerate onloads the parameters only
+    inside ``forward``: the weight is computed on meta and has no data. Nor is the computed weight a parameter, so
+    ``module.to("cpu")`` leaves it where it is.
 Upstream: not reported; diffusers excludes some of these models from group offload for the same reason.
-Patch: the weight is computed behind the hook of accelerate that brings the parameters. Model offload takes the
-    computed weights along.
+Patch: the weight is computed after accelerate's hook has onloaded the parameters. Model offload moves the computed
+    weights too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Offload one; is its weight still computed before the hook that brings its parameters, or left behind?"""
+    """Offload one; is its weight still computed before the hook that onloads its parameters, or left behind?"""
     layer = _normalized()
     layer.weight = weight = _OnDevice()
     resolve(hooks, "CpuOffload")(execution_device="cpu").init_hook(_Offloaded(layer))
@@ -49,7 +49,7 @@ def broken(hooks: ModuleType) -> bool:
 
 
 def _normalized() -> Any:
-    """A layer as ``torch.nn.utils.weight_norm`` leaves it, which warns that it is deprecated, and computes."""
+    """A layer as left by ``torch.nn.utils.weight_norm``, which itself would compute and warn that it is deprecated."""
     import torch
 
     layer = torch.nn.Module()
@@ -92,7 +92,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     add_hook = resolve(hooks, "add_hook_to_module")
 
     class NormalizeWeight(model_hook):
-        """Computes the weight when the parameters are there."""
+        """Computes the weight once the parameters are onloaded."""
 
         def init_hook(self, module):
             self.norms = _norms(module)
@@ -139,6 +139,6 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
 
 def _norms(module: Any) -> dict[int, Any]:
-    """The hooks of ``weight_norm`` of a module, by the key of their handle."""
+    """A module's ``weight_norm`` hooks, by the key of their handle."""
     kind = sys.modules["torch.nn.utils.weight_norm"].WeightNorm  # the module: torch.nn.utils has the function
     return {key: hook for key, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)}

@@ -1,13 +1,13 @@
-"""Block-wise quantization on the CPU reads numbers of 16 bits as such of 32.
+"""Block-wise quantization on the CPU reads 16-bit numbers as 32-bit ones.
 
 Symptom: ``bitsandbytes.functional.quantize_blockwise`` of a float16 or bfloat16 tensor on the CPU, and
-    ``dequantize_blockwise`` to one, or with ``nested`` scales, give noise or zeros without an error, or end the process
-    with "Segmentation fault".
-Cause: the one kernel for the CPU is for float32, and gets the address of whatever is there: it reads twice the bytes of
-    the tensor, writes twice as many, and takes quantized scales for float32.
+    ``dequantize_blockwise`` to one, or with ``nested`` scales, give noise or zeros without an error, or crash the
+    process with "Segmentation fault".
+Cause: the only CPU kernel is for float32, and gets the address of whatever tensor is passed: it reads and writes twice
+    as many bytes as the tensor has, and reads quantized scales as float32.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1540;
-    https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1544 raises an error from 0.46.0 on, and 0.47.0
-    computes it.
+    https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1544 raises an error from 0.46.0 on; 0.47.0 supports
+    it.
 Patch: the kernel gets a float32 copy and the dequantized scales, and its output is cast; other types raise the
     ValueError that they raise on a GPU.
 """
@@ -39,7 +39,7 @@ _NAME = "quantize_blockwise"
 
 
 def broken(functional: ModuleType) -> bool:
-    """Does the function itself call the kernel for the CPU? Later ones leave that to an operator, which asks."""
+    """Does the function itself call the CPU kernel? Later ones leave that to an operator, which checks the dtype."""
     function = resolve(functional, _NAME)
     return "cquantize_blockwise_cpu_fp32" in names_used(function) and not written_in(function, __name__)
 

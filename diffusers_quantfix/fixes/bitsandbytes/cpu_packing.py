@@ -74,7 +74,7 @@ def forgets(pack: Callable[..., Any], unpack: Callable[..., Any], modules: Modul
         dtype=torch.float32,
     )
     setattr(state, _ON_TRIAL, True)  # not a layer's weight: its repacking needs no watching
-    # Lists, not operators: each operator that a process has not used yet costs it some hundred kilobytes.
+    # Lists, not operators: each operator used for the first time costs the process a few hundred kilobytes.
     numbers = [[number % 251] for number in range(2048)]
     back, state = unpack(*pack(torch.tensor(numbers, dtype=torch.uint8), state))
     return not (back.tolist() == numbers and state.absmax.tolist() == list(range(64)))
@@ -126,7 +126,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
 
 def wrap_functions(functional: ModuleType, draft: Draft, is_watched: Callable[[], bool]) -> None:
-    """Wrap the functions of ``bitsandbytes.functional`` that repack, undo the repacking, and read what may be repacked.
+    """Wrap the functions of ``bitsandbytes.functional`` that repack, undo it, and read what may be repacked.
 
     Args:
         is_watched: returns whether a repacked weight would be noticed; if not, no weight is repacked.
@@ -174,7 +174,8 @@ def wrap_functions(functional: ModuleType, draft: Draft, is_watched: Callable[[]
 
 
 def make_matmul(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel computes no gradients and does not run on a GPU, where ``parameter.data`` alone may put a weight."""
+    """The kernel computes no gradients and does not run on a GPU, where an assignment to ``parameter.data`` may put a
+    weight."""
     import torch
 
     def matmul_4bit(A, B, quant_state, *args, **kwargs):

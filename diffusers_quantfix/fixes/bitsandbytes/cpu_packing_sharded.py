@@ -1,18 +1,18 @@
-"""A 4-bit layer that FSDP shards computes noise from its second run on, on CPUs with AVX512-BF16.
+"""A 4-bit layer sharded by FSDP computes noise from its second run on, on CPUs with AVX512-BF16.
 
-Symptom: after ``fully_shard`` the second run of a 4-bit model in eval mode gives another output, without an error; the
-    loss of a training that never called ``train()`` is another one from the second step on. A training that follows an
-    evaluation is as wrong, or raises "a view of a leaf Variable that requires grad". With a floating ``quant_storage``
-    bitsandbytes 0.49 raises "Only support uint8 qweight".
+Symptom: after ``fully_shard`` the second run of a 4-bit model in eval mode gives a different output, without an error;
+    if training never called ``train()``, its loss differs from the second step on. Training after an evaluation is just
+    as wrong, or raises "a view of a leaf Variable that requires grad". With a floating ``quant_storage`` bitsandbytes
+    0.49 raises "Only support uint8 qweight".
 Cause: FSDP gathers the bytes of a weight for each run, as a plain parameter, and frees them after it.
-    ``fix_4bit_weight_quant_state_from_module`` gives that parameter the quant state that its layer keeps.
+    ``fix_4bit_weight_quant_state_from_module`` gives that parameter the quant state kept by its layer.
     ``Linear4bit.forward`` then repacks both for a CPU kernel: the gathered bytes, which are lost, and the quant state
-    of the layer, which stays. From then on bytes that are not repacked are read as if they were.
+    of the layer, which stays. From then on, bytes that are not repacked are read as if they were.
 Upstream: none.
-Patch: a layer whose weight has lost its quant state does not repack it any more:
-    ``fix_4bit_weight_quant_state_from_module``, which recovers the state, also clears the flag of the layer that
-    ``Linear4bit.forward`` asks. To repack for each run, as the bytes come and go, costs more than the kernel saves. One
-    statement is exchanged, so no run has one call more.
+Patch: a layer whose weight has lost its quant state is no longer repacked: ``fix_4bit_weight_quant_state_from_module``,
+    which recovers the state, also clears the layer's flag that ``Linear4bit.forward`` checks. Repacking for each run,
+    as the bytes come and go, would cost more than the kernel saves. One statement is replaced, which adds no call to a
+    run.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Quantizing a block of zeros on the CPU crashes the process.
 
-Symptom: "Segmentation fault" in ``quantize_blockwise`` on the CPU. Double quantization of a 4-bit weight does it where
-    all its blocks have the same largest value, as in a layer of zeros or of ones: it quantizes the largest values minus
-    their mean.
-Cause: ``quantize_block`` of the native library divides a block by its largest value. Zero by zero is NaN, and its
-    binary search uses the value, converted to an integer, as the index of a table without looking at its range. NaN and
-    infinity in the input come to the same.
-Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1744; 0.49.0 has another kernel, which writes
-    zeros for such a block.
+Symptom: "Segmentation fault" in ``quantize_blockwise`` on the CPU. Double quantization of a 4-bit weight triggers it if
+    all blocks have the same largest value, as in a layer of zeros or ones: it quantizes the largest values minus their
+    mean.
+Cause: ``quantize_block`` of the native library divides a block by its largest value. Zero divided by zero is NaN, and
+    its binary search uses the value, converted to an integer, as a table index without a range check. NaN and infinity
+    in the input do the same.
+Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1744; 0.49.0 has a different kernel, which
+    writes zeros for such a block.
 Patch: the native function, as bitsandbytes calls it: a block of zeros gets the scale and the indices that 0.49.0 gives
     it, and NaN and infinity raise an error. (0.49.0 quantizes NaN to some number within the range of its block.)
 """
@@ -44,15 +44,13 @@ _FUNCTION = "cquantize_blockwise_cpu_fp32"
 def broken(cextension: ModuleType) -> bool:
     """Is there a native library with the old kernel?
 
-    The kernel cannot be asked: its answer is a crash.  The release with the new kernel added more functions for the
-    CPU, which its library exports.
+    The kernel cannot be tried: it would crash.  The release with the new kernel added CPU functions, which its library
+    exports.
     """
     lib = resolve(cextension, "lib")
     # Without a native library it is None, or an object that raises an error when it is called.
     attributes = getattr(lib, "__dict__", {})
-    library = attributes.get(
-        "_lib", lib
-    )  # the ``ctypes.CDLL``; what is around it has attributes of every name
+    library = attributes.get("_lib", lib)  # the ``ctypes.CDLL``; its wrapper has an attribute for every name
     return (
         not written_in(attributes.get(_FUNCTION), __name__)
         and hasattr(library, _FUNCTION)
@@ -90,7 +88,7 @@ def patch(cextension: ModuleType, draft: Draft) -> None:
             zeros = largest == 0
             if not zeros.any():
                 return original(code, values, absmax, out, blocksize, n)
-            # The kernel gets ones in the place of the zeros, and what it wrote for these is replaced.
+            # The kernel gets ones instead of the zeros, and what it wrote for them is replaced.
             where = zeros.repeat_interleave(size)[:count]
             filled = given.masked_fill(where, 1)
             result = original(code, ctypes.c_void_p(filled.data_ptr()), absmax, out, blocksize, n)

@@ -1,13 +1,13 @@
 """4-bit kernels leave the current CUDA device changed.
 
-Symptom: after a 4-bit layer was quantized on, or ran on, ``cuda:1``, ``torch.cuda.current_device()`` is 1: the next
+Symptom: after a 4-bit layer was quantized or ran on ``cuda:1``, ``torch.cuda.current_device()`` is 1: the next
     ``tensor.cuda()`` and the next model loaded without a ``device_map`` use the wrong GPU.
 Cause: four functions of ``bitsandbytes.functional`` switch to the device of their tensor and switch "back" to the same
     one, ``post_call(A.device)`` instead of ``post_call(prev_device)``. They and ``gemv_4bit`` do not switch back at all
     when they raise.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0; fixed in 0.45.0, which switches
     with a context manager.
-Patch: the functions themselves; each restores the current device, also when it raises.
+Patch: each of these functions restores the current device, even when it raises.
 """
 
 from __future__ import annotations

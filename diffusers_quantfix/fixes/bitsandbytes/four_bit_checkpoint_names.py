@@ -1,11 +1,11 @@
 """``torch.distributed.checkpoint`` cannot save a 4-bit model.
 
 Symptom: AttributeError "'Params4bit' object has no attribute 'absmax'" from ``get_model_state_dict`` and
-    ``get_state_dict``, also with DistributedDataParallel and where only a LoRA is to be saved.
+    ``get_state_dict``, also with DistributedDataParallel and when saving only a LoRA.
 Cause: torch looks up each name of the state dict, step by step, as an attribute. ``Linear4bit`` writes
-    ``weight.absmax`` and its like into it, and ``weight.quant_state.bitsandbytes__nf4``, which nothing has.
+    ``weight.absmax`` and the like into it, and ``weight.quant_state.bitsandbytes__nf4``, and no such attributes exist.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1405, fixed in 0.50.0.
-Patch: a layer that writes its state dict has these attributes from then on. They are None; torch does not use them.
+Patch: once a layer has written its state dict, it has these attributes. They are None; torch does not use them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Let a layer of 64 weights write its state dict; has its weight an attribute absmax?"""
+    """Let a layer of 64 weights write its state dict; does its weight have an attribute absmax?"""
     import torch
 
     layer_class = resolve(modules, "Linear4bit")
@@ -59,7 +59,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _save_to_state_dict
 
     def give(holder: Any, path: str) -> None:
-        """Let every step of the dotted ``path`` be an attribute."""
+        """Make every step of the dotted ``path`` an attribute."""
         name, _, rest = path.partition(".")
         value = vars(holder).setdefault(name, None)
         if rest:

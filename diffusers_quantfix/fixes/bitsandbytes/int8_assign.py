@@ -27,7 +27,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Assign a weight to a layer of one weight."""
+    """Assign a weight to a one-weight layer."""
     import torch
 
     layer_class = resolve(modules, "Linear8bitLt")
@@ -87,7 +87,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         layer._parameters["weight"] = new
         state = layer.state
         for name in ("CB", "CxB", "SB", "SCB", "_tile_indices"):  # the tiles: before 0.45.0
-            if name in vars(state):  # the others are None, and newer releases warn of who asks
+            if name in vars(state):  # the others are None, and newer releases warn on access
                 setattr(state, name, None)
 
     draft.wrap_plain(resolve(modules, "Linear8bitLt"), "_load_from_state_dict", make)

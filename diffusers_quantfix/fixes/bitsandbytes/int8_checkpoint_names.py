@@ -1,11 +1,11 @@
 """``torch.distributed.checkpoint`` cannot save an 8-bit model.
 
 Symptom: AttributeError "'Linear8bitLt' object has no attribute 'SCB'" from ``get_model_state_dict`` and
-    ``get_state_dict``, also with DistributedDataParallel and where only a LoRA is to be saved.
+    ``get_state_dict``, also with DistributedDataParallel and when saving only a LoRA.
 Cause: torch looks up each name of the state dict as an attribute. ``Linear8bitLt`` writes ``SCB`` and ``weight_format``
     into it and has neither.
 Upstream: not reported; for 4-bit weights bitsandbytes 0.50.0 added such attributes.
-Patch: a layer that writes its state dict has these two attributes from then on. They are None; torch does not use them.
+Patch: once a layer has written its state dict, it has these two attributes. They are None; torch does not use them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES = ("SCB", "weight_format")
 
 
 def broken(modules: ModuleType) -> bool:
-    """Let a layer write its state dict; has it an attribute SCB?"""
+    """Let a layer write its state dict; does it have an attribute SCB?"""
     import torch
 
     layer_class = resolve(modules, "Linear8bitLt")

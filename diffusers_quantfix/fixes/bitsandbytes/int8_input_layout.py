@@ -1,18 +1,19 @@
-"""8-bit layers read a part of a batch wrongly, and take no input of four dimensions.
+"""8-bit layers misread part of a batch, and fail on four-dimensional input.
 
 Symptom: RuntimeError "The size of tensor a (4) must match the size of tensor b (64) at non-singleton dimension 2" from
-    the kernels of the CPU, or UnboundLocalError "cannot access local variable 'rows'" before 0.45, for Allegro and
-    whatever else gives a ``Linear8bitLt`` an input of four dimensions. The kernels of CUDA look for outliers in the
-    wrong dimension. IndexError "Dimension out of range" for an input of one dimension, as VQ Diffusion has it. A
-    float16 input on CUDA whose rows do not follow each other in memory, ``hidden_states[:, 0]`` of a batch of two, is
-    read as if they did: the second row of the output is wrong, without an error.
-Cause: ``MatMul8bitLt.forward`` flattens inputs of three dimensions only, and what follows takes an input for a matrix;
-    the kernel ``cint8_vector_quant`` gets its address, and no strides.
+    the CPU kernels, or UnboundLocalError "cannot access local variable 'rows'" before 0.45, with Allegro and anything
+    else that gives a ``Linear8bitLt`` a four-dimensional input. The CUDA kernels look for outliers in the wrong
+    dimension. IndexError "Dimension out of range" for a one-dimensional input, as in VQ Diffusion. A float16 input on
+    CUDA whose rows are not contiguous in memory, ``hidden_states[:, 0]`` of a batch of two, is read as if they were:
+    the second row of the output is wrong, without an error.
+Cause: ``MatMul8bitLt.forward`` flattens only three-dimensional inputs, and the code after that assumes a matrix; the
+    kernel ``cint8_vector_quant`` gets its address, but no strides.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/980,
     https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2062.
-Patch: ``matmul`` makes its input contiguous where it is not, takes a vector for a matrix of one row, flattens an input
-    of more than three dimensions, and gives the output its shape; in its own code, since a wrapper would add a call to
-    every run. It asks first: torch.compile takes ``contiguous`` for an operation, and would break the graph once more.
+Patch: ``matmul`` makes its input contiguous if it is not, treats a vector as a matrix of one row, flattens an input of
+    more than three dimensions, and restores the shape of the output; all in its own code, since a wrapper would add a
+    call to every run. It checks first: torch.compile counts ``contiguous`` as an operation, and would add a graph
+    break.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ FIX = Fix(
 
 
 class _Flattened(Exception):
-    """The input was given another shape."""
+    """The input was reshaped."""
 
 
 class _Used(Exception):
-    """The input was used in the shape that it has."""
+    """The input was used in its original shape."""
 
 
 class _Input:
-    """The probe's stand-in for an input of four dimensions."""
+    """The probe's stand-in for a four-dimensional input."""
 
     shape = (1, 1, 1, 1)
     requires_grad = False
@@ -79,7 +80,7 @@ class _Input:
 
 
 def broken(functions: ModuleType) -> bool:
-    """Does `matmul` use an input of four dimensions before it flattens it?"""
+    """Does `matmul` use a four-dimensional input before it flattens it?"""
     import torch
 
     matmul, state = resolve(functions, "matmul"), resolve(functions, "MatmulLtState")()
@@ -94,7 +95,7 @@ def broken(functions: ModuleType) -> bool:
 
 
 def patch(functions: ModuleType, draft: Draft) -> None:
-    """Put a case before the code of ``matmul``."""
+    """Prepend the special cases to the code of ``matmul``."""
     import ast
 
     class Exchange(ast.NodeTransformer):

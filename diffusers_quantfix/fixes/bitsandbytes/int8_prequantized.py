@@ -1,12 +1,12 @@
-"""A checkpoint that was saved in 8 bits produces noise.
+"""A checkpoint saved in 8-bit produces noise.
 
-Symptom: noise or NaN, without any error, from an 8-bit model that was loaded from a pre-quantized checkpoint, on a GPU
-    and on the CPU.
+Symptom: noise or NaN, without any error, from an 8-bit model loaded from a pre-quantized checkpoint, on a GPU and on
+    the CPU.
 Cause: ``Int8Params.to`` sets CB on its result only if the parameter had one. A parameter made from the int8 data of a
     checkpoint has none yet, and the layer treats its int8 matrix as one that still has to be quantized.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1775, patched by
     https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1776 in 0.48.1.
-Patch: int8 data is moved as ``bnb-int8-requantize`` does for older releases: CB is the moved data.
+Patch: int8 data is moved as ``bnb-int8-requantize`` does it for older releases: CB is the moved data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Move a parameter as loading creates it, and one that has a CB: does only the second one get a CB?"""
+    """Move a parameter as created by loading, and one that has a CB: does only the second one get a CB?"""
     import torch
 
     resolve(modules, "Int8Params.to")

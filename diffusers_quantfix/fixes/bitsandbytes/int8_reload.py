@@ -5,7 +5,7 @@ Symptom: RuntimeError "Loading a quantized checkpoint into non-quantized Linear8
 Cause: the first forward pass moves CB and SCB from the weight into ``layer.state``. ``_load_from_state_dict`` looks for
     SCB on the weight only.
 Upstream: none.
-Patch: during loading the weight has the scales of the state, the same tensor, so upstream copies into it. Before
+Patch: during loading the weight refers to the state's scales, the same tensor, so upstream copies into it. Before
     0.45.0, a layer that has run keeps its weight in tiles of the GPU's layout; it is converted back to rows first.
 """
 

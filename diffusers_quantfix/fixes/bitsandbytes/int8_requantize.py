@@ -2,7 +2,7 @@
 
 Symptom: an 8-bit weight that was moved to the CPU and back to the GPU has lost its scales (every row of SCB is 127):
     the output is wrong, without an error. A move to the CPU leaves CB and SCB on the GPU. Every move to the GPU briefly
-    takes three times the memory of the weight: a copy in 16 bits, and a new int8 matrix.
+    takes three times the memory of the weight: a 16-bit copy and a new int8 matrix.
 Cause: up to 0.47.0 the parameter assumes that a weight on the CPU is not quantized yet, and its other branch passes on
     the references to CB and SCB without moving them.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332; patched in bitsandbytes 0.48.0.
@@ -33,7 +33,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Send a quantized parameter to ``meta``: does SCB stay behind?"""
+    """Move a quantized parameter to ``meta``: does SCB stay behind?"""
     import torch
 
     resolve(modules, "Int8Params.to")

@@ -1,14 +1,14 @@
-"""An 8-bit model that has run is saved in the layout of its GPU, and produces noise after loading.
+"""An 8-bit model that has run is saved in its GPU's layout, and produces noise after loading.
 
-Symptom: a model in 8 bits that was saved after its first forward pass produces noise when diffusers or transformers
-    load the checkpoint; one saved before it does not. No error.
+Symptom: an 8-bit model saved after its first forward pass produces noise when diffusers or transformers loads the
+    checkpoint; one saved before it does not. No error.
 Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores. The state dict holds
-    the tiles, and their layout in ``weight_format``. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers
+    the tiles, with their layout in ``weight_format``. ``load_state_dict`` reads that; ``from_pretrained`` of diffusers
     and transformers does not, and treats the tiles as rows.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0; bitsandbytes 0.45.0 no longer has
     tiles.
-Patch: the state dict holds rows. They are moved to the CPU layer by layer: on the GPU, all of them would take as much
-    memory as the tiles a second time.
+Patch: the state dict holds rows. They are moved to the CPU layer by layer: on the GPU, they would take as much memory
+    as the tiles again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIX = Fix(
     hot=True,
 )
 
-# How a state dict of 0.43.0 states it, and how later releases do.
+# In state dicts of 0.43.0, and of later releases.
 _ROWS = ("row", 0)
 
 

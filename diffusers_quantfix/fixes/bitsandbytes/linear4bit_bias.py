@@ -1,14 +1,14 @@
 """The first run of a 4-bit model changes its dtype, and the next output.
 
-Symptom: the same seed gives another image in the second call of a 4-bit pipeline; ``model.dtype`` is another one after
-    the first call; a model that has run is saved with rounded biases. Where ``bnb_4bit_compute_dtype`` is not the dtype
-    of the model: with float16 or bfloat16 models and the default, float32, too.
-Cause: ``Linear4bit.forward`` converts the input to the compute dtype first, and then stores the bias in the dtype of
-    the input, ``bias.data = bias.data.to(x.dtype)``. The dtype of a model is that of its parameters, and pipelines give
-    the denoiser its inputs in that dtype.
+Symptom: the same seed gives a different image in the second call of a 4-bit pipeline; ``model.dtype`` changes after the
+    first call; a model that has run is saved with rounded biases. Affects models whose dtype is not
+    ``bnb_4bit_compute_dtype``: float16 or bfloat16 models with the default, float32, too.
+Cause: ``Linear4bit.forward`` first converts the input to the compute dtype, and then stores the bias in the input's
+    dtype, ``bias.data = bias.data.to(x.dtype)``. The dtype of a model is that of its parameters, and pipelines give the
+    denoiser its inputs in that dtype.
 Upstream: none.
 Patch: that statement of ``Linear4bit.forward`` converts a copy: ``bias = bias.to(x.dtype)``. A wrapper would add a call
-    to every run, and two threads in one layer would meet.
+    to every run, and two threads in one layer would conflict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Run a layer that is no more than a bias; without a quant state the multiplication behind it fails."""
+    """Run a layer with only a bias; without a quant state the multiplication after it fails."""
     import torch
 
     layer_class = resolve(modules, "Linear4bit")

@@ -4,11 +4,11 @@ Symptom: RuntimeError "Creating a Parameter from an instance of type Params4bit 
     instance of the same type" from ``model.to("meta")``, "_apply(): Couldn't swap Linear4bit.weight" with
     ``torch.__future__.set_swap_module_params_on_conversion(True)``; after ``.to_empty()`` the weight is a plain
     Parameter.
-Cause: where ``nn.Module._apply`` cannot put the new bytes into the old parameter, it creates a plain Parameter.
+Cause: if ``nn.Module._apply`` cannot put the new bytes into the old parameter, it creates a plain Parameter.
 Upstream: none.
 Patch: ``_apply`` of the two layers with a 4-bit weight passes the plain bytes to upstream. The parameter that upstream
-    creates from them becomes a Params4bit again, with all attributes of the old one. Moves that upstream does correctly
-    are left to upstream.
+    creates from them becomes a Params4bit again, with all attributes of the old one. Moves that upstream handles
+    correctly are left to it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             state = weight.quant_state = companions.on_device(state, weight.device)
         if vars(layer).get("quant_state") is not None:
             layer.quant_state = state
-        if weight.is_meta:  # a quant state on the CPU waits for it there (bnb-quant-state-meta)
+        if weight.is_meta:  # its quant state waits on the CPU (bnb-quant-state-meta)
             return
         for found in companions.companions(layer):
             tensor = found.tensor

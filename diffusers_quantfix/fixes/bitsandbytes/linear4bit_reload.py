@@ -5,11 +5,11 @@ Symptom: RuntimeError "Error(s) in loading state_dict ... Unexpected key(s) in s
     dict; ``Accelerator.load_state`` cannot resume a QLoRA run. With ``strict=False`` the bytes of the checkpoint are
     combined with the scales of the layer. With ``assign=True`` the weight becomes a plain Parameter, which is no longer
     quantized or dequantized.
-Cause: ``Linear4bit`` saves the quant state next to the weight, and has no ``_load_from_state_dict`` that reads it.
+Cause: ``Linear4bit`` saves the quant state next to the weight, but has no ``_load_from_state_dict`` that reads it.
 Upstream: not reported.
-Patch: the quant state of the checkpoint is loaded with the weight, into the existing tensors where they have the same
-    shape. With ``assign=True`` the weight becomes a Params4bit again. Where a layer on ``meta`` or one that is not
-    quantized yet cannot load it, upstream's error remains.
+Patch: the quant state of the checkpoint is loaded with the weight, into the existing tensors if they have the same
+    shape. With ``assign=True`` the weight becomes a Params4bit again. If the layer is on ``meta`` or not quantized yet,
+    and so cannot load it, upstream's error remains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TENSORS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 def broken(modules: ModuleType) -> bool:
-    """Load its own state into a quantized layer of 64 weights."""
+    """Load a quantized layer of 64 weights from its own state."""
     import torch
 
     layer_class = resolve(modules, "Linear4bit")
@@ -85,7 +85,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _load_from_state_dict
 
     def state_in(state_dict, prefix):
-        """The entries of a quant state, with their keys in the state dict, if it is there."""
+        """The entries of a quant state, if there is one, with their keys in the state dict."""
         if not any(prefix + name in state_dict for name in _PACKED):
             return {}
         return {
@@ -127,12 +127,12 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         vars(new).update(vars(before))
         new.module = layer
         if weight.shape == (layer.out_features, layer.in_features) and weight.is_floating_point():
-            # Not quantized yet: its first move does it.
+            # Not quantized yet: its first move quantizes it.
             new.quant_state, new.bnb_quantized, layer.quant_state = None, False, None
         layer._parameters["weight"] = new
 
     def load(layer, saved):
-        """The quant state ``saved`` for a layer whose weight is loaded already."""
+        """Load the quant state ``saved`` into a layer whose weight is already loaded."""
         weight = layer.weight
         new = quant_state.from_dict(saved, device=weight.device)
         state = weight.quant_state
@@ -146,7 +146,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                     mine.code = other.code
             state.offset, state.dtype = new.offset, new.dtype
         weight.quant_state = state
-        # A weight that does not know its layer could not tell it of the next quant state.
+        # A weight that does not know its layer could not pass it the next quant state.
         if layer.quant_state is not None or vars(weight).get("module") is layer:
             layer.quant_state = state
         weight.bnb_quantized = True

@@ -1,22 +1,22 @@
 """Moving a model leaves its 8-bit weights on the old device.
 
-Symptom: after ``model.to("cpu")`` 95 % of an 8-bit model stays on the GPU, and after moving back to the GPU it takes
-    1.9 times the memory; a forward pass on the new device raises "Expected all tensors to be on the same device" or
-    "All input tensors need to be on the same GPU"; ``enable_model_cpu_offload`` frees nothing; ``.to("meta")`` and the
-    swap mode of torch raise "Creating a Parameter from an instance of type Int8Params requires that detach() returns".
-Cause: a parent moves its layers with ``child._apply(fn)``. ``nn.Module._apply`` takes the bytes of what ``fn`` returned
+Symptom: after ``model.to("cpu")`` 95 % of an 8-bit model stays on the GPU, and back on the GPU it takes 1.9 times the
+    memory; a forward pass on the new device raises "Expected all tensors to be on the same device" or "All input
+    tensors need to be on the same GPU"; ``enable_model_cpu_offload`` frees nothing; ``.to("meta")`` and the swap mode
+    of torch raise "Creating a Parameter from an instance of type Int8Params requires that detach() returns".
+Cause: a parent moves its layers with ``child._apply(fn)``. ``nn.Module._apply`` keeps the bytes of what ``fn`` returned
     and drops the rest: the moved CB and SCB, which are attributes of the parameter before the first forward pass and of
-    ``layer.state`` after it. ``Linear8bitLt.to`` (0.48.0) is not called on this path. Where the bytes cannot be put
-    into the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` also quantizes
-    the quantized weight again when it moves back to the GPU, which loses its scales.
+    ``layer.state`` after it. ``Linear8bitLt.to`` (0.48.0) is not called on this path. If the bytes cannot be put into
+    the old parameter (meta, swap mode), ``_apply`` builds a plain Parameter. Up to 0.47.0 ``fn`` also quantizes the
+    quantized weight again when it moves back to the GPU, which loses its scales.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1332 and
     https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1793,
     https://github.com/huggingface/diffusers/issues/11329 and https://github.com/huggingface/diffusers/issues/10653;
     open.
 Patch: ``_apply`` of the two layers with an 8-bit weight. Upstream moves bias and buffers. ``fn`` receives the plain
     int8 data, so that nothing is quantized twice. CB becomes the new ``weight.data``, never a copy of it. SCB and all
-    other tensors of the state are moved to its device, without a cast. Every kind of move calls ``_apply``: of the
-    layer itself, of a parent, ``.cuda()``, ``.to_empty()``. A forward pass does not.
+    other tensors of the state are moved to its device, without a cast. Every kind of move calls ``_apply``: moving the
+    layer itself or a parent, ``.cuda()``, ``.to_empty()``. A forward pass does not.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             original(self, moved, recurse)
             new = self._parameters["weight"]
             if new is weight and address and new.data_ptr() == address and all_here(self, new, device):
-                return self  # nothing has moved; the walk over the companions would take ten times as long as this
+                return self  # nothing has moved; the walk over the companions would take ten times as long
             if type(new) is not cls:
                 new.__class__ = cls
                 vars(new).update(held)
@@ -107,7 +107,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         return _apply
 
     def all_here(layer, weight, device):
-        """Whether the weight and the companions that need no search are on ``device``."""
+        """Whether the weight and the companions that can be checked without a search are on ``device``."""
         if weight.device != device:
             return False
         for holder in (weight, layer.__dict__.get("state")):
@@ -134,7 +134,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
     def is_weight(found, weight):
         tensor = found.tensor
-        # A layer with has_fp16_weights keeps a 16-bit weight, and its quantized version in CB: another matrix.
+        # A layer with has_fp16_weights keeps a 16-bit weight, and its quantized version in CB: a different matrix.
         return found.attribute in _ALIASES and tensor.dtype == weight.dtype and tensor.shape == weight.shape
 
     draft.wrap_plain(resolve(modules, "Linear8bitLt"), "_apply", make)

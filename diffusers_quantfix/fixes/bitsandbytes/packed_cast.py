@@ -1,14 +1,14 @@
-"""A cast of a model rounds the packed bytes of 4-bit weights in a floating dtype.
+"""Casting a model rounds the packed bytes of 4-bit weights stored in a floating dtype.
 
 Symptom: noise, without an error, after ``model.bfloat16()`` or ``peft_model.to(torch.bfloat16)`` of a 4-bit model with
     ``bnb_4bit_quant_storage=torch.float16``. Dtypes of different sizes raise RuntimeError "shape '[64, 64]' is invalid
     for input of size 2048" in the next run.
-Cause: ``torch.nn.Module._apply`` casts every floating parameter. The packed weight has the dtype of its storage, and
-    its bytes are rounded as if they were numbers. ``half``, ``float`` and ``to(dtype)`` of a model of diffusers or
-    transformers raise; ``bfloat16`` and ``double`` do not, nor do modules above the model, such as those of peft.
+Cause: ``torch.nn.Module._apply`` casts every floating parameter. The packed weight has its storage dtype, and its bytes
+    are rounded as if they were numbers. ``half``, ``float`` and ``to(dtype)`` of a diffusers or transformers model
+    raise; ``bfloat16`` and ``double`` do not, nor do modules that wrap the model, such as peft's.
 Upstream: not reported.
-Patch: a 4-bit layer keeps the dtype of its packed weight, as it does with uint8, the default; it is moved all the same.
-    The bias is cast.
+Patch: a 4-bit layer keeps the dtype of its packed weight, as it does with uint8, the default, but still moves it. The
+    bias is cast.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Cast a layer whose 4-bit weight is packed in another floating dtype."""
+    """Cast a layer whose 4-bit weight is packed in a different floating dtype."""
     import torch
 
     layer = _bare(resolve(modules, "Linear4bit"))
@@ -70,7 +70,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
 
 def sparing(fn: Any, packed: Any) -> Any:
-    """``fn``, which casts or moves the tensors of a module; it moves ``packed`` without a cast."""
+    """``fn``, which casts or moves the tensors of a module, except that ``packed`` is moved without a cast."""
 
     def applied(tensor):
         result = fn(tensor)

@@ -1,4 +1,4 @@
-"""Quantized parameters refuse attributes of other libraries in their constructor.
+"""Quantized parameters refuse other libraries' attributes in their constructors.
 
 Symptom: TypeError "Params4bit.__new__() got an unexpected keyword argument '_is_hf_initialized'" (the same with
     ``Int8Params``) from ``from_pretrained`` of a quantized text encoder, or when it is offloaded.
@@ -7,7 +7,7 @@ Cause: to move a quantized parameter, accelerate, transformers, diffusers and PE
     constructors do not accept.
 Upstream: https://github.com/huggingface/accelerate/releases/tag/v1.14.0; patched in bitsandbytes 0.50.0
     (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1900), whose constructors ignore unknown attributes;
-    accelerate 1.14.0 removes the attribute of transformers, and nothing else.
+    accelerate 1.14.0 removes only the transformers attribute.
 Patch: the constructors behave like those of 0.50.0.
 """
 

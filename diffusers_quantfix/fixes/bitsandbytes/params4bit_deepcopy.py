@@ -1,11 +1,11 @@
 """A deep copy of a 4-bit model keeps the original in memory.
 
-Symptom: after ``twin = copy.deepcopy(model); del model`` the memory of the original is still taken; the twin takes 11 %
-    more than the original, and when it moves, ``twin.layer.quant_state`` stays on the old device.
-Cause: ``Params4bit.__deepcopy__`` does not use the memo of the copy. So the new weight refers to the layer of the
-    original, and its quant state is not the same copy as the one of the new layer.
+Symptom: after ``twin = copy.deepcopy(model); del model`` the original's memory is not freed; the twin takes 11 % more
+    than the original, and when it moves, ``twin.layer.quant_state`` stays on the old device.
+Cause: ``Params4bit.__deepcopy__`` ignores the memo. So the new weight refers to the original's layer, and its quant
+    state is not the same copy as the new layer's.
 Upstream: none.
-Patch: ``Params4bit.__deepcopy__`` copies with the memo. The new weight refers to the copied layer, or to no layer where
+Patch: ``Params4bit.__deepcopy__`` copies with the memo. The new weight refers to the copied layer, or to no layer if
     the parameter is copied alone. ``__getstate__`` and ``__setstate__`` of a subclass are called, as upstream does.
 """
 
@@ -30,7 +30,7 @@ FIX = Fix(
 
 # Up to 0.43.1 __getstate__ leaves these two on the parameter; a copy must not have them.
 _NOT_COPIED = ("data", "requires_grad")
-# Given by the copy itself.
+# Set by the copy itself.
 _OF_ITSELF = (*_NOT_COPIED, "module")
 
 
@@ -59,7 +59,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             cls = type(self)
             result = make_subclass(cls, deepcopy(self.data, memo), self.requires_grad)
             memo[id(self)] = result
-            # A subclass may leave out what cannot be copied, or make it anew.
+            # A subclass may omit what cannot be copied, or recreate it.
             state = vars(self) if cls.__getstate__ is base.__getstate__ else self.__getstate__()
             if not isinstance(state, dict):
                 result.__setstate__(deepcopy(state, memo))
@@ -72,7 +72,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             if cls.__setstate__ is base.__setstate__:
                 vars(result).update(copied)
             else:
-                # It may call upstream's, which leaves out all that it does not know.
+                # It may call upstream's, which drops everything it does not know.
                 vars(result).update((name, copied[name]) for name in of_the_user(self, state, _OF_ITSELF))
                 result.__setstate__({**copied, "data": result.data, "requires_grad": result.requires_grad})
             return result

@@ -1,4 +1,4 @@
-"""Moving a 4-bit parameter moves the quant state of its source as well.
+"""Moving a 4-bit parameter also moves the quant state of its source.
 
 Symptom: after ``{name: p.cpu() for name, p in model.named_parameters()}`` the model on the GPU raises "Expected all
     tensors to be on the same device" or "All input tensors need to be on the same GPU".
@@ -6,8 +6,8 @@ Cause: ``Params4bit.to`` moves the tensors of its QuantState in place, and the n
 Upstream: none.
 Patch: ``Params4bit.to`` gives the new parameter its own QuantState. But ``nn.Module._apply`` relies on the shared one:
     it keeps the old parameter and takes only the bytes of the new one, with ``parameter.data = new``. So when ``.data``
-    is assigned from a 4-bit parameter on another device, the quant state is taken over too, for any module that owns
-    the parameter, and the reference in the layer is updated.
+    is assigned from a 4-bit parameter on another device, the quant state is taken over too, whatever module owns the
+    parameter, and the reference in the layer is updated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
     params4bit = resolve(modules, "Params4bit")
     parse = torch._C._nn._parse_to
-    # Comparing devices is six times as fast as asking one for its type.
+    # Comparing devices is six times as fast as reading a device's type.
     meta = (torch.device("meta"), torch.device("meta", 0))
 
     def make_to(original):
@@ -84,7 +84,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             result = params_4bit.moved(self, new_state, args, kwargs)
             if params_4bit.belongs_to_layer(self):
                 result.module = None  # a copy, which does not belong to the layer and must not keep it alive
-            else:  # made to replace the weight of the layer
+            else:  # made to replace the layer's weight
                 params_4bit.follow(self, state, new_state)
             return result
 
@@ -111,8 +111,8 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         def _apply(self, fn, recurse=True):
             result = original(self, fn, recurse)
             state = getattr(self._parameters.get("weight"), "quant_state", None)
-            # A parameter that was loaded may not know its layer. Such a layer refers to no quant state of its own, and
-            # must not begin to: nobody would tell it of the next one.
+            # A loaded parameter may not know its layer. Such a layer refers to no quant state of its own, and must not
+            # start to: nothing would pass it the next one.
             if state is not None and vars(self).get("quant_state") is not None:
                 self.quant_state = state
             return result

@@ -1,7 +1,8 @@
 """Pickling turns 4-bit and 8-bit weights into plain parameters.
 
-Symptom: a model that was pickled, saved with ``torch.save(model)`` or sent to a spawned process works until it moves:
-    then bytes and quant state, or CB and SCB, are on two devices ("Expected all tensors to be on the same device").
+Symptom: a model that was pickled, saved with ``torch.save(model)`` or sent to a spawned process works until it is
+    moved: then the bytes and the quant state, or CB and SCB, are on two devices ("Expected all tensors to be on the
+    same device").
 Cause: ``torch.nn.Parameter.__reduce_ex__`` always rebuilds a ``Parameter``, not the original class, and sets the
     attributes on it.
 Upstream: none.
@@ -33,7 +34,7 @@ FIX = Fix(
     hot=True,
 )
 
-# What a 4-bit weight has, data included.
+# The attributes of a 4-bit weight, including its data.
 _OF_4BIT = {
     "blocksize",
     "bnb_quantized",
@@ -45,7 +46,7 @@ _OF_4BIT = {
     "quant_type",
     "requires_grad",
 }
-# What `bnb-4bit-checkpoint-names` gives one, and what are properties since 0.50.
+# Added by `bnb-4bit-checkpoint-names`; properties since 0.50.
 _OF_A_STATE_DICT = {"absmax", "quant_map", "nested_absmax", "nested_quant_map"}
 # The arguments of Int8Params's constructor besides the data.
 _OF_8BIT = {"CB", "SCB", "has_fp16_weights"}
@@ -75,15 +76,15 @@ def patch(modules: ModuleType, draft: Draft) -> None:
         def __reduce_ex__(self, proto):
             params_4bit.unpack(self)
             cls = type(self)
-            state = _get_obj_state(self)  # by the ``__getstate__`` of the class
+            state = _get_obj_state(self)  # calls the class's ``__getstate__``
             if cls.__setstate__ is not class_4bit.__setstate__ or not isinstance(state, dict):
-                # It may call the one of Params4bit, which leaves out all that it does not know.
+                # It may call that of Params4bit, which drops everything it does not know.
                 return rebuilt(self, self.data, state, of_the_user(self, state, known))
             state = {"data": self.data, "requires_grad": self.requires_grad, **state}
             others = {name: value for name, value in state.items() if name not in known}
-            # The class's ``__setstate__`` insists on these, and leaves out all others.
+            # The class's ``__setstate__`` requires these, and drops all others.
             state.update((name, None) for name in restored if name not in state)
-            # The parameter is created first and filled afterwards, since its layer refers back to it.
+            # The parameter is created first and filled later, since its layer refers back to it.
             reduced = (cls, (), state) if cls is class_4bit else rebuilt(self, state["data"], state)
             return with_others(reduced, others) if others else reduced
 
@@ -96,11 +97,11 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                 state = dict(state)
                 matrix = state.get("CB")
                 if matrix is not None and matrix.data_ptr() == data.data_ptr() and matrix.shape == data.shape:
-                    state["CB"] = data  # the same tensor, not another one of the same bytes
+                    state["CB"] = data  # the same tensor, not a second one with the same bytes
                 if type(self) is class_8bit and state.keys() == _OF_8BIT:
                     named = [state[name] for name in ("has_fp16_weights", "CB", "SCB")]
                     return class_8bit, (data, self.requires_grad, *named)
-            # More than the constructor accepts; up to 0.43.1 that is always so, and the constructor drops the two
+            # More than the constructor accepts; up to 0.43.1 this is always so, and the constructor drops the two
             # matrices.
             return rebuilt(self, data, state)
 

@@ -5,7 +5,7 @@ Symptom: RuntimeError "Input tensors need to be on the same GPU, but found the f
     do not read ``code`` and work.
 Cause: ``QuantState.to`` moves absmax, offset and state2, but not ``code``, the table of the 16 values.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1527, fixed in 0.45.3.
-Patch: ``QuantState.to`` itself moves ``code`` too. Every move of a 4-bit weight calls it (``Params4bit.to``, a parent's
+Patch: ``QuantState.to`` moves ``code`` too. Every move of a 4-bit weight calls it (``Params4bit.to``, a parent's
     ``.to``, accelerate).
 """
 

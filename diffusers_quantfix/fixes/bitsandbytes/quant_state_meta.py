@@ -1,12 +1,12 @@
 """4-bit weights lose their quant state under sequential offload.
 
-Symptom: a 4-bit model under ``enable_sequential_cpu_offload``, ``accelerate.cpu_offload`` or ``disk_offload`` ends in
+Symptom: a 4-bit model under ``enable_sequential_cpu_offload``, ``accelerate.cpu_offload`` or ``disk_offload`` raises
     NotImplementedError "Cannot copy out of meta tensor; no data!" (bitsandbytes >= 0.46.1), or ValueError "Blockwise
     quantization only supports 16/32-bit floats, but got torch.uint8" (<= 0.45.5; RuntimeError in 0.46.0).
-Cause: accelerate keeps the packed weight in host memory and puts the parameter on ``meta`` between two uses. It does
-    not handle the quant state, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and new
-    parameter share: after that, absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also loses the
-    flag that it is quantized, so that it is quantized a second time when it is moved back.
+Cause: accelerate keeps the packed weight in host memory and puts the parameter on ``meta`` between uses. It does not
+    handle the quant state, and ``Params4bit.to("meta")`` moves the tensors of the one QuantState that old and new
+    parameter share: after that, absmax and code have no data anywhere. Up to 0.46.0 the moved parameter also loses its
+    quantized flag, so it is quantized a second time when moved back.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525, closed as not planned;
     https://github.com/huggingface/diffusers/issues/10800.
 Patch: every offload calls ``Params4bit.to``. A parameter moved to ``meta`` gets a host copy of the quant state, and the
@@ -47,7 +47,7 @@ FIX = Fix(
 
 
 def broken(modules: ModuleType) -> bool:
-    """Send a small quantized parameter to ``meta`` and back, as accelerate does."""
+    """Move a small quantized parameter to ``meta`` and back, as accelerate does."""
     resolve(modules, "Params4bit.to")
     parameter, _ = params_4bit.tiny_parameter(modules)
     offloaded = parameter.to("meta")
@@ -61,7 +61,7 @@ def patch(modules: ModuleType, draft: Draft) -> None:
     import torch
 
     parse = torch._C._nn._parse_to
-    # Comparing devices is six times as fast as asking one for its type.
+    # Comparing devices is six times as fast as reading a device's type.
     meta = (torch.device("meta"), torch.device("meta", 0))
 
     def make(original):

@@ -1,11 +1,11 @@
-"""The audio tokenizer of ACE-Step computes with the bytes of quantized weights.
+"""ACE-Step's audio tokenizer computes with the bytes of quantized weights.
 
-Symptom: RuntimeError "mat1 and mat2 shapes cannot be multiplied" (4 bits) or ValueError "The dtype of a weights Tensor
-    cannot be changed" (quanto) from ``_AceStepResidualFSQ``; no error in 8 bits, but its codes are noise.
-Cause: ``_AceStepResidualFSQ`` gives ``project_in.weight.float()`` and ``project_out.weight.float()`` to
-    ``torch.nn.functional.linear``: of an 8-bit layer the integers, without their scales.
+Symptom: RuntimeError "mat1 and mat2 shapes cannot be multiplied" (4-bit) or ValueError "The dtype of a weights Tensor
+    cannot be changed" (quanto) from ``_AceStepResidualFSQ``; no error in 8-bit, but its codes are noise.
+Cause: ``_AceStepResidualFSQ`` passes ``project_in.weight.float()`` and ``project_out.weight.float()`` to
+    ``torch.nn.functional.linear``: for an 8-bit layer, the int8 codes without their scales.
 Upstream: not reported.
-Patch: where a weight is quantized, its layer is called.
+Patch: if a weight is quantized, its layer is called.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The dtype of a quantized model without biases is that of its LoRA, or an integer.
+"""The dtype of a quantized model without biases is that of its LoRA, or an integer type.
 
 Symptom: RuntimeError "Input type (float) and bias type (c10::BFloat16) should be the same" from the VAE, after
-    ``load_lora_weights`` of a float32 LoRA into an 8-bit Flux.2; where nothing raises, the model runs in float32. From
-    Flux.3 in 4 bits NotImplementedError "silu_cpu" (or "silu_cuda") "not implemented for 'Byte'", without a LoRA.
-Cause: ``ModelMixin.dtype`` is that of the first floating parameter. Weights in 8 bits are integers; where the layers
-    before the first norm have no biases, the first one is the adapter's, and bitsandbytes leaves adapters in float32.
-    Parameters that are kept in float32 are passed over; where they are the only floating ones, as in Flux.3, the dtype
-    is that of the packed weights.
+    ``load_lora_weights`` of a float32 LoRA into an 8-bit Flux.2; if nothing raises, the model runs in float32. From a
+    4-bit Flux.3 NotImplementedError "silu_cpu" (or "silu_cuda") "not implemented for 'Byte'", even without a LoRA.
+Cause: ``ModelMixin.dtype`` is that of the first floating parameter. 8-bit weights are integers; if the layers before
+    the first norm have no biases, the first one is the adapter's, and bitsandbytes leaves adapters in float32.
+    Parameters kept in float32 are skipped; if they are the only floating ones, as in Flux.3, the dtype is that of the
+    packed weights.
 Upstream: not reported.
-Patch: ``get_parameter_dtype`` passes the parameters of adapters over, if there is another floating one or a 4-bit
-    weight. Instead of an integer it is the dtype that the 4-bit weights had, else that of the parameters that are kept
-    in float32.
+Patch: ``get_parameter_dtype`` skips adapter parameters if there is another floating parameter or a 4-bit weight.
+    Instead of an integer dtype it returns the one the 4-bit weights had before, else that of the parameters kept in
+    float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIX = Fix(
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Ask for the dtype of an integer layer with an adapter, in front of a norm."""
+    """Get the dtype of an integer layer with an adapter, followed by a norm."""
     function = resolve(modeling_utils, "get_parameter_dtype")
     if _TUNERS not in sys.modules:
         raise Undecided(_TUNERS)
@@ -55,7 +55,7 @@ def broken(modeling_utils: ModuleType) -> bool:
         layer.base_layer.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.int8), requires_grad=False)
         layer.lora_A = torch.nn.Linear(1, 1)
         model = torch.nn.Sequential(layer, torch.nn.LayerNorm(1, dtype=torch.bfloat16))
-    model._keep_in_fp32_modules = None  # which 0.33.1 to 0.34.0 read of every model
+    model._keep_in_fp32_modules = None  # 0.33.1 to 0.34.0 read it from every model
     return bool(function(model) == torch.float32)
 
 
@@ -76,7 +76,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
 
 def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
-    """``found``, unless it was read of an adapter's parameter and the model has another floating or 4-bit one."""
+    """``found``, unless it is an adapter parameter's and the model has another floating or 4-bit parameter."""
     kept = getattr(model, "_keep_in_fp32_modules", None) or ()
     of_adapter = False
     for name, parameter in model.named_parameters():
@@ -84,25 +84,25 @@ def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
             continue
         if not _is_adapters(model, name, tuner):
             return parameter.dtype if of_adapter else found
-        if parameter.dtype != found:  # the answer has another source, a hook that casts
+        if parameter.dtype != found:  # the answer comes from elsewhere: a hook that casts
             return found
         of_adapter = True
     return (of_adapter and _dtype_of_packed(model)) or found
 
 
 def _dtype_of_packed(model: Any) -> Any:
-    """The dtype that 4-bit weights had; None without them."""
+    """The dtype that the 4-bit weights had before quantization; None if there are none."""
     states = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
     return next((state.dtype for state in states if state is not None), None)
 
 
 def _dtype_of_floating(model: Any) -> Any:
-    """The dtype of the first floating parameter; None without one."""
+    """The dtype of the first floating parameter; None if there is none."""
     return next((one.dtype for one in model.parameters() if one.is_floating_point()), None)
 
 
 def _is_adapters(model: Any, name: str, tuner: type) -> bool:
-    """Does a parameter, by its name, belong to an adapter?"""
+    """Whether the parameter of that name belongs to an adapter."""
     owner = model
     for part in name.split("."):
         if isinstance(owner, tuner) and part != "base_layer":

@@ -1,11 +1,11 @@
 """AnyFlow ignores its step size with quantized layers, or cannot run.
 
-Symptom: NotImplementedError "silu_cpu" not implemented for 'Byte' in 4 bits. No error in 8 bits, but the output does
-    not depend on ``r_timestep``.
-Cause: ``forward_timestep`` casts to the dtype of the first weight of ``delta_embedder``: in 4 bits the embedding of the
-    step, of which nothing is left; in 8 bits the gate, so that 0.25 becomes 0.
+Symptom: NotImplementedError "silu_cpu" not implemented for 'Byte' in 4-bit. No error in 8-bit, but the output does not
+    depend on ``r_timestep``.
+Cause: ``forward_timestep`` casts to the dtype of ``delta_embedder``'s first weight: in 4-bit the step embedding, which
+    is destroyed; in 8-bit the gate, so 0.25 becomes 0.
 Upstream: not reported.
-Patch: where that weight is packed, ``forward_timestep`` sees one of the dtype of the biases instead.
+Patch: if that weight is packed, ``forward_timestep`` sees one with the dtype of the biases instead.
 """
 
 from __future__ import annotations

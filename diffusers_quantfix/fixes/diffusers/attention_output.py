@@ -1,13 +1,13 @@
 """ControlNetUnion and the heads of SigLIP and SigLIP 2 cannot run with quantized layers.
 
 Symptom: RuntimeError from torch's ``multi_head_attention_forward``, such as "self and mat2 must have the same dtype,
-    but got BFloat16 and Byte", from every ControlNetUnion and every SiglipVisionModel or Siglip2VisionModel in 4 or 8
-    bits: the image encoder of Flux Redux, FramePack and HunyuanVideo 1.5.
-Cause: quantization replaces the ``out_proj`` of ``torch.nn.MultiheadAttention``, which never calls that layer: it gives
-    its weight, a packed one too, to torch's function. transformers leaves the layer as it is since 5.5.4 or earlier;
-    models that were quantized before, or by other means, fail there, too.
+    but got BFloat16 and Byte", from every 4-bit or 8-bit ControlNetUnion, SiglipVisionModel or Siglip2VisionModel: the
+    image encoder of Flux Redux, FramePack and HunyuanVideo 1.5.
+Cause: quantization replaces the ``out_proj`` of ``torch.nn.MultiheadAttention``, which never calls that layer: it
+    passes its weight, even a packed one, to torch's function. transformers leaves the layer unquantized since 5.5.4 or
+    earlier; models quantized before, or by other means, still fail there.
 Upstream: not reported.
-Patch: where that weight is quantized, the same attention is computed by calling the layer.
+Patch: if that weight is quantized, the same attention is computed by calling the layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...models.packed_attention import (
 )
 from ...surroundings import on_meta
 
-# class, its method that calls the attention, its attribute that is the attention
+# class, its method that calls the attention, its attribute that holds the attention
 _ATTENTION = {
     "controlnet_union": ("ResidualAttentionBlock", "attention", "attn"),
     "modeling_siglip": ("SiglipMultiheadAttentionPoolingHead", "forward", "attention"),

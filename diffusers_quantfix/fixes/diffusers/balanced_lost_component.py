@@ -1,12 +1,12 @@
 """``device_map="balanced"`` loses components that fit on no GPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" with ``device_map="balanced"``, when components
-    are missing in ``pipe.hf_device_map``. Of several that no GPU has room for, only the last is in it. The others are
-    loaded onto the CPU without offloading hooks, or, if they are quantized, completely onto the current GPU: the first
-    run ends in that error, or out of memory.
+    are missing from ``pipe.hf_device_map``. Of several that fit on no GPU, only the last is in it. The others are
+    loaded onto the CPU without offloading hooks, or, if quantized, completely onto the current GPU: the first run
+    raises that error, or runs out of memory.
 Cause: ``_assign_components_to_devices`` creates a new list for the CPU for each such component.
 Upstream: not reported; half of https://github.com/huggingface/diffusers/issues/10653 may be this.
-Patch: components that are in no list are added to the CPU's list.
+Patch: components missing from every list are added to the CPU's list.
 """
 
 from __future__ import annotations

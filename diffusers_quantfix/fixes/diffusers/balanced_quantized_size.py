@@ -1,14 +1,14 @@
 """device_map="balanced" measures quantized components at full precision.
 
 Symptom: ValueError "Some modules are dispatched on the CPU or the disk" with ``device_map="balanced"``, though the
-    quantized component would fit on a GPU (bitsandbytes). The same ends in TypeError "WeightQBytesTensor.__new__()
-    missing" (quanto), or runs from the CPU, not quantized (torchao). A quantized text encoder is put on the CPU without
-    a warning.
+    quantized component would fit on a GPU (bitsandbytes). With quanto it raises TypeError "WeightQBytesTensor.__new__()
+    missing"; with torchao the component runs from the CPU, unquantized. A quantized text encoder is put on the CPU
+    without a warning.
 Cause: ``_get_final_device_map`` makes its plan from models on ``meta`` in the pipeline's dtype. It ignores quantization
-    configs, both the one that was passed and the one in a saved model's own configuration.
+    configs, both the one passed and the one in a saved model's config.
 Upstream: https://github.com/huggingface/diffusers/issues/12719 (open) may be this.
-Patch: the model on ``meta`` of a component that will be quantized gets the size that its quantizer states. A warning
-    names each quantized component that still fits on no GPU: on the CPU it is slow.
+Patch: the ``meta`` model of a component that will be quantized gets the size that its quantizer states. A warning names
+    each quantized component that still fits on no GPU: on the CPU it is slow.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ FIX = Fix(
     frames=("balanced", "pipeline_loading_utils.py"),
 )
 
-# The quantization config of the pipeline that is being loaded, in this thread or task.
+# The quantization config of the pipeline being loaded in this thread or task.
 _asked: ContextVar[Any] = ContextVar("diffusers_quantfix_pipeline_quantization", default=None)
-# The names of its components that are measured as quantized, while the plan is made; None outside of it.
+# While the plan is made: the names of its components measured as quantized; otherwise None.
 _measured: ContextVar[list[str] | None] = ContextVar("diffusers_quantfix_measured", default=None)
 
 _KNOWS = {"quantization_config", "hf_quantizer", "quantizer", "adjust_target_dtype"}
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Whether the function that makes the plan does not mention quantization."""
+    """Whether the functions that make the plan do not mention quantization."""
     home = _home()
     for function in (resolve(home, "_get_final_device_map"), resolve(home, "_load_empty_model")):
         if written_in(function, __name__) or _KNOWS & names_used(function):
@@ -93,7 +93,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             config = quantization_of(model, kwargs["name"], kwargs["cached_folder"])
             if config is not None and shrink(model, config):
                 measured.append(kwargs["name"])
-        except Exception as error:  # loading itself reports the error, or does not use the size
+        except Exception as error:  # loading itself reports the error, or does not need the size
             logger.debug(f"the quantized size of {kwargs['name']} is not known: {error!r}")
         return model
 
@@ -103,7 +103,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
 
 def quantization_of(model: Any, name: str, folder: str) -> Any:
-    """The quantization config of a component: its own, if it was saved quantized, else the pipeline's for it."""
+    """A component's quantization config: its own if it was saved quantized, else the pipeline's config for it."""
     import json
     import os
 

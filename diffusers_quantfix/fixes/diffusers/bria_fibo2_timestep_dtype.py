@@ -1,11 +1,11 @@
-"""Bria Fibo 2 cannot run in 8 bits.
+"""Bria Fibo 2 cannot run in 8-bit.
 
 Symptom: RuntimeError "Expected query, key, and value to have the same dtype" from ``BriaFibo2AttnProcessor``.
-Cause: ``TimestepEmbedder.forward`` casts the embedding of the step to the dtype of a plain weight or to the
-    ``compute_dtype`` of a 4-bit layer. An 8-bit layer has neither: it stays in float32, and everything after it too.
+Cause: ``TimestepEmbedder.forward`` casts the step embedding to the dtype of a plain weight or to the ``compute_dtype``
+    of a 4-bit layer. An 8-bit layer has neither: the embedding and everything after it stay in float32.
 Upstream: not reported.
-Patch: where the weight is packed and the layer names no ``compute_dtype``, ``forward`` sees a weight of the dtype of
-    the layer's bias instead.
+Patch: if the weight is packed and the layer has no ``compute_dtype``, ``forward`` sees a weight with the dtype of the
+    layer's bias instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """``disable_cache`` of an offloaded model removes its offloading.
 
-Symptom: RuntimeError "Expected all tensors to be on the same device" in the first run after ``disable_cache()``, where
+Symptom: RuntimeError "Expected all tensors to be on the same device" in the first run after ``disable_cache()``, if
     FasterCache was enabled before ``enable_model_cpu_offload()`` or ``enable_sequential_cpu_offload()``.
-Cause: ``HookRegistry.remove_hook`` gives a module back the forward that it had before the hook. accelerate's, which
-    brings the weights, was put around the hook later and is lost with it.
+Cause: ``HookRegistry.remove_hook`` restores the module's forward from before the hook. accelerate's forward, which
+    onloads the weights, was wrapped around the hook later and is lost with it.
 Upstream: not reported.
-Patch: accelerate's forward stays, around the one that the module had before.
+Patch: accelerate's forward stays, wrapped around the one the module had before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Put a forward around a hook as accelerate does, and remove the hook: is that forward still there?"""
+    """Wrap a forward around a hook as accelerate does, and remove the hook: is that forward still there?"""
     import torch
 
     module = torch.nn.Identity()

@@ -1,15 +1,15 @@
-"""What a pipeline runs past forward is not brought to its device under offload.
+"""Modules that run without their ``forward`` are not onloaded under offload.
 
 Symptom: no error, but Ideogram 4 runs its text encoder on the CPU under ``enable_model_cpu_offload()`` and block-level
-    group offload: slow, and with the results of the CPU. RuntimeError "Expected all tensors to be on the same device"
-    from it under leaf-level group offload, and as a modular pipeline. "Tensor on device meta is not on the expected
-    device cuda:0!" from Stable Audio 3 with given audio (inpainting, audio to audio) under sequential offload.
-Cause: the hooks of accelerate and diffusers bring the weights of a module when its ``forward`` is called.
+    group offload: slow, and with CPU results. RuntimeError "Expected all tensors to be on the same device" from it
+    under leaf-level group offload, and as a modular pipeline. "Tensor on device meta is not on the expected device
+    cuda:0!" from Stable Audio 3 with given audio (inpainting, audio to audio) under sequential offload.
+Cause: the hooks of accelerate and diffusers onload a module's weights when its ``forward`` is called.
     ``Ideogram4Pipeline._get_text_encoder_hidden_states`` runs the layers of its text encoder one by one, and
-    ``SoftNormBottleneck`` of the autoencoder of Stable Audio 3 has ``encode`` and ``decode`` in place of ``forward``.
+    ``SoftNormBottleneck`` in Stable Audio 3's autoencoder has ``encode`` and ``decode`` instead of ``forward``.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/ideogram4/pipeline_ideogram4.py#L371
     says so in a comment; not reported.
-Patch: these functions run between the hooks of the module, as its ``forward`` does.
+Patch: these functions run between the module's hooks, as its ``forward`` does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FIX = Fix(
     since="0.1.0",
 )
 
-# Class -> its functions, of each module
+# Module -> class, its functions
 _RUN_PAST_FORWARD = {
     "pipeline_ideogram4": ("Ideogram4Pipeline", ("_get_text_encoder_hidden_states",)),
     "encoders": ("Ideogram4TextEncoderStep", ("_get_text_encoder_hidden_states",)),
@@ -62,7 +62,7 @@ _RUN_PAST_FORWARD = {
 
 
 def broken(module: ModuleType) -> bool:
-    """Give each function a module with a hook: is the hook asked to bring it?"""
+    """Pass each function a module with a hook: does the hook onload it?"""
     name, functions = _RUN_PAST_FORWARD[module.__name__.rpartition(".")[2]]
     cls = resolve(module, name)
     for function in functions:
@@ -82,11 +82,11 @@ def _is_brought(function: Any) -> bool:
 
 
 class _Brought(Exception):
-    """Somebody brings the weights."""
+    """The weights are onloaded."""
 
 
 class _Offloaded:
-    """A module with a hook, for the probe; called as a whole it is brought, too."""
+    """A module with a hook, for the probe; calling it as a whole also onloads it."""
 
     def __init__(self) -> None:
         self._hf_hook = self
@@ -107,7 +107,7 @@ def patch(module: ModuleType, draft: Draft) -> None:
                 return original(text_encoder, *args)
 
             states = as_called(text_encoder, run, token_ids, attention_mask, pos_2d)
-            # The pipeline multiplies them by its mask, which is where the text encoder waits.
+            # The pipeline multiplies them by its mask, which stays on the text encoder's offload device.
             return [state.to(attention_mask.device) for state in states]
 
         return _get_text_encoder_hidden_states

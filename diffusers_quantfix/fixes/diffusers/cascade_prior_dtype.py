@@ -1,12 +1,12 @@
-"""The prior of Stable Cascade cannot run quantized.
+"""Stable Cascade's prior cannot run quantized.
 
-Symptom: RuntimeError or NotImplementedError "normal_kernel_cpu" not implemented for 'Byte' (8 bits: 'Char') from
+Symptom: RuntimeError or NotImplementedError "normal_kernel_cpu" not implemented for 'Byte' (8-bit: 'Char') from
     `StableCascadePriorPipeline`.
 Cause: the pipeline makes its noise in the dtype of the prior's first weight, ``next(self.prior.parameters()).dtype``,
     which is the type of the packed bytes.
 Upstream: not reported.
-Patch: ``StableCascadePriorPipeline.__call__`` asks the first weight of a floating point type. ``self.prior.dtype``, as
-    in the decoder's pipeline, is the type of the packed bytes too in diffusers 0.31.
+Patch: ``StableCascadePriorPipeline.__call__`` uses the dtype of the first floating weight. ``self.prior.dtype``, as
+    used by the decoder's pipeline, is also the type of the packed bytes in diffusers 0.31.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _FLOATING = "next(weight.dtype for weight in self.prior.parameters() if weight.i
 
 
 class _Asked(Exception):
-    """The pipeline has its dtype."""
+    """The pipeline has read a dtype."""
 
 
 class _Weight:
-    """A weight that says whether it was taken for one of a floating point type."""
+    """A weight that records whether the pipeline read the dtype of a floating weight."""
 
     def __init__(self, seen: list[bool], floating: bool) -> None:
         self._seen, self._floating = seen, floating
@@ -74,7 +74,7 @@ class _Pipeline:
 
 
 def broken(module: ModuleType) -> bool:
-    """Does a call take the dtype of a packed weight?"""
+    """Does a call use the dtype of a packed weight?"""
     pipeline = _Pipeline()
     with contextlib.suppress(_Asked, AttributeError):
         function_of(resolve(module, "StableCascadePriorPipeline.__call__"))(pipeline, prompt="")

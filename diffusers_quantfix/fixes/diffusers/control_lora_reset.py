@@ -1,16 +1,16 @@
-"""A layer that a Control LoRA had widened is restored on another device, or unquantized.
+"""A layer widened by a Control LoRA is restored on the wrong device, or unquantized.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" after
-    ``unload_lora_weights(reset_to_overwritten_params=True)``, when the model was moved or offloaded since the Control
+    ``unload_lora_weights(reset_to_overwritten_params=True)``, if the model was moved or offloaded after the Control
     LoRA was loaded.
 Cause: the layer is rebuilt from the weights that were saved when the LoRA was loaded. These weights stay on the device
-    they had then: on the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has
-    no hook. Under model offload, a model that is on the GPU at that moment counts as completely loaded, and the layer
+    they were on: the CPU for a pipeline that was moved to the GPU later. Under sequential offload the new layer has no
+    hook. Under model offload, a model that is on the GPU at that moment counts as completely onloaded, and the layer
     stays on the CPU. A quantized layer is dequantized to be widened, and rebuilt from that: it stays plain, so a
-    checkpoint that is saved then cannot be loaded.
+    checkpoint saved afterwards cannot be loaded.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_pipeline.py; diffusers issue
-    10202, open, of widened layers that are not quantized; the rest is not reported.
-Patch: the new layer is put on the device of the layer that it replaces, and is offloaded in the same way. The quantized
+    10202, open, is about widened layers that are not quantized; the rest is not reported.
+Patch: the new layer is put on the device of the layer it replaces, and is offloaded in the same way. The quantized
     layer is kept while it is widened, and put back.
 """
 
@@ -83,7 +83,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
                         if kept is not None:
                             parent, _, name = layer.rpartition(".")
                             setattr(transformer.get_submodule(parent), name, kept)
-                            for part in ("weight", "bias"):  # restored: not to be rebuilt once more
+                            for part in ("weight", "bias"):  # restored: must not be rebuilt again
                                 widened.pop(f"{layer}.{part}", None)
                             new = kept
                         new.to(old.weight.device)
@@ -95,7 +95,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
 
 
 def _keeping(original: Any) -> Any:
-    """The function that widens layers of a transformer; the quantized ones that it exchanges are kept."""
+    """The function that widens layers of a transformer; the quantized ones it replaces are kept."""
     import torch
 
     def expand(cls: Any, transformer: Any, *args: Any, **kwargs: Any) -> Any:

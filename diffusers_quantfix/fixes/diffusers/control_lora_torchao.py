@@ -1,10 +1,10 @@
-"""A Control LoRA cannot be loaded into a Flux of torchao.
+"""A Control LoRA cannot be loaded into a Flux quantized by torchao.
 
 Symptom: AttributeError "'Tensor' object has no attribute 'tensor_data_names'" from ``load_lora_weights`` of a Control
-    LoRA into a Flux with weights of torchao. With torchao 0.15 ValueError "Not supported args for copy_ due to metadata
+    LoRA into a Flux with torchao weights. With torchao 0.15 ValueError "Not supported args for copy_ due to metadata
     mismatch".
 Cause: the layer that the LoRA widens is copied into a plain one. ``_maybe_dequantize_weight_for_expanded_lora``
-    dequantizes the weights of bitsandbytes and GGUF only.
+    dequantizes only bitsandbytes and GGUF weights.
 Upstream: https://github.com/huggingface/diffusers/issues/10588 and
     https://github.com/huggingface/diffusers/pull/11655 are about bitsandbytes; not reported for torchao.
 Patch: it dequantizes these weights too. ``diffusers-control-lora-reset`` puts the quantized layer back afterwards.
@@ -34,7 +34,7 @@ _NAME = "_maybe_dequantize_weight_for_expanded_lora"
 
 
 def broken(lora_pipeline: ModuleType) -> bool:
-    """Ask it for the plain numbers of a weight that looks like one of torchao."""
+    """Let it dequantize a weight that looks like torchao's."""
     import torch
 
     dequantize = resolve(lora_pipeline, _NAME)
@@ -55,7 +55,7 @@ def broken(lora_pipeline: ModuleType) -> bool:
     layer = type("Layer", (), {"weight": weight})
     try:
         return dequantize(layer, layer) is weight
-    except AttributeError:  # diffusers 0.36 asks torch for an accelerator first, whatever the weight is
+    except AttributeError:  # diffusers 0.36 first asks torch for an accelerator, whatever the weight is
         return True
 
 

@@ -1,19 +1,19 @@
-"""A ControlNet that is made of a quantized transformer has wrong weights.
+"""A ControlNet made from a quantized transformer has wrong weights.
 
 Symptom: no error, but ``from_transformer`` of a Flux, SD3, Qwen-Image or Hunyuan-DiT ControlNet, and ``from_unet`` of a
-    sparse one, give layers with the bytes of an 8-bit weight for numbers (bitsandbytes, SDNQ, FP8 of Black Forest
-    Labs), or with random numbers where optimum-quanto, AutoRound or Nunchaku has quantized the transformer. Of 4 bits,
-    of torchao, or where the embedders are quantized too: errors about names and sizes in a state dict.
-Cause: the weights are copied with ``load_state_dict(..., strict=False)``, which passes over names that do not fit, and
-    writes whatever has the right shape.
+    sparse one, give layers that hold the bytes of an 8-bit weight as numbers (bitsandbytes, SDNQ, FP8 of Black Forest
+    Labs), or random numbers if the transformer was quantized by optimum-quanto, AutoRound or Nunchaku. In 4-bit, with
+    torchao, or if the embedders are quantized too: errors about names and sizes in a state dict.
+Cause: the weights are copied with ``load_state_dict(..., strict=False)``, which skips names that do not fit, and copies
+    whatever has the right shape.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_flux.py#L208,
     https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_hunyuan.py#L212,
     https://github.com/huggingface/diffusers/blob/v0.31.0/src/diffusers/models/controlnet_sparsectrl.py#L443; not
-    reported. In diffusers 0.31 each class has a module of its own, from 0.32 on they are in one package.
+    reported. In diffusers 0.31 each class has its own module; from 0.32 on they are in one package.
 Patch: a ValueError before anything is made. Layers with a LoRA are copied without it, unless it is fused; upstream
-    leaves them out, whose names differ. ``from_transformer`` of a Z-Image ControlNet, which shares the layers
-    themselves, is left alone. So is every method that copies with ``strict=True`` outside of this package, like
-    ``UNetMotionModel.from_unet2d``: PyTorch raises there, since a quantized layer has names that a plain one has not.
+    skips them, because their names differ. ``from_transformer`` of a Z-Image ControlNet, which shares the layers
+    themselves, is left alone. So is every method outside that package that copies with ``strict=True``, like
+    ``UNetMotionModel.from_unet2d``: PyTorch raises there, since a quantized layer has names that a plain one does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Bitsandbytes models cannot be loaded or dequantized where there is no GPU.
+"""Bitsandbytes models cannot be loaded or dequantized without a GPU.
 
 Symptom: RuntimeError "No GPU found. A GPU is needed for quantization." from ``from_pretrained`` with a bitsandbytes
     config, and ValueError "Some modules are dispatched on the CPU or the disk" with ``device_map="cpu"``;
-    ``dequantize()`` of a 4-bit model on the CPU raises "Torch not compiled with CUDA enabled", on Apple's GPUs too.
+    ``dequantize()`` of a 4-bit model on the CPU raises "Torch not compiled with CUDA enabled", on Apple GPUs too.
 Cause: bitsandbytes 0.46 and newer quantizes and runs on the CPU. ``validate_environment``, ``update_device_map`` and
     ``_dequantize`` of its quantizers in diffusers support accelerators only.
 Upstream: not reported for diffusers; transformers allows it.
@@ -43,7 +43,7 @@ def broken(bnb_quantizer: ModuleType) -> bool:
 
     validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
     if not quantizes_on_cpu():
-        return False  # the message is true there
+        return False  # the message is true then
     if written_in(validate, __name__):
         return False
     return any(_NO_GPU in name for name in names_used(validate))
@@ -55,7 +55,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     import torch
 
     class OnCpu:
-        """torch, with the CPU as the one device of its one accelerator."""
+        """torch, with the CPU as the only device of its only accelerator."""
 
         cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: "cpu")
         xpu = mps = SimpleNamespace(is_available=lambda: False)
@@ -100,7 +100,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
 
     def make_dequantize(original):
         def _dequantize(self, model):
-            # On Apple's GPUs too: calling CUDA crashes there, and the weights are on the CPU.
+            # On Apple GPUs too: calling CUDA crashes there, and the weights are on the CPU.
             if torch.cuda.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available()):
                 return original(self, model)
             return on_cpu(original)(self, model)

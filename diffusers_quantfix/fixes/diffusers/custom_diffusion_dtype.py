@@ -1,10 +1,10 @@
 """Custom Diffusion cannot run with quantized layers.
 
 Symptom: RuntimeError "mat1 and mat2 must have the same dtype, but got Byte and BFloat16", or "Expected query, key, and
-    value to have the same dtype", from the processors of Custom Diffusion on a UNet in 4 or 8 bits.
-Cause: they cast their input, the keys and the values to the dtype of the weight of ``attn.to_q``: uint8 or int8.
+    value to have the same dtype", from Custom Diffusion's processors on a 4-bit or 8-bit UNet.
+Cause: they cast their input, the keys and the values to the dtype of ``attn.to_q.weight``: uint8 or int8.
 Upstream: not reported.
-Patch: where that weight is packed, they see one of the dtype of their input instead.
+Patch: if that weight is packed, they see one with the dtype of their input instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def broken(attention_processor: ModuleType) -> bool:
     import torch
 
     with on_meta():
-        # diffusers' own cannot be made yet: its module is imported from one that it needs
+        # diffusers' own class cannot be used yet: its module is imported from one that needs this module
         attention = torch.nn.Module()
         attention.prepare_attention_mask = lambda *_: None
         attention.to_q = packed_stand_in(1)
@@ -58,7 +58,7 @@ def broken(attention_processor: ModuleType) -> bool:
 
 def patch(attention_processor: ModuleType, draft: Draft) -> None:
     def make(original):
-        # diffusers reads the names of its parameters, to know what a processor takes
+        # diffusers reads its parameter names to learn which arguments a processor accepts
         @functools.wraps(original)
         def __call__(self, attn, hidden_states, *args, **kwargs):
             seen = with_floating_weights(attn, "to_q", dtype=hidden_states.dtype)

@@ -1,10 +1,10 @@
 """A dequantized model is still marked as quantized.
 
-Symptom: a model that was saved after ``model.dequantize()`` cannot be loaded (ValueError "Supplied state dict for ...
-    does not contain `bitsandbytes__*`"), ``pipe.to(dtype)`` warns that it "has been loaded in `bitsandbytes` 4bit" and
-    does nothing, ``model.to(...)`` and ``.cuda()`` raise "not supported for `8-bit`" where they do so for 8-bit models.
-    After ``dequantize()`` of a model under sequential or group offload the next run produces noise (8 bits,
-    sequential), or ends in "Trying to set a tensor of shape ..." or "found at least two devices".
+Symptom: a model saved after ``model.dequantize()`` cannot be loaded (ValueError "Supplied state dict for ... does not
+    contain `bitsandbytes__*`"), ``pipe.to(dtype)`` warns that it "has been loaded in `bitsandbytes` 4bit" and does
+    nothing, ``model.to(...)`` and ``.cuda()`` raise "not supported for `8-bit`" in releases where they do so for 8-bit
+    models. After ``dequantize()`` of a model under sequential or group offload the next run produces noise (8-bit,
+    sequential), or raises "Trying to set a tensor of shape ..." or "found at least two devices".
 Cause: ``DiffusersQuantizer.dequantize`` deletes the quantizer and sets ``is_quantized``. The quantization config in the
     model's config, ``quantization_method`` and ``is_loaded_in_4bit`` / ``8bit`` stay. The offloading hooks, which hold
     or move the quantized weights, are not updated with the new ones.
@@ -61,7 +61,7 @@ def patch(base: ModuleType, draft: Draft) -> None:
     def forget(model):
         forget_quantization(model)
         config = getattr(model, "_internal_dict", None)
-        # Some entries are attributes of the dictionary only, not keys.
+        # Some entries are only attributes of the dictionary, not keys.
         if config is not None and any(name in config or name in vars(config) for name in IN_CONFIG):
             model._internal_dict = type(config)(
                 {key: value for key, value in config.items() if key not in IN_CONFIG}

@@ -1,11 +1,11 @@
-"""dequantize() of a 4-bit model with a floating quant_storage gives weights of another dtype.
+"""dequantize() of a 4-bit model with a floating quant_storage gives weights of the wrong dtype.
 
 Symptom: RuntimeError "self and mat2 must have the same dtype, but got BFloat16 and Half" in the first run after
     ``dequantize()`` of a bfloat16 model whose packed bytes are stored as float16 or float32.
 Cause: ``dequantize_and_replace`` casts the weights to ``model.dtype``, which is that of the packed bytes.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/quantizers/bitsandbytes/utils.py; not
     reported.
-Patch: a weight that would be cast to the dtype of its packed bytes gets the dtype that it had before it was quantized.
+Patch: a weight that would be cast to the dtype of its packed bytes gets the dtype it had before quantization.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIX = Fix(
 
 
 def broken(utils: ModuleType) -> bool:
-    """Does it cast weights in 4 bits to what it is told?"""
+    """Does it cast 4-bit weights to the dtype it is given?"""
     function = resolve(utils, "dequantize_bnb_weight")
     texts = [text for text in function_of(function).__code__.co_consts if isinstance(text, str)]
     return not written_in(function, __name__) and any("type-casted" in text for text in texts)

@@ -1,8 +1,8 @@
-"""After a move, hooks send the inputs of an 8-bit model to its old device.
+"""After a move, hooks send an 8-bit model's inputs to its old device.
 
-Symptom: RuntimeError "Expected all tensors to be on the same device" from an 8-bit model after a move to another one.
-Cause: accelerate before 1.13.0 puts hooks on every module of an 8-bit model; they send the inputs to the device on
-    which it was loaded. diffusers 0.37.0 allows moving the model, but does not update the hooks.
+Symptom: RuntimeError "Expected all tensors to be on the same device" from an 8-bit model after it was moved.
+Cause: accelerate before 1.13.0 puts hooks on every module of an 8-bit model; they send the inputs to the device it was
+    loaded on. diffusers 0.37.0 allows moving the model, but does not update the hooks.
 Upstream: https://github.com/huggingface/diffusers/pull/12972; accelerate 1.13.0 puts no hooks on them.
 Patch: after a move by ``ModelMixin.to`` or ``.cuda``, the hooks that only align inputs send them to the new device.
 """

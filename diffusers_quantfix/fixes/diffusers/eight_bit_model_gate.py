@@ -1,14 +1,14 @@
-"""8-bit models of diffusers refuse to move, and to load with accelerate 1.13.
+"""8-bit diffusers models refuse to move, and to load with accelerate 1.13.
 
 Symptom: ValueError "`.to` is not supported for `8-bit` bitsandbytes models. Please use the model as it is", from
-    ``model.to(...)``; with accelerate >= 1.13 and bitsandbytes >= 0.48 from every ``from_pretrained`` in 8 bits.
-Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36.0, and from 0.37.0 on where
-    bitsandbytes is older than 0.48.0. accelerate 1.13.0 loads a model and then calls ``model.to(device)`` where
-    bitsandbytes can move it; older releases put hooks on it instead.
+    ``model.to(...)``; with accelerate >= 1.13 and bitsandbytes >= 0.48 from every ``from_pretrained`` in 8-bit.
+Cause: ``ModelMixin.to`` and ``.cuda`` raise for 8-bit models, always up to 0.36.0, and from 0.37.0 on if bitsandbytes
+    is older than 0.48.0. accelerate 1.13.0 loads a model and then calls ``model.to(device)`` if bitsandbytes can move
+    it; older releases put hooks on it instead.
 Upstream: https://github.com/huggingface/diffusers/pull/12972 (0.37.0) allows the move.
-Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
-    that it is on; a call without a device (``to(memory_format=...)``) passes. Upstream handles casts, and moves of
-    models that are spread over devices or offloaded.
+Patch: both methods allow an 8-bit model to move if the whole model moves (``bnb-linear8bit-move``), or to the device it
+    is already on; a call without a device (``to(memory_format=...)``) passes. Casts, and moves of models that are
+    spread over devices or offloaded, are left to upstream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIX = Fix(
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Look for the message, and for the version on which it depends: building a model here would import too much."""
+    """Look for the message, and for the version it depends on: building a model here would import too much."""
     to = resolve(modeling_utils, "ModelMixin.to")
     if written_in(to, eight_bit_model.__name__):
         return False

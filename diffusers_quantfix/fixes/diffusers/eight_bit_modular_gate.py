@@ -1,8 +1,8 @@
 """Modular pipelines do not move their 8-bit components.
 
 Symptom: the warning "has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. Module
-    is still on" after ``pipe.to("cpu")`` of a ``ModularPipeline``, and the component is still on the GPU.
-Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 changed ``DiffusionPipeline.to`` only.
+    is still on" after ``pipe.to("cpu")`` of a ``ModularPipeline``, and the component stays on the GPU.
+Cause: ``ModularPipeline.to`` skips 8-bit components in every release; PR 12972 changed only ``DiffusionPipeline.to``.
 Upstream: https://github.com/huggingface/diffusers/pull/12972.
 Patch: ``to`` also moves the 8-bit components that can move completely (``bnb-linear8bit-move``).
 """

@@ -1,12 +1,11 @@
 """Pipelines do not move or offload their 8-bit components.
 
 Symptom: the warning "has been loaded in `bitsandbytes` 8bit and moving it to cpu via `.to()` is not supported. Module
-    is still on" after ``pipe.to("cpu")``, and the 8-bit components are still on the GPU. From 0.37.0 on there is no
-    warning where transformers is older than 4.58. ``enable_model_cpu_offload()`` skips them: they stay on the GPU all
-    the time.
+    is still on" after ``pipe.to("cpu")``, and the 8-bit components stay on the GPU. From 0.37.0 on there is no warning
+    if transformers is older than 4.58. ``enable_model_cpu_offload()`` skips them: they stay on the GPU all the time.
 Cause: ``DiffusionPipeline.to`` and ``enable_model_cpu_offload`` skip 8-bit components: always up to 0.36.0, and later
-    where bitsandbytes (< 0.48.0) or transformers is too old, although the transformers release does not matter for a
-    model of diffusers.
+    if bitsandbytes (< 0.48.0) or transformers is too old, although the transformers release does not matter for a
+    diffusers model.
 Upstream: https://github.com/huggingface/diffusers/issues/11329, https://github.com/huggingface/diffusers/pull/12972
     (0.37.0).
 Patch: both methods also move the 8-bit components that can move completely (``bnb-linear8bit-move``) and bypass the
@@ -34,7 +33,7 @@ FIX = Fix(
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Look for the error message, and for the versions on which it depends since 0.37.0."""
+    """Look for the error message, and for the versions it depends on since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
     said = texts_of(to)
     if written_in(to, eight_bit_pipeline.__name__) or eight_bit_pipeline.REFUSAL not in said:
@@ -55,7 +54,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
         return enable_model_cpu_offload
 
     def hook_what_was_skipped(pipe):
-        """Add the 8-bit components to the chain of hooks, each of which moves its predecessor to the CPU."""
+        """Add the 8-bit components to the chain of hooks, each of which moves the previous model to the CPU."""
         from accelerate import cpu_offload_with_hook
 
         hooks = {id(hook.model): hook for hook in pipe._all_hooks}
@@ -69,7 +68,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             elif eight_bit_pipeline.movable([model]):
                 try:
                     _, hook = cpu_offload_with_hook(model, pipe._offload_device, prev_module_hook=before)
-                except ValueError:  # the model refuses the move: it stays on its device, as upstream does
+                except ValueError:  # the model refuses the move: it stays on its device, as upstream
                     eight_bit.move(model, pipe._offload_device)
                     continue
                 pipe._all_hooks.append(hook)

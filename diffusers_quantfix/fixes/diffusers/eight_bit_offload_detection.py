@@ -5,17 +5,15 @@ Symptom: ``pipe.to("cpu")`` of a float16 pipeline with a bitsandbytes component 
 Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_offloaded`` treats every root hook of class
     ``AlignDevicesHook`` as offload. ``accelerate.dispatch_model`` puts one with ``offload=False`` on a model that is
     spread over several GPUs, and on an 8-bit model on one GPU too (accelerate before 1.2: also on a 4-bit one). It is
-    called for text encoders of transformers in every release, for models of diffusers since 0.33.0.
+    called for transformers text encoders in every release, and for diffusers models since 0.33.0.
 Upstream: https://github.com/huggingface/diffusers/issues/11352, https://github.com/huggingface/diffusers/pull/11356
     (0.34.0), which treats every 8-bit model as never offloaded.
 Patch: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
-    upstream's own rule remains. Its error prevents ``.to("cuda")`` from partially moving a model that is spread over
-    GPUs.
+    upstream's own rule remains. Its error keeps ``.to("cuda")`` from partially moving a model that is spread over GPUs.
 
 The function is local to ``to``, so it cannot be wrapped. Removing the hooks from the modules while ``to`` runs would
-affect other threads, and an exception could leave them removed. So the patch replaces the code object, from which
-``to`` creates the function on each call, in the constants of ``to``: one assignment, which does not affect a running
-call.
+affect other threads, and an exception could leave them removed. So the patch replaces, in the constants of ``to``, the
+code object from which ``to`` creates the function on each call: one assignment, which does not affect a running call.
 """
 
 from __future__ import annotations
@@ -58,8 +56,8 @@ def broken(pipeline_utils: ModuleType) -> bool:
         )
     if not FunctionType(code, vars(pipeline_utils))(_dispatched_8bit_model()):
         return False
-    # Since 0.34.0 upstream checks the quantization itself. From 0.37.0 on it relies on the hook again where accelerate
-    # no longer puts one on an 8-bit model: the remaining cases are rarer, and another defect.
+    # Since 0.34.0 upstream checks the quantization itself. From 0.37.0 on it relies on the hook again if accelerate no
+    # longer puts one on an 8-bit model: the remaining cases are rarer, and a different bug.
     return "_check_bnb_status" not in code.co_names
 
 
@@ -75,18 +73,18 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 def module_is_sequentially_offloaded(module: Any) -> bool:
     """What ``DiffusionPipeline.to`` calls for each of its components, which may be any object.
 
-    Only the code of this function is used, with the globals of diffusers, so it imports everything that it needs.
+    Only this function's code is used, with diffusers' globals, so it imports everything it needs.
     """
 
     def upstream_rule(module):
-        """Its code is replaced by that of upstream's function."""
+        """Its code is replaced by upstream's."""
 
     from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
     from diffusers_quantfix.engine.versions import is_installed
     from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded, is_spread
 
-    # A component on several devices cannot be moved to a GPU either. Upstream refuses it before 0.32.0, and that stays;
+    # A component on several devices cannot be moved to a GPU either. Before 0.32.0 upstream refuses it, which is kept;
     # from 0.32.0 on `diffusers-spread-guard` does.
     alone = is_spread(module) and is_installed("diffusers", "<0.32")
     if any(_check_bnb_status(module)) and not alone:

@@ -4,9 +4,8 @@ Symptom: ``from_pretrained`` of a 4-bit checkpoint is slow: the load time is qua
 Cause: ``BnB4BitDiffusersQuantizer.create_quantized_param`` searches the whole state dict for each parameter, to find
     the few keys that begin with its name, and searches the list of unexpected keys twice for each of these.
 Upstream: not reported.
-Patch: it receives those keys only, and no list. They are found in a sorted list of the keys, which is created once per
-    shard. The list of unexpected keys is sorted as well; its order has no meaning (since 0.33 it is created from a
-    set).
+Patch: it receives only those keys, and no list. They are found in a sorted list of the keys, created once per shard.
+    The list of unexpected keys is sorted too; its order has no meaning (since 0.33 it is created from a set).
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
     import threading
     from bisect import bisect_left
 
-    # The sorted keys of the shard that is being loaded. Not on the quantizer, which the model keeps; no tensors.
+    # The sorted keys of the shard being loaded. Not on the quantizer, which the model keeps; no tensors.
     last = threading.local()
 
-    # Threads that load the shards of a model in parallel share its list of unexpected keys.
+    # Threads that load a model's shards in parallel share its list of unexpected keys.
     lock = Lock()
 
     def make(original):
@@ -92,7 +91,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
 def changed(
     args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, value: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with another value for one of them, if it was given at all."""
+    """The arguments of a call with one of them replaced, if it was passed at all."""
     if name in kwargs:
         return args, {**kwargs, name: value}
     return (*args[:position], value, *args[position + 1 :]) if len(args) > position else args, kwargs

@@ -1,13 +1,13 @@
 """4-bit checkpoints with a quant_storage other than uint8 cannot be loaded.
 
 Symptom: ValueError "Expected the flattened shape of the current param (context_embedder.weight) to be torch.Size([1024,
-    1]) but is (2048, 1)" from ``from_pretrained`` of a model that was quantized with
-    ``bnb_4bit_quant_storage=torch.bfloat16`` (or float16, float32), as FSDP needs it.
-Cause: the check of the shape in diffusers' 4-bit quantizer knows packed bytes as uint8 only. Without it the loading
+    1]) but is (2048, 1)" from ``from_pretrained`` of a model quantized with ``bnb_4bit_quant_storage=torch.bfloat16``
+    (or float16, float32), as FSDP requires.
+Cause: the shape check in diffusers' 4-bit quantizer expects packed bytes in uint8 only. Without the check, loading
     would convert them to ``torch_dtype`` like any floating weight, which destroys them.
 Upstream: not reported.
-Patch: while a state dict is loaded, packed weights are views of it in uint8; the parameter has the dtype in which the
-    bytes were saved.
+Patch: while a state dict is loaded, its packed weights are uint8 views; the parameter has the dtype the bytes were
+    saved in.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _QUANTIZER = "BnB4BitDiffusersQuantizer"
 _LOAD = "load_model_dict_into_meta"
 # Among the arguments of create_quantized_param: model, value.
 _VALUE = 1
-# On the view of a packed weight: the dtype in which it was saved.
+# On the view of a packed weight: the dtype it was saved in.
 _SAVED_AS = "_diffusers_quantfix_saved_as"
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Ask whether 128 weights may be packed in 32 elements of two bytes."""
+    """Check whether 128 weights may be packed in 32 elements of two bytes."""
     import torch
 
     bnb_quantizer = sys.modules["diffusers.quantizers.bitsandbytes.bnb_quantizer"]
@@ -49,7 +49,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     whole, packed = torch.empty(2, 64, device="meta"), torch.empty(32, 1, dtype=torch.bfloat16, device="meta")
     try:
         check("weight", whole, packed)
-    except (ValueError, AttributeError):  # up to 0.32 it is given the shapes
+    except (ValueError, AttributeError):  # up to 0.32 it expects the shapes
         return True
     return False
 

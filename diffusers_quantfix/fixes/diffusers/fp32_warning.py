@@ -4,8 +4,8 @@ Symptom: "There are modules in FluxTransformer2DModel that should be kept in flo
     can lead to inconsistent results", from every ``.to(dtype)`` of every model.
 Cause: ``ModelMixin.to`` creates a list of ``_keep_in_fp32_modules``, and then checks whether it is None.
 Upstream: https://github.com/huggingface/diffusers/pull/13872 added the warning (0.39.0).
-Patch: in the code of ``to`` the condition is exchanged: whether the list is empty. A model that has such modules still
-    gets the warning.
+Patch: the condition in the code of ``to`` is replaced by a check that the list is not empty. A model that has such
+    modules still gets the warning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAYS = "that should be kept in float32: "
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Call it for a stand-in without such modules, with a logger of our own in place of diffusers', and no imports."""
+    """Call it for a stand-in without such modules, with our own logger instead of diffusers', and no imports."""
     import builtins
 
     import torch
@@ -48,7 +48,7 @@ def broken(modeling_utils: ModuleType) -> bool:
         "__builtins__": {**vars(builtins), "__import__": lambda *args: hooks},
     }
     asked = FunctionType(to.__code__, names, to.__name__, to.__defaults__, to.__closure__)
-    with contextlib.suppress(AttributeError, TypeError):  # the stand-in is no model
+    with contextlib.suppress(AttributeError, TypeError):  # the stand-in is not a model
         asked(SimpleNamespace(_keep_in_fp32_modules=None), dtype=torch.float32)
     return any(f"{_SAYS}[]" in text for text in said)
 
@@ -61,7 +61,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
 
 def _warns(modeling_utils: ModuleType) -> FunctionType | None:
-    """``ModelMixin.to`` below its wrappers; not the last of them, for it says itself that it wraps torch's."""
+    """``ModelMixin.to`` below its wrappers; not the innermost, since it is itself marked as a wrapper of torch's."""
     to = resolve(modeling_utils, "ModelMixin.to")
     while to is not None:
         if isinstance(to, FunctionType) and any(_SAYS in str(constant) for constant in to.__code__.co_consts):

@@ -7,9 +7,8 @@ Cause: ``from_pipe`` ends with ``new_pipeline.to(dtype=dtype)``, where the dtype
 Upstream: https://github.com/huggingface/diffusers/issues/12754, https://github.com/huggingface/diffusers/pull/12762
     (open).
 Patch: without a dtype argument nothing is cast. With one, in a pipeline with a quantized component, a shared component
-    that has another dtype is copied, and the copy is cast. Components that have that dtype already stay shared,
-    quantized components too. With a dtype argument, pipelines without quantized components share and cast as upstream
-    does.
+    of another dtype is copied, and the copy is cast. Components that already have that dtype stay shared, as do
+    quantized components. With a dtype argument, pipelines without quantized components share and cast as upstream.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FIX = Fix(
     frames=("pipeline_utils.py:from_pipe", "from_pipe", r"new_pipeline\.to\("),
 )
 
-# The dtypes to which ``from_pipe`` casts its new pipeline, in this thread or task; None outside of ``from_pipe``.
+# The dtypes to which ``from_pipe`` casts its new pipeline, in this thread or task; None outside ``from_pipe``.
 _held: ContextVar[list[Any] | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
 
 
@@ -87,7 +86,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def cast_own(pipeline, shared, dtype):
         for name, part in pipeline.components.items():
             if not isinstance(part, torch.nn.Module) or hasattr(part, "_diffusers_hook"):
-                continue  # upstream does not cast what is group offloaded
+                continue  # upstream does not cast group-offloaded models
             if casting.is_quantized(part):
                 logger.warning(
                     f"The module '{type(part).__name__}' is quantized and conversion to {dtype} is not supported."
@@ -96,7 +95,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
                 setattr(pipeline, name, (own_copy(part) if id(part) in shared else part).to(dtype=dtype))
 
     def dtype_of(model):
-        # For a model that keeps some modules in float32, its dtype is more accurate than its parameters' dtypes.
+        # If a model keeps some modules in float32, its dtype is more accurate than its parameters' dtypes.
         dtype = getattr(model, "dtype", None)
         if isinstance(dtype, torch.dtype):
             return dtype

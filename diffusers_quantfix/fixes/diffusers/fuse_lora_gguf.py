@@ -1,8 +1,8 @@
-"""``fuse_lora`` of a GGUF model fails in the middle.
+"""``fuse_lora`` of a GGUF model fails halfway.
 
 Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
-    another pair of sizes, from ``fuse_lora()``. Layers that the file keeps unquantized are merged by then.
-Cause: peft adds the product of the LoRA to the packed bytes, whose rows have another length.
+    another pair of sizes, from ``fuse_lora()``. Layers that the file keeps unquantized are already merged by then.
+Cause: peft adds the LoRA's product to the packed bytes, whose rows have a different length.
 Upstream: https://github.com/huggingface/diffusers/issues/12047 (open).
 Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
 """
@@ -22,7 +22,7 @@ FIX = Fix(
     id="diffusers-fuse-lora-gguf",
     module="diffusers.loaders.peft",
     claims={"diffusers": ">=0.32.0,<=0.42.1", "peft": "", "gguf": ""},
-    # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
+    # Anchored at the start: trying a match at every "gguf" of a long log takes quadratic time.
     patterns=(
         r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",
         r"\bfus(e|ing) .{0,40}lora .{0,40}\bgguf",
@@ -32,7 +32,7 @@ FIX = Fix(
 
 
 def broken(peft: ModuleType) -> bool:
-    """Is there nothing of GGUF in it, and nothing of ours around it?"""
+    """Does it not mention GGUF, and is it not yet patched?"""
     if not knows_gguf():
         return False
     fuse = resolve(peft, "PeftAdapterMixin.fuse_lora")

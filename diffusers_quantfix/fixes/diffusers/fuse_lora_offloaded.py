@@ -1,16 +1,16 @@
 """Fusing a LoRA into an offloaded pipeline has no effect.
 
 Symptom: after ``pipe.fuse_lora()`` under sequential offload the LoRA has no effect at all: it counts as merged, but the
-    weights in use are those without it. ``unfuse_lora`` behaves the same way. An 8-bit component raises, or produces
-    wrong output.
-Cause: peft merges into the current weights. Between two uses these are meta tensors, on which every operation succeeds
+    weights in use do not include it. ``unfuse_lora`` behaves the same way. An 8-bit component raises, or produces wrong
+    output.
+Cause: peft merges into the current weights. Between uses these are meta tensors, on which every operation succeeds
     without effect.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/lora_base.py; not reported; peft
-    has ``onload_layer`` for this, diffusers does not call it.
+    has ``onload_layer`` for this, but diffusers does not call it.
 Patch: while a pipeline fuses or unfuses, the weights of each offloaded adapter layer are moved to its execution device
     and merged there, and the result is stored in its offloading hooks. Under group offload, which may keep copies, the
-    groups are rebuilt from the new weights. When the LoRA is disabled, fused weights are unmerged at once: peft would
-    do so in the next forward pass, again on meta tensors.
+    groups are rebuilt from the new weights. When the LoRA is disabled, fused weights are unmerged immediately: peft
+    would do it in the next forward pass, again on meta tensors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FIX = Fix(
 
 
 def broken(lora_base: ModuleType) -> bool:
-    """Unfuse a pipeline of one offloaded adapter layer; does the layer have the data of its weight?"""
+    """Unfuse a pipeline of one offloaded adapter layer; does the layer see its weight's data?"""
     mixin: Any = resolve(lora_base, "LoraBaseMixin")
     resolve(mixin, "fuse_lora")
     resolve(mixin, "unfuse_lora")

@@ -1,9 +1,9 @@
 """Fusing a LoRA into an offloaded model has no effect.
 
-Symptom: no effect of the LoRA after ``transformer.fuse_lora()`` under ``accelerate.cpu_offload``.
+Symptom: the LoRA has no effect after ``transformer.fuse_lora()`` under ``accelerate.cpu_offload``.
 Cause: as for a pipeline (``diffusers-fuse-lora-offloaded``): peft merges into meta tensors.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py; not reported.
-Patch: the same, for calls of the model's own methods.
+Patch: the same, for the model's own methods.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIX = Fix(
 
 
 def broken(peft: ModuleType) -> bool:
-    """Unfuse a model of one offloaded adapter layer; does the layer have the data of its weight?"""
+    """Unfuse a model of one offloaded adapter layer; does the layer see its weight's data?"""
     import torch
 
     mixin = resolve(peft, "PeftAdapterMixin")

@@ -1,13 +1,13 @@
-"""``fuse_qkv_projections`` of a quantized model fails in the middle.
+"""``fuse_qkv_projections`` of a quantized model fails halfway.
 
 Symptom: RuntimeError "Only Tensors of floating point and complex dtype can require gradients" from
     ``fuse_qkv_projections()`` of a model with bitsandbytes or GGUF weights; NotImplementedError "attempting to run
     unimplemented operator/function" with torchao, "not implemented for 'Float8_e4m3fn'" with layerwise casting.
-    Attention layers that are not quantized are fused by then.
-Cause: the weights of the three projections are put into one ``torch.nn.Linear`` as they are in memory, packed.
-Upstream: https://github.com/huggingface/diffusers/issues/9165 (closed). Since 0.42 its loader of LoKr refuses quantized
+    Attention layers that are not quantized are already fused by then.
+Cause: the weights of the three projections are put into one ``torch.nn.Linear`` as they are: packed.
+Upstream: https://github.com/huggingface/diffusers/issues/9165 (closed). Since 0.42 its LoKr loader refuses quantized
     models for this reason.
-Patch: a clear error, before anything is fused. Weights of optimum-quanto are left to upstream, which can fuse them.
+Patch: a clear error before anything is fused. optimum-quanto weights are left to upstream, which can fuse them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIX = Fix(
     id="diffusers-fuse-qkv-quantized",
     module="diffusers.models.attention",
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
-    # From the beginning, once: a search from every "fuse" of a long log takes time that grows with its square.
+    # Anchored at the start: trying a match at every "fuse" of a long log takes quadratic time.
     patterns=(
         r"\A(?=.*fuse_(qkv_)?projections).*("
         "Only Tensors of floating point and complex dtype can require gradients|"
@@ -56,7 +56,7 @@ def patch(attention: ModuleType, draft: Draft) -> None:
 
     def make_for_model(original):
         def fuse_qkv_projections(self, *args, **kwargs):
-            # Some attention classes have a fuse_projections of their own.
+            # Some attention classes have their own fuse_projections.
             refuse([one for one in self.modules() if isinstance(one, attention.AttentionModuleMixin)], self)
             return original(self, *args, **kwargs)
 
@@ -65,7 +65,7 @@ def patch(attention: ModuleType, draft: Draft) -> None:
     for owner in attention_layers(attention):
         if fuses_packed(owner):
             draft.wrap_plain(owner, "fuse_projections", make_for_layer)
-            # Models with the older Attention have their own way to it, each in its file.
+            # Models with the older Attention have their own method for it, each in its file.
             if owner is not attention.Attention:
                 draft.wrap_plain(resolve(attention, "AttentionMixin"), "fuse_qkv_projections", make_for_model)
 
@@ -112,12 +112,12 @@ def refuse(layers: list[Any], whole: Any) -> None:
 
 
 def is_packed(layer: Any) -> bool:
-    """Whether the weight of a projection is stored as something that a plain layer cannot read."""
+    """Whether a projection's weight is stored in a form that a plain layer cannot read."""
     weight = getattr(layer, "weight", None)
     if weight is None:
         return False
-    # 4-bit weights may be packed in a floating dtype; those of torchao say that of the weights that they stand for. A
-    # plain layer cannot be made with weights in float8 (layerwise casting, and BFL's, which have scales besides).
+    # 4-bit weights may be packed in a floating dtype; torchao's report the dtype of the weights they represent. A plain
+    # layer cannot be made from float8 weights (layerwise casting, and Black Forest Labs's, which also have scales).
     return (
         not weight.dtype.is_floating_point
         or weight.dtype.itemsize == 1

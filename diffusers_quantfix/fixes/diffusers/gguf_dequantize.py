@@ -1,11 +1,11 @@
 """A dequantized GGUF model has float16 weights, whatever its compute dtype is.
 
-Symptom: after ``model.dequantize()`` of a GGUF model in bfloat16 or float32 the first run ends in RuntimeError "self
-    and mat2 must have the same dtype, but got BFloat16 and Half".
-Cause: ``_dequantize_gguf_and_restore_linear`` takes the weights as ``dequantize_gguf_tensor`` returns them: float16,
-    the dtype of the scales of most types. The forward pass of the quantized layer casts them to its ``compute_dtype``.
+Symptom: after ``model.dequantize()`` of a GGUF model in bfloat16 or float32 the first run raises RuntimeError "self and
+    mat2 must have the same dtype, but got BFloat16 and Half".
+Cause: ``_dequantize_gguf_and_restore_linear`` uses the weights as returned by ``dequantize_gguf_tensor``: float16, the
+    dtype of most types' scales. The quantized layer's forward pass casts them to its ``compute_dtype``.
 Upstream: https://github.com/huggingface/diffusers/pull/14333, released in 0.40.0.
-Patch: the new layer gets the weight in the ``compute_dtype`` of the old one.
+Patch: the new layer gets the weight in the old layer's ``compute_dtype``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIX = Fix(
 
 
 def broken(utils: ModuleType) -> bool:
-    """Dequantize a layer of one block whose compute dtype is float32."""
+    """Dequantize a one-block layer whose compute dtype is float32."""
     import torch
 
     kind = next(kind for kind in resolve(utils, "GGML_QUANT_SIZES") if kind.name == "Q8_0")

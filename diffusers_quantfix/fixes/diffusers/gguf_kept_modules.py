@@ -1,14 +1,13 @@
-"""GGUF leaves packed what is to stay in float32 or is not to be converted.
+"""GGUF leaves modules packed that should stay in float32 or not be converted.
 
-Symptom: RuntimeError "mat1 and mat2 must have the same dtype, but got Byte and BFloat16" from Wan and its relatives,
-    where the file has the layers of ``time_embedder`` packed; the same for a layer of
-    ``quantization_config.modules_to_not_convert``. A module in that list stays packed without a word.
-Cause: ``_replace_with_gguf_linear`` compares the names with the last part of a layer's own name only, and a layer that
-    it leaves alone gets the packed bytes. Wan casts its time step to the dtype of the first weight of
-    ``time_embedder``: uint8.
+Symptom: RuntimeError "mat1 and mat2 must have the same dtype, but got Byte and BFloat16" from Wan and related models
+    whose file has the layers of ``time_embedder`` packed; the same for a layer in
+    ``quantization_config.modules_to_not_convert``. A module in that list silently stays packed.
+Cause: ``_replace_with_gguf_linear`` compares the names only with the last part of a layer's name, and a layer that it
+    leaves alone gets the packed bytes. Wan casts its time step to the dtype of ``time_embedder``'s first weight: uint8.
 Upstream: https://github.com/huggingface/diffusers/pull/13697, released in 0.39.0.
-Patch: the weights of these modules are dequantized in the state dict, before any layer is exchanged. To the loader they
-    are like those that the file has in float32.
+Patch: the weights of these modules are dequantized in the state dict, before any layer is replaced. To the loader they
+    look like those stored in float32.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FIX = Fix(
     module="diffusers.quantizers.gguf.gguf_quantizer",
     claims={"diffusers": ">=0.32.0,<0.39.0", "gguf": ""},
     since="0.1.0",
-    # The message alone is that of other packed layers as well.
+    # The message alone also comes from other packed layers.
     patterns=(r"(gguf|GGUF).{0,2000}same dtype.{0,30}Byte", r"same dtype.{0,30}Byte.{0,400}GGUF"),
     frames=("gguf/utils.py:forward_native", "GGUF", "transformer_wan", "modules_to_not_convert"),
     fixed_in="diffusers 0.39.0",
@@ -40,7 +39,7 @@ _BEFORE = "_process_model_before_weight_loading"
 
 
 def broken(gguf_quantizer: ModuleType) -> bool:
-    """Is a layer exchanged for a packed one in a module that stays in float32?"""
+    """Is a layer in a module that stays in float32 replaced by a packed one?"""
     import torch
 
     class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]

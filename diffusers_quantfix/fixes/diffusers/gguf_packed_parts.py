@@ -2,13 +2,13 @@
 
 Symptom: RuntimeError "The expanded size of the tensor (3072) must match the existing size (6144) at non-singleton
     dimension", "Input type (c10::BFloat16) and bias type (unsigned char) should be the same" and the like, from the
-    first forward pass of a GGUF model whose file has these tensors in BF16, as many files for ComfyUI have.
-Cause: ``load_gguf_checkpoint`` reads every type but F32 and F16 as packed bytes, BF16 too, and ``GGUFLinear`` unpacks
-    its weight only. Whatever else is packed stays bytes, of twice the length for BF16.
-Upstream: https://github.com/huggingface/diffusers/pull/13697 (0.39.0) unpacks what stays in float32 or is not to be
+    first forward pass of a GGUF model whose file has these tensors in BF16, like many ComfyUI files.
+Cause: ``load_gguf_checkpoint`` reads every type but F32 and F16 as packed bytes, even BF16, and ``GGUFLinear`` unpacks
+    only its weight. Everything else stays packed, twice as long for BF16.
+Upstream: https://github.com/huggingface/diffusers/pull/13697 (0.39.0) unpacks modules that stay in float32 or are not
     converted; the rest is open.
 Patch: packed tensors that are not the weight of a Linear layer are dequantized in the state dict, before any layer is
-    exchanged. To the loader they are like those that the file has in float32.
+    replaced. To the loader they look like those stored in float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BEFORE = "_process_model_before_weight_loading"
 
 
 def broken(gguf_quantizer: ModuleType) -> bool:
-    """Is the packed weight of a norm still packed when the loader begins to put tensors into a model?"""
+    """Is a norm's packed weight still packed when the loader starts to put tensors into a model?"""
     import torch
 
     class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
@@ -67,7 +67,7 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
 
             def is_unpacked(name: str) -> bool:
                 place, _, leaf = name.rpartition(".")
-                # What no layer has is not loaded; upstream says so.
+                # A tensor that no layer has is not loaded; upstream reports it.
                 return place in layers and not (
                     leaf == "weight" and isinstance(layers[place], torch.nn.Linear)
                 )

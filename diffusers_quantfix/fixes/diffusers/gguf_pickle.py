@@ -1,12 +1,12 @@
 """GGUF models and their state dicts cannot be pickled.
 
-Symptom: ``torch.save`` of a GGUF model or of its state dict, ``pickle`` and a spawned process end in "RecursionError:
+Symptom: ``torch.save`` of a GGUF model or its state dict, ``pickle`` and a spawned process raise "RecursionError:
     maximum recursion depth exceeded".
-Cause: ``torch.nn.Parameter.__reduce_ex__`` pickles ``self.data``, which is a GGUFParameter again: every function of
-    torch returns one. It would also lose the quantization type.
+Cause: ``torch.nn.Parameter.__reduce_ex__`` pickles ``self.data``, which is a GGUFParameter again: every torch function
+    returns one. It would also lose the quantization type.
 Upstream: not reported.
-Patch: ``GGUFParameter`` is rebuilt by its own constructor from its bytes and its type, one of a subclass or with other
-    attributes by torch's functions, so that the file needs diffusers and gguf, but not this package.
+Patch: a ``GGUFParameter`` is rebuilt by its own constructor from its bytes and type; one of a subclass or with other
+    attributes, by torch's functions. So the file needs diffusers and gguf, but not this package.
     ``torch.load(weights_only=True)`` needs ``GGUFParameter`` and ``gguf.GGMLQuantizationType`` in
     ``torch.serialization.add_safe_globals``.
 """
@@ -31,7 +31,7 @@ FIX = Fix(
     hot=True,
 )
 
-# What its constructor gives it; `_is_param` is torch's.
+# Set by its constructor; `_is_param` is torch's.
 _OF_GGUF = {"quant_type", "quant_shape", "_is_param"}
 
 

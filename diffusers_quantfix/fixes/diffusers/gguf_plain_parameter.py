@@ -1,10 +1,10 @@
-"""GGUF models with weights in float32 fail under sequential offload.
+"""GGUF models with float32 weights fail under sequential offload.
 
 Symptom: TypeError "new() received an invalid combination of arguments - got (Tensor, requires_grad=bool)" from
-    ``enable_sequential_cpu_offload()`` and ``accelerate.cpu_offload``, of Wan for instance; ``copy.deepcopy`` makes
-    tensors of these weights.
-Cause: ``GGUFQuantizer.create_quantized_param`` dequantizes the weights of modules that stay in float32 or are not to be
-    converted, and puts the plain tensor where a module has parameters. accelerate rebuilds it by its type.
+    ``enable_sequential_cpu_offload()`` and ``accelerate.cpu_offload``, with Wan for instance; ``copy.deepcopy`` turns
+    these weights into tensors.
+Cause: ``GGUFQuantizer.create_quantized_param`` dequantizes the weights of modules that stay in float32 or are not
+    converted, and puts plain tensors among a module's parameters. accelerate rebuilds them by type.
 Upstream: not reported.
 Patch: the tensor becomes a parameter.
 """
@@ -38,10 +38,7 @@ FIX = Fix(
 
 
 def broken(gguf_quantizer: ModuleType) -> bool:
-    """Put a tensor where a module has a parameter, as is done with a weight that is dequantized: is it no parameter?
-
-    Not with a packed weight: upstream would log that it dequantizes it.
-    """
+    """Let it replace a parameter with a tensor, as for a dequantized weight: is the result not a parameter?"""
     import torch
 
     create = resolve(gguf_quantizer, "GGUFQuantizer.create_quantized_param")
@@ -70,7 +67,7 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
 
         return create_quantized_param
 
-    # Once for each tensor of a checkpoint.
+    # Runs once for each tensor of a checkpoint.
     draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), "create_quantized_param", make)
 
 

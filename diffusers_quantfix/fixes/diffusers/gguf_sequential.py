@@ -1,14 +1,14 @@
-"""GGUF models fail under sequential offload and when they are copied.
+"""GGUF models fail under sequential offload and when copied.
 
 Symptom: ``enable_sequential_cpu_offload()`` of a pipeline with a GGUF model, ``accelerate.cpu_offload`` and
-    ``copy.deepcopy`` of such a model end in "KeyError: None".
+    ``copy.deepcopy`` of such a model raise "KeyError: None".
 Cause: accelerate and ``Parameter.__deepcopy__`` rebuild a parameter as ``type(parameter)(data, requires_grad=...)``.
     ``GGUFParameter.__new__`` looks up the sizes for its argument ``quant_type``, which is then None, although the data
     passed to it is a GGUFParameter with a type.
 Upstream: https://github.com/huggingface/diffusers/issues/14691, https://github.com/huggingface/diffusers/pull/14698
     (open).
-Patch: without a type argument, the new parameter takes the type of its data, and a deep copy has all attributes. For
-    data without a type upstream's error remains: the type is unknown here; what is read back from disk gets it from
+Patch: without a type argument, the new parameter gets its data's type, and a deep copy has all attributes. For data
+    without a type upstream's error remains: the type is unknown here; data read back from disk gets it from
     `accelerate-gguf-disk`.
 """
 
@@ -40,7 +40,7 @@ FIX = Fix(
 
 
 def broken(utils: ModuleType) -> bool:
-    """Rebuild a parameter of one block as accelerate does."""
+    """Rebuild a one-block parameter as accelerate does."""
     import torch
 
     parameter_class = resolve(utils, "GGUFParameter")

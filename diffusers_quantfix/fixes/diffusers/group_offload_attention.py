@@ -3,12 +3,12 @@
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
     (when checking argument for argument self in method wrapper_CUDA_addmm)" from ``multi_head_attention_forward`` after
     ``enable_group_offload(offload_type="leaf_level")``: ControlNetUnion, and image encoders like SigLIP.
-Cause: the layer ``out_proj`` inside it is a group of its own, which is brought when that layer is called. It never is:
-    torch's function gets its weight.
+Cause: its inner layer ``out_proj`` is a separate group, which is onloaded when that layer is called. It never is:
+    torch's function reads its weight.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L840; not
-    reported. ``accelerate-attention-offload`` is the same under sequential offload.
-Patch: the weights of that layer belong to the group of the attention itself. A quantized one is left alone: it has to
-    be called, by the fix of its model.
+    reported. ``accelerate-attention-offload`` is the same bug under sequential offload.
+Patch: that layer's weights join the attention's own group. A quantized layer is left alone: its model's own fix calls
+    it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _APPLY = "_apply_group_offloading_leaf_level"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Offload one, on the CPU: is the layer inside it brought when it is called only?"""
+    """Offload one, on the CPU: is its inner layer onloaded only when it is called?"""
     import torch
 
     apply = resolve(group_offloading, "apply_group_offloading")
@@ -49,7 +49,7 @@ def broken(group_offloading: ModuleType) -> bool:
     cpu = torch.device("cpu")
     try:
         apply(model, onload_device=cpu, offload_device=cpu, offload_type="leaf_level")
-    except AttributeError:  # some releases ask for the accelerator, where there is none
+    except AttributeError:  # some releases query the accelerator, and there is none
         return not written_in(resolve(group_offloading, _APPLY), __name__)
     return hasattr(model[0].out_proj, "_diffusers_hook")
 
@@ -72,7 +72,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 @contextlib.contextmanager
 def _with_weights_of_its_layer(attention: Any) -> Iterator[None]:
-    """A block in which ``attention`` has the parameters of its layer, and no layer."""
+    """A block in which ``attention`` has its inner layer's parameters, and no inner layer."""
     held = vars(attention)
     before = {name: held[name] for name in ("_modules", "_parameters")}
     layer = attention._modules["out_proj"]

@@ -1,17 +1,18 @@
 """Group offloading leaves buffers on the GPU.
 
-Symptom: memory of the GPU that is not released after a run under ``enable_group_offload(use_stream=True)``. Every
-    buffer of the offloaded modules is still there: all of a model whose quantized weights are buffers (the layouts of
-    GPTQ and AutoRound), the scales of BFL. What a layer writes to its buffer is lost in the next run. Without a stream
-    too, the memory of a buffer that is a view is never freed: transformers 4.51 to 4.56 makes all buffers of a
+Symptom: GPU memory is not released after a run under ``enable_group_offload(use_stream=True)``. Every buffer of the
+    offloaded modules is still there: the whole model if its quantized weights are buffers (the layouts of GPTQ and
+    AutoRound), the scales of Black Forest Labs. What a layer writes to its buffer is lost in the next run. Even without
+    a stream, the memory of a buffer that is a view is never freed: transformers 4.51 to 4.56 makes all buffers of a
     quantized model views of what it read.
-Cause: ``ModuleGroup`` brings the parameters and buffers of its modules, and gives only the parameters their host copies
-    back, and buffers of a module that is no layer, without what was written to them. The next run brings the first host
-    copy of a buffer again. It gives a buffer other ``.data``, which leaves a view its base, with the memory of both.
+Cause: ``ModuleGroup`` onloads the parameters and buffers of its modules, but restores the host copies only of the
+    parameters, and of buffers of a module that is not a layer, without what was written to them. The next run onloads a
+    buffer's first host copy again. It assigns a buffer's ``.data``, but a view keeps its base, and so the memory of
+    both.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321; not
     reported.
-Patch: the buffers get their host copies back as well; one that was changed in place is copied to it before. When the
-    offloading of a model is set up, its buffers that are views are exchanged for plain ones.
+Patch: the buffers get their host copies back too; one that was changed in place is first copied to its host copy. When
+    a model's offloading is set up, its buffers that are views are replaced by plain ones.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ _VERSIONS = "_quantfix_buffer_versions"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Do buffers stay where they were used, or views what they are?"""
+    """Do buffers stay on the device, or views stay views?"""
     return _keeps_views(group_offloading) or _leaves_buffers(group_offloading)
 
 
 def _keeps_views(group_offloading: ModuleType) -> bool:
-    """Set up the offloading of a module with a view as its buffer; is it still one?"""
+    """Set up offloading of a module whose buffer is a view; is it still a view?"""
     import torch
 
     host = torch.device("cpu")
@@ -90,7 +91,7 @@ def _leaves_buffers(group_offloading: ModuleType) -> bool:
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
     group = resolve(group_offloading, "ModuleGroup")
 
-    # Groups that go to disk, have no stream, or are moved by another fix have no host copies.
+    # Groups offloaded to disk, without a stream, or moved by another fix have no host copies.
     def make_onload(original):
         original = within(original)
 
@@ -106,14 +107,16 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
         def offload_(self):
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else ()
-            if buffers:  # before: diffusers gives those that are in no module of the group their host copies
+            if (
+                buffers
+            ):  # before: diffusers restores the host copies of those that are in no module of the group
                 keep_changes(self, buffers)
             original(self)
             for buffer in buffers:
                 buffer.data = self.cpu_param_dict[buffer]
 
         wrapped = uncompiled(offload_)
-        setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
+        setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
         return wrapped
 
     def make_apply(original):
@@ -129,8 +132,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def replace_views(model: Any) -> None:
-    """Give ``model`` plain buffers of the same memory where it has views, which keep that memory alive."""
-    replaced: dict[int, Any] = {}  # by the identity of a view, which stays: shared ones stay shared
+    """Replace ``model``'s buffers that are views, which keep their base alive, by plain buffers of the same memory."""
+    replaced: dict[int, Any] = {}  # by the identity of a view, which is kept alive: shared ones stay shared
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer._is_view() and not buffer.requires_grad:

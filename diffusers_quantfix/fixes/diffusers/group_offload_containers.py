@@ -2,10 +2,10 @@
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     from a LoKr or LoHa under ``enable_group_offload(offload_type="leaf_level")``.
-Cause: a parameter that belongs to no supported layer is brought when its parent is called. The parent that
-    ``_find_parent_module_in_module_dict`` finds is the ``ParameterDict``, which is never called.
+Cause: a parameter that belongs to no supported layer is onloaded when its parent is called. The parent found by
+    ``_find_parent_module_in_module_dict`` is the ``ParameterDict``, which is never called.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
-Patch: the parent is the module that has the ``ParameterDict`` or ``ParameterList``.
+Patch: the parent is the module that owns the ``ParameterDict`` or ``ParameterList``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Block-level group offloading leaves a layer on the CPU that is called by itself.
+"""Block-level group offloading leaves a layer that is called directly on the CPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     after ``enable_group_offload(offload_type="block_level")``: from ``text_encoder.get_input_embeddings()`` (ACE-Step),
     ``get_text_features`` of CLAP (AudioLDM 2), ``text_encoder.text_projection`` (Versatile Diffusion), ``decode`` of
     LTX 2.5's diffusion decoder.
-Cause: all children of a model that are no blocks are one group, which is brought when the ``forward`` of the model is
-    called, and taken back after it.
+Cause: all children of a model that are not blocks form one group, which is onloaded when the model's ``forward`` is
+    called, and offloaded after it.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L793; not
     reported.
-Patch: a call of such a child brings the group where it is away, and takes it back.
+Patch: a call of such a child onloads the group if it is offloaded, and offloads it again afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BROUGHT_FOR = "_quantfix_brought_for"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Offload a model with a layer, on the CPU: is the layer brought with the whole model only?"""
+    """Offload a model with a layer, on the CPU: is the layer onloaded only with the whole model?"""
     import torch
 
     apply = resolve(group_offloading, "apply_group_offloading")
@@ -62,7 +62,7 @@ def broken(group_offloading: ModuleType) -> bool:
         apply(
             model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
         )
-    except AttributeError:  # some releases ask for the accelerator, where there is none
+    except AttributeError:  # some releases query the accelerator, and there is none
         return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __name__)
     return not hasattr(model.layer, "_diffusers_hook") and not model.layer._forward_pre_hooks
 
@@ -101,13 +101,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def before_all(hook: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Before the model itself runs: a call of a child that was stopped is over."""
+    """Before the model itself runs: a child call that was interrupted is over."""
     vars(hook.group).pop(_BROUGHT_FOR, None)
     return original(module, *args, **kwargs)
 
 
 def bring(group_offloading: ModuleType, hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
-    """Before ``child`` runs: bring its group, if it is not there; with it its inputs."""
+    """Before ``child`` runs: onload its group, if it is offloaded, and move its inputs along."""
     group = hook.group
     held = vars(group)
     if _BROUGHT_FOR not in held and _is_there(child, group):
@@ -119,11 +119,11 @@ def bring(group_offloading: ModuleType, hook: Any, child: Any, args: Any, kwargs
 
 
 def take_back(hook: Any, child: Any, args: Any, output: Any) -> None:
-    """After ``child`` has run: take its group back, if it was brought for it."""
+    """After ``child`` has run: offload its group, if it was onloaded for it."""
     held = vars(hook.group)
     if held.get(_BROUGHT_FOR) is child:
         hook.group.offload_()
-        del held[_BROUGHT_FOR]  # last: what is interrupted here is taken back after the next call
+        del held[_BROUGHT_FOR]  # last: if interrupted here, the group is offloaded after the next call
 
 
 def _is_there(child: Any, group: Any) -> bool:

@@ -1,20 +1,20 @@
-"""Weights that are group-offloaded to disk are uninitialised memory, or another model's.
+"""Weights group-offloaded to disk become uninitialized memory, or another model's weights.
 
 Symptom: ``save_pretrained`` of a model under ``enable_group_offload(offload_to_disk_path=...)`` writes noise, without
-    an error; loaded again it gives NaN. Loading a LoRA at leaf level gives NaN at once, at block level KeyError
+    an error; the reloaded model gives NaN. Loading a LoRA at leaf level gives NaN at once, at block level KeyError
     "tensor_32". ``fuse_lora()`` and ``load_lora_weights(hotswap=True)`` have no effect, or give NaN. T5 at leaf level
-    gives NaN. Two models in one folder (both transformers of Wan 2.2), or a folder that another model has left: the
-    second computes with the weights of the first. With a stream, before diffusers 0.41, NaN.
-Cause: ``ModuleGroup.offload_`` writes its tensors to a file and replaces them by ``torch.empty_like``. Only ``onload_``
-    reads the file. ``state_dict()`` does not, nor does the removal of the hooks, and what is written to the weights
-    meanwhile is lost. A second group with the same tensor writes what the first has emptied. The name of the file is
-    made of the name of the group alone, and a file of that name is taken for the group's. The memory on the device is
-    freed while it may still be read.
+    gives NaN. Two models in one folder (both transformers of Wan 2.2), or a folder with files left by another model:
+    the second computes with the weights of the first. With a stream, before diffusers 0.41, NaN.
+Cause: ``ModuleGroup.offload_`` writes its tensors to a file and replaces them with ``torch.empty_like``. Only
+    ``onload_`` reads the file. ``state_dict()`` does not, nor does the removal of the hooks, and anything written to
+    the weights meanwhile is lost. A second group with the same tensor writes what the first has emptied. The file name
+    is made from the group's name only, and any file of that name is assumed to be the group's. Device memory is freed
+    while it may still be read.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L314;
-    https://github.com/huggingface/diffusers/pull/14657, in 0.41.0, for the last one.
-Patch: the tensors of a group become private mappings of its file, which can be read and changed like other tensors. A
-    file that was there is used if each byte of it is the group's; a file that the group wrote is deleted with its hook.
-    The groups are moved by the package then, and waited for as those in memory are.
+    https://github.com/huggingface/diffusers/pull/14657, in 0.41.0, fixes the last.
+Patch: the tensors of a group become private mappings of its file, which can be read and changed like other tensors. An
+    existing file is used if every byte of it matches the group; a file that the group wrote is deleted with its hook.
+    This package then moves the groups, with the same synchronization as for groups in memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FIX = Fix(
 def broken(group_offloading: ModuleType) -> bool:
     """Offload a layer whose file is marked as written; does its state dict silently differ from its weights?
 
-    Nothing is written: an upstream release that reads the file does not find it, and this fix cannot write it.
+    Nothing is written: an upstream release that reads the file would not find it, and this fix cannot write it.
     """
     import torch
 
@@ -113,5 +113,5 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def goes_to_disk(group: Any) -> bool:
-    """Whether it is a group with a file: a path of "" is none before diffusers 0.35."""
+    """Whether it is a group with a file: before diffusers 0.35 the path "" means none."""
     return vars(group).get("safetensors_file_path") is not None

@@ -2,13 +2,14 @@
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and
     cuda:1!" under group offloading with ``offload_to_disk_path`` and ``onload_device=torch.device("cuda:1")``, or with
-    ``torch.device("cuda")`` while another GPU than the first is the current one. A 4-bit or 8-bit model goes through
-    the memory of the first GPU.
-Cause: ``ModuleGroup`` lets safetensors load the file to ``onload_device.type``, "cuda", which safetensors takes for the
-    first GPU. With a stream the device has its index, but groups that diffusers does not put on the stream load so too.
+    ``torch.device("cuda")`` while the current GPU is not the first. A 4-bit or 8-bit model passes through the first
+    GPU's memory.
+Cause: ``ModuleGroup`` lets safetensors load the file to ``onload_device.type``, "cuda", which for safetensors is the
+    first GPU. With a stream the device has its index, but groups that diffusers does not put on the stream are loaded
+    the same way.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L270; not
     reported.
-Patch: while the file is read, ``onload_device`` is a text with the index, which upstream takes as it is.
+Patch: while the file is read, ``onload_device`` is a string with the index, which upstream uses as it is.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MARK = "_quantfix_knows_the_index"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Does what reads the file ask for the type of the device?"""
+    """Does the method that reads the file use the device's type?"""
     read = resolve(group_offloading, f"ModuleGroup.{reader(group_offloading)}")
     return {"load_file", "type"} <= names_used(read) and not hasattr(read, _MARK)
 
@@ -65,14 +66,14 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 self.onload_device = device
 
         wrapped = uncompiled(read)
-        setattr(wrapped, _MARK, True)  # wrappers of other fixes around it have it too
+        setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
         return wrapped
 
     draft.wrap_plain(resolve(group_offloading, "ModuleGroup"), reader(group_offloading), make)
 
 
 def reader(group_offloading: ModuleType) -> str:
-    """The method of ``ModuleGroup`` that reads the file: 0.34 has no one for it alone."""
+    """The method of ``ModuleGroup`` that reads the file: 0.34 has no separate one."""
     return (
         "_onload_from_disk"
         if hasattr(resolve(group_offloading, "ModuleGroup"), "_onload_from_disk")
@@ -81,7 +82,7 @@ def reader(group_offloading: ModuleType) -> str:
 
 
 def with_index(device: Any) -> str:
-    """The device as text, "cuda:1"; one without an index is the current one."""
+    """The device as a string, "cuda:1"; without an index it is the current one."""
     torch = sys.modules["torch"]
     device = torch.device(device)
     if device.index is None and device.type != "cpu":

@@ -7,7 +7,7 @@ Cause: ``_raise_error_if_accelerate_model_or_sequential_hook_present`` refuses e
     every 8-bit model (accelerate before 1.13, or bitsandbytes before 0.48), and on other models when requested.
 Upstream: no issue; https://github.com/huggingface/diffusers/issues/11352 is the same bug elsewhere.
 Patch: a bitsandbytes model whose hooks only move inputs, all to one device, does not count as offloaded. The hooks
-    stay, and move the inputs to the onload device of the groups from then on.
+    stay, and from then on move the inputs to the groups' onload device.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input type (CUDABFloat16Type) and weight type
     (CPUBFloat16Type) should be the same" from Stable Cascade, Wuerstchen, and the VAEs KVAE, VidTok, Kandinsky 6 SR and
     LTX-2 Audio, after ``enable_group_offload(offload_type="block_level")``.
-Cause: each item of a ModuleList is brought when it is called. Here an item is a ModuleList again, or a plain Module
-    that only holds the blocks of one level: it is never called, the blocks in it are. Or it is None (Wuerstchen).
+Cause: each item of a ModuleList is onloaded when it is called. Here an item is itself a ModuleList, or a plain Module
+    that only holds the blocks of one level: only the blocks in it are called. Or it is None (Wuerstchen).
 Upstream: not reported.
-Patch: diffusers is shown the modules in such an item, one by one, in place of the item. An item with parameters of its
-    own comes with its model. A model with such items has groups of one block, whatever ``num_blocks_per_group`` says: a
-    larger group comes with its first block, and a decoder runs its levels from the last to the first.
+Patch: diffusers sees the modules in such an item, one by one, instead of the item. An item with parameters of its own
+    is onloaded with its model. A model with such items has groups of one block, whatever ``num_blocks_per_group`` says:
+    a larger group is onloaded with its first block, and a decoder runs its levels from last to first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIX = Fix(
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Offload a list of lists, on the CPU: is a layer in the inner list never brought?"""
+    """Offload a list of lists, on the CPU: is a layer in the inner list never onloaded?"""
     import torch
 
     apply = resolve(group_offloading, "apply_group_offloading")
@@ -50,7 +50,7 @@ def broken(group_offloading: ModuleType) -> bool:
         apply(
             model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
         )
-    except AttributeError:  # some releases ask for the accelerator, where there is none
+    except AttributeError:  # some releases query the accelerator, and there is none
         return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __name__)
     return not hasattr(model.blocks[0][0], "_diffusers_hook")
 
@@ -84,9 +84,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         return _apply_group_offloading_block_level
 
     def called_children(module: Any, named: Collection[str]) -> dict[str, Any] | None:
-        """The children of ``module`` with every block in the place of a list; None where nothing would change.
+        """The children of ``module`` with lists replaced by their blocks; None if nothing would change.
 
-        Those in ``named`` stay: diffusers goes into each by itself, and finds the lists in it.
+        Those in ``named`` stay: diffusers descends into each of them, and finds its lists.
         """
         children, changed = {}, False
         for name, child in module._modules.items():
@@ -104,12 +104,12 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                     blocks.update((id(block), block) for block in called)
             children[name] = torch.nn.ModuleList(blocks.values())
             if whole:
-                # No list, so that it comes with the model; of a name that no child can have.
+                # Not a list, so it is onloaded with the model; the name is one that no child can have.
                 children[f"{name} "] = torch.nn.ModuleDict(whole)
         return children if changed else None
 
     def called_in(item: Any) -> list[Any] | None:
-        """The blocks in ``item``, or itself; None if a tensor lies between them and ``item``."""
+        """The blocks in ``item``, or itself; None if a module between them and ``item`` has a tensor."""
         if item is None:
             return []
         if is_called(item):
@@ -127,7 +127,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     def is_called(item: Any) -> bool:
         if item is None:
             return False
-        # accelerate gives a `forward` to every module of an 8-bit model, also to a list; `_old_forward` was there.
+        # accelerate gives every module of an 8-bit model a `forward`, even a list; `_old_forward` is the original.
         forward = vars(item).get("_old_forward") or item.forward
         return getattr(forward, "__func__", forward) is not torch.nn.Module.forward
 
