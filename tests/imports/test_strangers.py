@@ -78,3 +78,77 @@ def test_a_strange_finder(simple, name, order, settings) -> None:  # noqa: F811
         ("broken", "failed") if unreadable else ("patched", "applied")
     )
     assert outcome["reverted"] == "broken"
+
+
+MODULES = {
+    "raises on every attribute": """
+class Module(types.ModuleType):
+    def __getattribute__(self, name): raise RuntimeError(name)
+sys.modules["stranger"] = sys.modules["lib_like"] = Module("stranger")
+""",
+    "its class and its spec raise": """
+class Module:
+    __class__ = property(lambda self: 1 / 0)
+    __spec__ = property(lambda self: 1 / 0)
+    __dict__ = property(lambda self: 1 / 0)
+sys.modules["stranger"] = Module()
+""",
+    "no module, under names that are no strings": """
+sys.modules[7] = 7
+sys.modules[("a", "b")] = None
+sys.modules["stranger"] = None
+""",
+    "a loader without attributes": """
+import importlib.machinery
+class Loader:
+    __slots__ = ("real",)
+    def create_module(self, spec): return self.real.create_module(spec)
+    def exec_module(self, module): self.real.exec_module(module)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.startswith("lib") else None
+        if spec is not None:
+            loader = Loader()
+            loader.real, spec.loader = spec.loader, loader
+        return spec
+sys.meta_path.insert(0, Finder())
+""",
+    "a finder that takes itself away": """
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if self in sys.meta_path: sys.meta_path.remove(self)
+sys.meta_path.insert(0, Finder())
+""",
+    "entries of the path that are no strings": """
+import pathlib
+sys.path += [pathlib.Path("/nowhere"), None, b"bytes"]
+""",
+    "a hook of the path that raises": """
+def hook(path): raise ImportError
+sys.path_hooks.insert(0, hook)
+""",
+    "another __import__": """
+import builtins
+real = builtins.__import__
+builtins.__import__ = lambda *args, **kwargs: real(*args, **kwargs)
+""",
+}
+
+
+@pytest.mark.parametrize("order", ["before us", "after us"])
+@pytest.mark.parametrize("name", MODULES)
+def test_what_else_there_can_be(simple, name, order) -> None:  # noqa: F811
+    put, us = f"import sys, types\n{MODULES[name]}\n", "import diffusers_quantfix\n"
+    outcome = simple.run(
+        (put + us if order == "before us" else us + put)
+        + "import lib.core\ntell(f=lib.core.f(), state=diffusers_quantfix.status(load=False)['fix-f'].state)\n"
+        + "diffusers_quantfix.revert()\ntell(reverted=lib.core.f())\n"
+    )
+    # One in front of us finds the library itself; or Python, whose list became shorter, passes over us. Then it is
+    # patched by the next library, or by `status`.
+    unseen = order == "after us" and name in (
+        "a loader without attributes",
+        "a finder that takes itself away",
+    )
+    assert outcome["f"] == ("broken" if unseen else "patched")
+    assert (outcome["state"], outcome["reverted"]) == ("applied", "broken")
