@@ -1,20 +1,20 @@
 """Patches known bugs of diffusers with quantized models, in affected releases.
 
 ``import diffusers_quantfix`` is enough, before or after the libraries.  A fix is installed only where its claim covers
-the release and its probe finds the defect; `status` prints the state of every fix and the reason.
+the release and its probe finds the bug; `status` prints the state of every fix and the reason.
 
     import diffusers_quantfix as qf
 
-    print(qf.status())      # the board; .to_dict() for machines
+    print(qf.status())      # the board; .to_dict() for programs
     qf.revert()             # remove every patch
     qf.apply()              # and install it again
 
     qf.audit(pipe)          # every tensor by device, companions of quantized weights included
-    qf.release(pipe)        # free its memory now, though variables still refer to it; `releasing`: with a block
+    qf.release(pipe)        # free its memory now, even if variables still refer to it; `releasing`: after a block
     qf.track(pipe)          # a context manager that samples the memory of a run
     qf.keep_host_copies(pipe)  # model offload without copying unchanged weights back to the CPU
 
-As long as none of the libraries is imported, importing this package loads this one small module.
+Until one of the libraries is imported, importing this package loads only this small module.
 """
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def wake() -> None:
             from .first_library import warn
 
             warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
-        except Exception:  # that file is damaged, too
+        except Exception:  # that file is damaged too
             pass
 
 
@@ -62,7 +62,7 @@ def _strict() -> bool:
     return "strict" in os.environ.get("DIFFUSERS_QUANTFIX", "")
 
 
-# What has patched modules; a test compares them with `first_library`, which is a module more to load.
+# What contains patched modules. Repeated here from `first_library` (a test compares them) to load one module less.
 _WAITED_FOR = {
     "accelerate",
     "bitsandbytes",
@@ -78,9 +78,9 @@ _WAITED_FOR = {
 
 
 def _first_library(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-    """A finder that finds nothing itself.  When one of the libraries is imported, it activates the package first.
+    """A finder that finds nothing itself.  When one of the libraries is about to be imported, it activates the package.
 
-    It is a function because that costs a start less than a class does.
+    It is a function because a class would slow down every start more.
     """
     if name in _WAITED_FOR:
         try:
@@ -92,24 +92,24 @@ def _first_library(name: str, path: "Any" = None, target: "Any" = None) -> "Any"
 
 
 def _wait() -> None:
-    """Wait for the first library, without another module where no setting, library or earlier copy can be there.
+    """Wait for the first library.  Loads no other module where there cannot be a setting, a library or an earlier copy.
 
-    ``sys`` and ``environ`` are not named by this module: modules that a finder references through its globals outlive
-    the other modules at the end of the interpreter and are cleared one by one, which costs a percent of a bare start.
+    ``sys`` and ``environ`` are not globals of this module: modules that a finder references through its globals outlive
+    the other modules at interpreter shutdown and are cleared one by one, which costs a percent of a bare start.
     """
     import sys
     from os import environ
 
     here = "typing" in sys.modules or not _WAITED_FOR.isdisjoint(sys.modules)
-    # One that has been used, and does not wait any more, has imported typing. Other finders may raise when they are
-    # asked anything.
+    # An earlier copy that has been used, and no longer waits, has imported typing. Other finders may raise on any
+    # attribute access.
     function: Any = type(_wait)
     meta_path: list[Any] = sys.meta_path
     earlier = any(type(one) is function and one.__name__ == "_first_library" for one in meta_path)
     if here or earlier or "DIFFUSERS_QUANTFIX" in environ:
         from .first_library import wait
 
-        wait(_first_library)  # in the place of an earlier copy of the package
+        wait(_first_library)  # at the position of an earlier copy of the package
     else:
         sys.meta_path.insert(0, _first_library)  # type: ignore[arg-type]  # has `find_spec`
 
@@ -122,7 +122,7 @@ except Exception:  # a damaged file, or something strange on sys.meta_path
         raise
     wake()
 
-# Public names that are imported at first use, and their modules.
+# Public names that are imported on first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
           "audit": "placement", "keep_host_copies": "memory", "release": "memory", "releasing": "memory",
           "track": "memory"}  # fmt: skip

@@ -1,6 +1,6 @@
 """The command line: ``python -m diffusers_quantfix`` and the console script ``diffusers-quantfix``.
 
-Exit codes: 0 success, 1 a defect that applies is not patched, 2 wrong usage, or the output could not be written; each
+Exit codes: 0 success, 1 a bug is present and not patched, 2 wrong usage, or the output could not be written; each
 command's ``--help`` gives the details.
 """
 
@@ -20,10 +20,10 @@ from .user_settings import settings
 # Each command (a module of the same name in `commands`) and what it does.
 COMMANDS = {
     "status": "the state of every fix here, and the reason",
-    "verify": "reproduce each defect on tiny models, without and with the fix",
-    "doctor": "what is installed, what does not fit together, which upgrade retires which fix",
-    "explain": "which fix an error message belongs to, and all details of that fix",
-    "check": "the known defects of pinned versions, from requirements and lock files",
+    "verify": "reproduce each bug on tiny models, without and with the fix",
+    "doctor": "what is installed, what is incompatible, which upgrade makes which fix unnecessary",
+    "explain": "which bug an error message belongs to, and what to do; or all details of one fix",
+    "check": "the known bugs in pinned versions, from requirements and lock files",
     "run": "run a program with the package activated: run app.py ..., run -m module ...",
     "enable": "activate at every start of this environment's interpreter",
     "disable": "undo `enable`",
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _imports_libraries(arguments: list[str]) -> bool:
-    """Whether a command imports libraries in its own process, which may end that process."""
+    """Whether a command imports libraries in its own process, which they may end."""
     help = {"-h", "--help"} & set(arguments)
     return not help and (arguments[:1] in (["status"], ["doctor"]) or "--here" in arguments[1:])
 
@@ -56,12 +56,12 @@ def _answered(arguments: list[str]) -> int:
         _flush()
     except BrokenPipeError:  # `... | head`: the reader closed the pipe
         _drop(1)
-        return 141  # as a shell reports a program that SIGPIPE ended
+        return 141  # as a shell reports a program that was ended by SIGPIPE
     except KeyboardInterrupt:
         print(f"diffusers-quantfix: {arguments[0]} was interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        if error.errno is None or error.filename is not None:  # a library's own, or of another file
+        if error.errno is None or error.filename is not None:  # raised by a library, or about another file
             raise
         _drop(1)
         return _refuse(f"the output could not be written: {error.strerror or error}")
@@ -74,7 +74,7 @@ def _answer(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "packaging":
             raise
-        return _refuse("packaging is not installed, without which versions cannot be compared; install it")
+        return _refuse("packaging is not installed, and versions cannot be compared without it; install it")
     try:
         options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # after --help and --version, and for wrong usage
@@ -91,7 +91,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diffusers-quantfix",
         description="Patches known bugs of diffusers with quantized models, in affected releases.",
-        epilog="exit codes: 0 success, 1 a defect that applies is not patched, 2 wrong usage; "
+        epilog="exit codes: 0 success, 1 a bug is present and not patched, 2 wrong usage; "
         "`diffusers-quantfix COMMAND --help` gives the details",
     )
     parser.add_argument("--version", action="version", version=f"diffusers_quantfix {__version__}")
@@ -130,7 +130,7 @@ def _refuse(sentence: str) -> int:
 
 
 def _module(name: str) -> ModuleType:
-    # Each command is imported when it is called: `check` must not pay for `verify`.
+    # Each command is imported only when it is called: `check` must not pay for `verify`.
     return importlib.import_module(f"{__package__}.commands.{name}")
 
 

@@ -39,7 +39,7 @@ def activate() -> None:
 
 
 def apply(*ids: str) -> "Board":
-    """Install the fixes that are enabled, fit the installed releases and are needed; all of them, or those named.
+    """Install the fixes that are enabled, match the installed releases and are needed; all of them, or those named.
 
     Undoes `revert`, and reads the environment variable again.
 
@@ -95,7 +95,7 @@ def status(load: bool = True) -> "Board":
             With False nothing is imported, and fixes of libraries not imported yet are "waiting".
 
     Returns:
-        The board; it prints as a table, ``to_dict()`` is for machines.
+        The board; it prints as a table, ``to_dict()`` is for programs.
     """
     if waiting():
         activate()
@@ -113,7 +113,7 @@ def _arrived(target: str) -> None:
 
 
 def _guarded(work: "Callable[[], object]") -> None:
-    """Run our work inside another library's import: errors of ours are not raised, except under ``strict``."""
+    """Run our work inside another library's import: our own errors are not raised, except under ``strict``."""
     try:
         work()
     except Exception as error:
@@ -132,11 +132,11 @@ def _runner() -> "Runner":
             ValueError,
             EOFError,
             OSError,
-        ):  # a damaged file: not again at each of sixty imports
+        ):  # a damaged file: do not try again at each of sixty imports
             _watcher.stop()
             raise
         _the_runner = RUNNER
-        _heed(settings())  # by now a notebook is there that was not when the start-up file ran
+        _heed(settings())  # by now there may be a notebook, which did not exist when the start-up file ran
     return _the_runner
 
 
@@ -147,7 +147,7 @@ def _replaced() -> None:
 
 
 def target_names(ids: tuple[str, ...]) -> list[str]:
-    """The names of the targets that are meant: those of the fixes and targets named, or all.
+    """The names of the targets that ``ids`` refer to, as fixes or as targets; of all targets when there are none.
 
     Raises:
         TypeError: an id is not a string.
@@ -164,14 +164,14 @@ def target_names(ids: tuple[str, ...]) -> list[str]:
 
 
 def hint(error: BaseException) -> str:
-    """What `diffusers_quantfix.advisories.crash` says of an uncaught error; that is loaded only then."""
+    """What `diffusers_quantfix.advisories.crash` says about an uncaught error; that module is loaded only then."""
     from importlib import import_module
 
     return str(import_module(f"{__package__}.advisories.crash").hint(error))
 
 
 def _heed(current: "Settings") -> None:
-    """Report what was not understood, and watch for uncaught errors if that is wanted."""
+    """Report invalid settings, and watch for uncaught errors if the user wants that."""
     for problem in current.problems:
         _warn(problem)
     if current.hint:

@@ -1,9 +1,9 @@
 """Waits for the first of the libraries, for a package that is imported before them.
 
-The package's own `__init__` has the finder, and loads this where a setting or a library may be there already, and when
-the first library is imported, before that library is found: most processes that import the package at their start, or
-through a start-up file, never import one, and pay for one small module.  `diffusers_quantfix.activation` is loaded with
-the first library.
+The finder is in the package's `__init__`, which loads this module where there may already be a setting or a library,
+and otherwise when the first library is imported, before that library is found. Most processes that import the package
+at their start, or through a start-up file, never import a library, and pay for one small module only.
+`diffusers_quantfix.activation` is loaded with the first library.
 """
 
 TYPE_CHECKING = False
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 LIBRARIES = frozenset(
     ("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers")
 )
-# Patched modules of torch. Who imports one of them by name, before any library, is not to have it as it was. They are
-# not imported by torch itself: a program without quantized models pays for nothing.
+# Patched modules of torch: a program that imports one of them directly, before any library, must get the patched
+# version. Torch itself does not import them, so a program without quantized models pays nothing.
 OF_TORCH = frozenset(
     (
         "torch.distributed._composable.fsdp.fully_shard",
@@ -26,10 +26,11 @@ OF_TORCH = frozenset(
 
 
 def found(finder: "Any", name: str, path: "Any", target: "Any") -> "Any":
-    """Activate the package, as the first library is searched for; what its watcher finds of torch.
+    """Activate the package while the first library is searched for; returns the watcher's spec for a module of torch.
 
     Args:
-        finder: the one that waits; its ``wake`` activates the package, its ``woken`` is whether it did.
+        finder: the waiting finder; its ``wake`` activates the package, and its ``woken`` says whether that has been
+            done.
         name: the library, or the patched module of torch, as a finder is given it.
         path: the same.
         target: the same.
@@ -39,12 +40,12 @@ def found(finder: "Any", name: str, path: "Any", target: "Any") -> "Any":
     try:
         finder.wake()
     finally:
-        finder.woken = True  # not earlier: an import in another thread has to wait too
+        finder.woken = True  # not earlier: an import in another thread must wait too
     return watched_spec(name, path, target) if name in OF_TORCH else None
 
 
 def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
-    """What the watcher finds, for a search that is past its place; None where there is none."""
+    """The watcher's spec, for an import search that has already passed the watcher; None without a watcher."""
     import sys
 
     for finder in sys.meta_path:
@@ -54,7 +55,7 @@ def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
 
 
 def _module_of(finder: "Any") -> str:
-    """The module of the class of a finder: a class of other code may have none, or raise when it is asked."""
+    """The module of a finder's class: a class of other code may have none, or raise on access."""
     try:
         return str(type(finder).__module__)
     except Exception:
@@ -62,10 +63,10 @@ def _module_of(finder: "Any") -> str:
 
 
 def wait(finder: "Any") -> None:
-    """Let ``finder`` wait for the first library, and wake the package; at once where that cannot wait.
+    """Let ``finder`` wait for the first library and then wake the package; wake it now where that cannot wait.
 
-    Settings are read at once, so that a typo in them is reported; libraries may be imported already; and an earlier
-    copy of the package, which a program deleted from ``sys.modules``, must be replaced.
+    It cannot wait if there are settings, in which a typo must be reported, if a library is already imported, or if
+    there is an earlier copy of the package to replace, which a program deleted from ``sys.modules``.
     """
     import os
     import sys
@@ -80,14 +81,14 @@ def wait(finder: "Any") -> None:
 
 
 def waiting() -> bool:
-    """Whether the package is not activated yet."""
+    """Whether the package has not been activated yet."""
     import sys
 
     return any(_waits(finder) and not getattr(finder, "woken", True) for finder in sys.meta_path)
 
 
 def give_way(finder: object) -> bool:
-    """Replace the waiting finder by another one; False when there is none.
+    """Replace the waiting finder with another one; False when there is none.
 
     At the same position: the running search counts the finders, and other code that inserted one before it may do so
     too.
@@ -117,7 +118,7 @@ def _waits(finder: "Any") -> bool:
 
 
 def warn(sentence: str) -> None:
-    """Log a warning.  Called inside imports of other libraries, and at the end of the interpreter: never raises."""
+    """Log a warning.  Never raises: it is called inside imports of other libraries and at interpreter shutdown."""
     try:
         import logging
 

@@ -1,12 +1,12 @@
-"""The torch of a new process, for one thread: tensors of a probe are float32 and on the CPU, whatever the program set.
+"""Isolates probes from the program's torch state: in this thread, new tensors are float32 and on the CPU.
 
-Libraries are often imported lazily, in the middle of their use: transformers imports optimum-quanto, and with it
+Libraries are often imported lazily, in the middle of other work: transformers imports optimum-quanto, and with it
 diffusers, while new tensors go to ``meta`` in half precision.  A probe that builds a layer would fail there, and its
 random weights would change the numbers that the program draws next.
 
-Default dtype and random generators belong to the process: another thread may use them at this moment, and a child may
-be forked.  So they are neither changed nor restored here.  A function mode, which is the thread's own, passes dtype,
-device and a generator to the functions that would use the defaults.
+The default dtype and the random generators belong to the process: another thread may be using them right now, and a
+child may be forked at any time.  So they are not changed here, not even temporarily.  Instead a function mode, which is
+local to the thread, passes dtype, device and a generator to the functions that would use the defaults.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["on_meta", "usual"]
 
-# Of these, the values tell the dtype, unless they are Python's floating numbers.
+# These infer the dtype from the values, and use the default dtype for Python floats only.
 _OF_VALUES = ("arange", "as_tensor", "asarray", "full", "scalar_tensor", "tensor")
 _FLOATING = ("empty", "empty_strided", "eye", "linspace", "logspace", "ones", "rand", "randn", "zeros")
-# The functions that a default device is for, as in torch.utils._device, which a program may never import.
+# The functions that use a default device, as listed in torch.utils._device, which a program may never import.
 _ON_DEVICE = (
     *_OF_VALUES, *_FLOATING, "bartlett_window", "blackman_window", "empty_permuted", "empty_quantized", "fft.fftfreq",
     "fft.rfftfreq", "hamming_window", "hann_window", "kaiser_window", "logspace", "nested.nested_tensor", "randint",
@@ -44,9 +44,9 @@ _class: Callable[[str], Any] | None = None
 
 @contextlib.contextmanager
 def usual() -> Iterator[None]:
-    """In this thread: float32 tensors on the CPU, with gradients, outside of the program's modes.
+    """In this thread, new tensors are float32 and on the CPU, gradients are enabled and the program's modes are off.
 
-    Nothing happens where torch is not imported.
+    Does nothing where torch is not imported.
     """
     torch = finished("torch")
     if torch is None:
@@ -64,9 +64,10 @@ def usual() -> Iterator[None]:
 
 
 def on_meta() -> contextlib.AbstractContextManager[Any]:
-    """In this thread: new tensors are on ``meta`` and float32.
+    """In this thread, new tensors are float32 and on ``meta``.
 
-    A probe's ``with torch.device("meta")``: that one also sets a global variable, which torch._dynamo reads.
+    What probes use instead of ``with torch.device("meta")``, which also sets a global variable that torch._dynamo
+    reads.
     """
     mode: contextlib.AbstractContextManager[Any] = _mode("meta")
     return mode
@@ -96,7 +97,7 @@ def _without_modes() -> Iterator[None]:
 
 
 def _mode(device: str) -> Any:
-    """A function mode that passes ``device``, float32 and a generator where a function is given none."""
+    """A function mode that passes ``device``, float32 and a generator to functions that are called without them."""
     global _class
     if _class is None:
         _class = _mode_class()
@@ -114,7 +115,7 @@ def _mode_class() -> Callable[[str], Any]:
     random |= {getattr(torch.Tensor, name) for name in _RANDOM_METHODS}
 
     def within_device() -> bool:
-        device = sys.modules.get("torch.utils._device")  # not there where nobody has entered one
+        device = sys.modules.get("torch.utils._device")  # absent until a device is entered
         return device is not None and any(
             isinstance(mode, device.DeviceContext) for mode in _get_current_function_mode_stack()
         )
@@ -131,12 +132,12 @@ def _mode_class() -> Callable[[str], Any]:
             def lacks(name: str) -> bool:
                 return kwargs.get(name) is None
 
-            # Inside of ``with torch.device(...)`` of the library itself that device is meant.
+            # Inside the library's own ``with torch.device(...)``, that device is the right one.
             if func in constructors and lacks("device") and not within_device():
                 kwargs["device"] = self.device
             if lacks("dtype") and (func in floating or (func in of_values and _has_float((args, kwargs)))):
                 kwargs["dtype"] = torch.float32
-            # The functions of torch.nn.init pass on the generator that they are given.
+            # The functions of torch.nn.init pass on the generator that they get.
             if lacks("generator") and (func in random or "generator" in kwargs):
                 tensor = next(filter(torch.is_tensor, (*args, *kwargs.values())), None)
                 if torch.device(kwargs.get("device") or getattr(tensor, "device", "cpu")).type == "cpu":
@@ -148,7 +149,7 @@ def _mode_class() -> Callable[[str], Any]:
 
 
 def constructors_of(torch: Any) -> set[Any]:
-    """The functions of `_ON_DEVICE` that this torch has."""
+    """Those functions of `_ON_DEVICE` that this torch has."""
     found = set()
     for name in _ON_DEVICE:
         with contextlib.suppress(AttributeError):
@@ -157,7 +158,7 @@ def constructors_of(torch: Any) -> set[Any]:
 
 
 def _has_float(values: Any) -> bool:
-    """Whether there is a Python float among values, and nothing that has a dtype of its own."""
+    """Whether the values include a Python float, and nothing with a dtype of its own."""
     if isinstance(values, dict):
         values = values.values()
     found = False

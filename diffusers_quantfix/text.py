@@ -1,4 +1,4 @@
-"""How reports write text: one width, and one function each for a paragraph, a number of bytes and a process's end."""
+"""How reports format text: their width, and functions for paragraphs, byte counts and exit codes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WIDTH = 80  # the commands make it the terminal's
+WIDTH = 80  # the commands set it to the terminal's width
 
 
 def wrapped(text: str, first: str = "", rest: str | None = None, break_words: bool = False) -> list[str]:
-    """The lines of a paragraph; links, dotted names and names of options stay whole.
+    """The lines of a paragraph; links, dotted names and option names are not broken.
 
     Args:
         text: the paragraph.
@@ -43,7 +43,7 @@ def process_end(code: int) -> str:
 
 
 def human(count: int) -> str:
-    """Bytes for people: ``1.2 GB`` (powers of 1000, as the makers of GPUs count)."""
+    """A human-readable byte count: ``1.2 GB`` (powers of 1000, as GPU vendors count)."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.5:
@@ -53,7 +53,7 @@ def human(count: int) -> str:
 
 
 def sums(bytes_by_device: Mapping[str, int]) -> str:
-    """The bytes on each device, for a sentence: ``1.2 GB on cuda:0, 3.0 kB on cpu``; "no memory" where it is none."""
+    """The bytes on each device, for a sentence: ``1.2 GB on cuda:0, 3.0 kB on cpu``; "no memory" if there are none."""
     return (
         ", ".join(f"{human(count)} on {device}" for device, count in bytes_by_device.items()) or "no memory"
     )

@@ -1,8 +1,9 @@
-"""Errors that nobody catches: one more line on standard error, after their traceback.
+"""Uncaught errors: one more line on standard error, after the traceback.
 
-The end of a program is seen by `atexit`.  By then the interpreter has printed the error, through whatever stands in
-``sys.excepthook``, and keeps it in ``sys.last_value``.  So that hook stays as it is, and other hooks, set before or
-after us, need not know us.  Where a program goes on after an error (threads, a prompt, notebooks) a hook is chained.
+At the end of a program an `atexit` function runs.  By then the interpreter has printed the error through
+``sys.excepthook`` and keeps it in ``sys.last_value``.  So that hook is left alone, and hooks that others set before or
+after us need not know about us.  Where a program continues after an error (threads, a prompt, notebooks) a hook is
+chained.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _sentence: Callable[[BaseException], str] | None = None
 _last: tuple[int, str] = (
     0,
     "",
-)  # the address of an error and its sentence: the error would keep all its frames
+)  # the id of an error and its sentence; a reference to the error would keep all its frames alive
 _notebook: Any = None
 
 
 def watch(sentence: Callable[[BaseException], str]) -> None:
-    """From now on print ``sentence(error)`` for each uncaught error, unless it is empty.  Safe to call again."""
+    """From now on, print ``sentence(error)`` after each uncaught error, unless it is empty.  Safe to call again."""
     global _sentence
     first, _sentence = _sentence is None, sentence
     if first:
@@ -48,7 +49,7 @@ def _chained(before: Callable[..., object], error_of: Callable[..., Any]) -> Cal
 
 
 def _watch_cells() -> None:
-    """IPython and Jupyter print the errors of a cell themselves; they report them afterwards."""
+    """IPython and Jupyter print the error of a cell themselves; their events report it afterwards."""
     global _notebook
     try:
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
@@ -56,7 +57,7 @@ def _watch_cells() -> None:
             shell.events.register("post_run_cell", _after_a_cell)
             _notebook = shell
     except Exception:
-        pass  # an IPython that we do not know
+        pass  # an unknown version of IPython
 
 
 def _after_a_cell(result: Any = None) -> None:
@@ -79,4 +80,4 @@ def _print(error: BaseException | None) -> None:
             sys.stderr.write(f"diffusers-quantfix: {sentence}\n")
             sys.stderr.flush()
     except Exception:
-        pass  # the program has its own trouble
+        pass  # never add a second error to the program's own

@@ -1,6 +1,6 @@
-"""The board with the answer of every fix; `status`, the log, the doctor and the tests read it.
+"""The board, with the answer for every fix; read by `status`, the log, the doctor and the tests.
 
-Each target of a fix has an answer; the answers of one fix are put together into one.
+Each target has an answer; the answers of a fix's targets are combined into one.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CANDIDATE = "candidate"
 OVERWRITTEN = "overwritten"
 
 STATES = {
-    APPLIED: "the defect is there and patched",
+    APPLIED: "the bug is present and patched",
     UNCLAIMED: "patched in a release above the claimed range, because the user chose `newer`",
-    HEALTHY: "the version is claimed but the defect is not there: fixed upstream, by a fork or a backport",
-    OUT_OF_RANGE: "the installed release does not have the defect",
+    HEALTHY: "the version is claimed but the bug is not present: fixed upstream, by a fork or a backport",
+    OUT_OF_RANGE: "the installed release does not have the bug",
     DISABLED: "switched off by the user",
     WAITING: "the target has not been imported yet",
     MISSING: "the library is not installed, or this release has no such target",
     FAILED: "could not be decided or installed; the library is unchanged",
-    CANDIDATE: "the defect seems to be there in a release that no claim covers; not patched",
-    OVERWRITTEN: "someone replaced our code later",
+    CANDIDATE: "the bug seems to be present in a release outside the claimed range; not patched",
+    OVERWRITTEN: "other code replaced ours later",
 }
 
 
-# Of a fix whose targets have several states, the first of these is its state.
+# If a fix's targets differ in state, the fix has the first of these.
 _FIRST = (
     FAILED,
     OVERWRITTEN,
@@ -60,14 +60,14 @@ class Answer:
     Attributes:
         id, title, module, claims, upstream: from the declaration; of a target, its own name, module and claims.
         state: one of `STATES`.
-        reason: one sentence a person can act on.
+        reason: one sentence that a user can act on.
         changes: the dotted names of the slots that were written.
-        above: for a candidate: whether the release is newer than the claimed range, so that ``newer`` patches it.
-        needs: for a target that waits although its module is imported: the module whose import decides it.
-        same_code: whether it is applied above its claimed range, since the code is the one on which it was proved.
-        gone: for a target outside its claim: whether what it patches is not there under its name.
-        unprobed: whether the probe was not asked, since the claim does not fit a release that was tested.
-        targets: of a fix: the answers of its targets; of a target: itself.
+        above: for a candidate: whether the release is newer than the claimed range, where ``newer`` patches it.
+        needs: for a target that is waiting although its module is imported: the module that must be imported first.
+        same_code: whether it is applied above its claimed range, because the code is the same as where it was proved.
+        gone: for a target outside its claim: whether what it patches no longer exists under its name.
+        unprobed: whether the probe was not asked, because the release was tested and the claim excludes it.
+        targets: for a fix, the answers of its targets; for a target, itself.
     """
 
     __slots__ = (
@@ -119,8 +119,8 @@ class Answer:
         return self.parts or (self,)
 
     def lines(self) -> list[str]:
-        """The answer for people: state and id, below them the title and the reason, and a line for each target whose
-        answer is another one; 80 columns."""
+        """The answer as text: state and id, below them the title and the reason, and a line for each target whose
+        answer differs; 80 columns."""
         lines = [f"{self.state:<12} {self.id}", *wrapped(self.title, " " * 13)]
         lines += wrapped(self.reason, " " * 13 + "-> ", " " * 16)
         for one in self.parts:
@@ -129,8 +129,8 @@ class Answer:
         return lines
 
     def to_dict(self) -> dict[str, object]:
-        """The answer for machines; ``targets`` has a dictionary for each target, with the same keys but for what is
-        the fix's (``title``, ``upstream``)."""
+        """The answer as data; ``targets`` has a dictionary for each target, with the same keys except those of the fix
+        (``title``, ``upstream``)."""
         own = self._facts()
         parts = [one._facts() for one in self.targets]
         return {**own, "title": self.title, "upstream": list(self.upstream), "targets": parts}
@@ -151,16 +151,16 @@ class Answer:
 class Board:
     """A snapshot of every answer, with what is installed and what the user set.
 
-    It prints as a table, and iterates over the `Answer` of each fix in the order of their ids. The id of a fix or the
-    name of a target gives its answer.
+    It prints as a table, and iterates over the `Answer` of each fix, ordered by id. Indexed with a fix's id or a
+    target's name, it returns that answer.
 
     Args:
         version: of this package.
         targets: the answers, one for each target.
-        installed: distribution -> its version, None where it is not installed, "" where that cannot be read.
-        settings: the user's, as `Settings.to_dict` gives them.
+        installed: distribution -> its version; None if it is not installed, "" if its version cannot be read.
+        settings: the user's, from `Settings.to_dict`.
         loaded: the modules that were imported to answer.
-        fixes: name of a target -> id of its fix; one that is not named is a fix of its own.
+        fixes: target name -> id of its fix; a target that is missing here is a fix of its own.
 
     Attributes:
         answers: the answers of the fixes.
@@ -206,8 +206,8 @@ class Board:
     def ok(self) -> bool:
         """Whether no fix needs attention.
 
-        False when one failed, was overwritten, waits for a library that is installed and cannot be imported, or is a
-        candidate above its claimed range: a known bug seems to be in a new release, and is not patched.
+        False if one failed, was overwritten, waits for a library that is installed but cannot be imported, or is a
+        candidate above its claimed range: a known bug seems to be present in a new release, and is not patched.
         """
         return not any(
             answer.above or answer.state in (FAILED, OVERWRITTEN, WAITING) for answer in self.targets
@@ -215,11 +215,11 @@ class Board:
 
     @property
     def candidates(self) -> list[Answer]:
-        """The fixes whose defect seems to be there in an unclaimed release."""
+        """The fixes whose bug seems to be present in an unclaimed release."""
         return [answer for answer in self if answer.state == CANDIDATE]
 
     def to_dict(self) -> dict[str, object]:
-        """The board for machines: keys ``quantfix``, ``python``, ``installed`` (name -> version or None),
+        """The board as data: keys ``quantfix``, ``python``, ``installed`` (name -> version or None),
         ``settings``, ``loaded`` (the modules that were imported to answer) and ``fixes``."""
         return {
             "quantfix": self.quantfix,
@@ -257,7 +257,7 @@ def _table(board: Board) -> str:
 
 
 def _together(fix_id: str, targets: list[Answer]) -> Answer:
-    """The answer of a fix: that of the target whose state says most, with what was written for all of them."""
+    """A fix's answer: that of the target with the most significant state, with what was written for all targets."""
     first = min(targets, key=lambda answer: (_FIRST.index(answer.state), not answer.above))
     if len(targets) == 1 and first.id == fix_id:
         return first
@@ -281,9 +281,9 @@ def _together(fix_id: str, targets: list[Answer]) -> Answer:
 
 
 def by_code(board: Board) -> str:
-    """How many fixes are applied above their claims, as a phrase; empty where none is."""
+    """How many fixes are applied above their claims, as a phrase; empty if none are."""
     count = sum(answer.same_code for answer in board)
-    return f"{count} of them above the claimed range, since the code is the same" if count else ""
+    return f"{count} of them above the claimed range, because the code is the same" if count else ""
 
 
 def summary(board: Board) -> list[str]:
@@ -302,8 +302,8 @@ def summary(board: Board) -> list[str]:
         named = ", ".join(f"{name} {board.installed.get(name) or ''}".strip() for name in libraries)
         lines += wrapped(
             f"{named}: newer than this version of the package supports, and {len(above)} known bug"
-            f"{'s seem' if above[1:] else ' seems'} to be there, not patched. Next step: look for a newer "
-            f"release of it, or set {VARIABLE}=newer to patch all of them, newer:<id> for one",
+            f"{'s seem' if above[1:] else ' seems'} to be present, not patched. Next step: look for a newer package "
+            f"release, or set {VARIABLE}=newer to patch all of them, newer:<id> for one",
             "",
             "  ",
         )

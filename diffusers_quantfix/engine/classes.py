@@ -1,8 +1,9 @@
-"""What an object is and holds, read without running any of its code.
+"""What an object is and what it holds, read without running any of its code.
 
-A class can answer anything: ``__module__`` is None for what ``numpy.ctypeslib.as_array`` makes, properties of a
-metaclass raise, and ``__class__`` of a lazy proxy imports a library.  ``isinstance`` asks for ``__class__``, so none of
-that is safe for objects of unknown origin.  CPython's own descriptors are: they read the structures of the interpreter.
+Attributes of a class cannot be trusted: ``__module__`` is None for what ``numpy.ctypeslib.as_array`` makes, properties
+of a metaclass may raise, and ``__class__`` of a lazy proxy imports a library.  ``isinstance`` reads ``__class__``, so
+it is not safe for objects of unknown origin either.  CPython's own descriptors are safe: they read the interpreter's
+structures.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _of_type: dict[str, Any] = {
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """As ``isinstance``, but only the type of ``value`` counts, not its ``__class__``."""
+    """Like ``isinstance``, but only the type of ``value`` counts, not its ``__class__``."""
     return issubclass(type(value), kinds)
 
 
 def mro(kind: type) -> tuple[type, ...]:
-    """The classes that ``kind`` is derived from, itself first; empty while another thread is still making it."""
+    """The classes that ``kind`` is derived from, itself first; empty while another thread is still creating it."""
     return _of_type["__mro__"].__get__(kind) or ()
 
 
@@ -37,7 +38,7 @@ def class_name(kind: type) -> str:
 
 
 def module_name(kind: type) -> str:
-    """The ``__module__`` of a class, "" where that is no string."""
+    """The ``__module__`` of a class, "" if that is not a string."""
     try:
         name = _of_type["__module__"].__get__(kind)
     except AttributeError:  # deleted
@@ -62,7 +63,7 @@ def defines(kind: type, name: str) -> bool:
 
 
 def namespace(value: Any) -> dict[str, Any] | None:
-    """The ``__dict__`` of an object that is no class, None for one without."""
+    """The ``__dict__`` of an object that is not a class; None if it has none."""
     for cls in mro(type(value)):
         descriptor: Any = attributes(cls).get("__dict__")
         if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):

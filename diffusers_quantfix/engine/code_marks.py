@@ -1,8 +1,8 @@
-"""The mark of a piece of code: what is compared of it between two releases of a library.
+"""The mark of a piece of code: what is compared between two releases of a library.
 
-Of a function it is the number of its lines, the hash of their text and the fingerprint, and what its closure or its
-`functools.partial` holds; of a property all of its accessors; of a class its bases, metaclass, ``__slots__`` and
-special methods; of a constant its value, where that is simple.  Code of another library is only named.
+For a function, the mark consists of its number of lines, the hash of their text, the fingerprint, and what its closure
+or `functools.partial` holds; for a property, of all its accessors; for a class, of its bases, metaclass, ``__slots__``
+and special methods; for a constant, of its value, if that is simple.  Code of another library is only named.
 
 Nothing is imported or run here.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLED", "Files", "inner_function", "is_opaque", "is_same", "mark"]
 
-CALLED = "()"  # ends the name of a piece of which only the interface counts
+CALLED = "()"  # ends the name of a piece of which only the interface is compared
 _WITH_FUNC = (
     functools.partial,
     functools.partialmethod,
@@ -33,18 +33,18 @@ _SIMPLE = (str, bytes, int, float, complex, type(None))
 _AND = " & "  # between the marks of the functions of one piece
 _DIGITS = 16  # of a fingerprint
 _DEPTH = 4  # of functions in the closures of functions
-# Special methods of a class that change nothing but texts, or that Python makes.
+# Special methods of a class that only affect its text, or that Python generates.
 _NO_MATTER = frozenset(("__annotate__", "__annotate_func__", "__repr__", "__str__"))
 
 
 class Files:
-    """The lines of source files, each read once; dropped after a decision, unlike the cache of `linecache`."""
+    """The lines of source files, each read once; dropped after a decision, unlike `linecache`'s cache."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[bytes]] = {}
 
     def lines(self, path: str) -> list[bytes]:
-        """The lines of a file, which are not decoded: most are only hashed; none where it cannot be read."""
+        """The lines of a file, as bytes because most are only hashed; none if it cannot be read."""
         lines = self._lines.get(path)
         if lines is None:
             try:
@@ -56,10 +56,10 @@ class Files:
         return lines
 
     def block(self, path: str, first: int) -> str:
-        """The text of the definition that begins at a line, counted from 1.
+        """The text of the definition that begins at a line, counting from 1.
 
         Raises:
-            ValueError: it is not UTF-8.
+            ValueError: the file is not UTF-8.
             SyntaxError, IndentationError: no definition ends there.
         """
         lines = [line.decode("utf-8") for line in self.lines(path)[first - 1 :]]
@@ -69,13 +69,13 @@ class Files:
 def mark(
     name: str, value: Any, files: Files, known: str = "", below: Callable[[Any, str, Any], Any] | None = None
 ) -> str:
-    """What is compared of a piece of code; empty where nothing can be said of it.
+    """The mark of a piece of code; empty if it cannot be determined.
 
     Args:
         name: of the piece.
-        value: its raw value, of `find`.
-        files: where its source is read.
-        known: the mark that it had where it was proved.  Where the text is the same it is returned, and nothing is
+        value: its raw value, from `find`.
+        files: reads its source.
+        known: its mark in the release where it was proved.  If the text is the same, it is returned, and nothing is
             parsed.
         below: see `find`.
     """
@@ -105,24 +105,24 @@ def mark(
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two marks, of which only one may be empty, stand for the same code."""
+    """Whether two marks, of which at most one is empty, stand for the same code."""
     if one[:1].isdigit() and other[:1].isdigit():
         return _prints(one) == _prints(other)
     return bool(one) and one == other
 
 
 def is_opaque(constant: Any) -> bool:
-    """Whether of a constant only the class counts."""
+    """Whether only the class of a constant is compared."""
     return _constant(constant) == _name_of(type(constant))
 
 
 def inner_function(value: Any, library: str = "") -> FunctionType | None:
-    """The Python function inside a property, classmethod, partial or wrappers; None where there is none.
+    """The Python function inside a property, classmethod, partial or wrappers; None if there is none.
 
     Args:
         value: any object.
-        library: the innermost function of this library, where there is one. ``functools.wraps`` also stands on what
-            replaces a method of another library.
+        library: prefer the innermost function of this library. ``functools.wraps`` is also used on functions that
+            replace a method of another library.
     """
     own = None
     for _ in range(64):  # a wrapper that wraps itself must not hang an import
@@ -148,7 +148,7 @@ def inner_function(value: Any, library: str = "") -> FunctionType | None:
 
 
 def _wraps(value: Any) -> bool:
-    """Whether an object says what it wraps; not one that has any attribute that it is asked for."""
+    """Whether an object really has ``__wrapped__``; some objects return something for every attribute."""
     return "__wrapped__" in getattr(value, "__dict__", ()) or hasattr(type(value), "__wrapped__")
 
 
@@ -157,10 +157,10 @@ def _prints(mark: str) -> list[str]:
 
 
 def _functions_of(value: Any, library: str) -> Iterator[tuple[Any, FunctionType]]:
-    """(what holds it, the function) of each Python function of a value that counts.
+    """(what holds it, the function) for each Python function of a value that is compared.
 
-    Of a property these are its accessors.  What a decorator returns that does not use `functools.wraps` has the
-    function that it decorates only in its closure.
+    For a property these are its accessors.  A decorator without `functools.wraps` returns a function that holds the
+    decorated one only in its closure.
     """
     accessors = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
     pending = [(accessor, 0) for accessor in accessors]
@@ -195,10 +195,10 @@ def _library_of(function: FunctionType | None) -> str:
 
 
 def _around(value: Any, function: FunctionType) -> str:
-    """What counts of a function beside its text: its outermost wrapper, and the constants that are bound to it.
+    """What is compared of a function besides its text: its outermost wrapper, and the constants bound to it.
 
-    Of the wrapper the library, where it is another one: a decorator, or a tool that patches.  Decorators are part of
-    the text; what a tool has put over them is not.
+    For the wrapper, its library, if that is another one: it is a decorator, or a tool that patches.  Decorators are
+    part of the text; what a tool has put over them is not.
     """
     if value is function and function.__closure__ is None:
         return ""
@@ -241,7 +241,7 @@ def _mark_of_class(value: type, library: str, below: Callable[[Any, str, Any], A
 def _own_below(
     owner: type, name: str, library: str, below: Callable[[Any, str, Any], Any]
 ) -> FunctionType | None:
-    """The function that a class itself has in the library, below our patch, which may be where it has none."""
+    """The function that the class itself has in the library, below our patch; None if it has none of its own."""
     upstream = below(owner, name, vars(owner)[name])
     inherited = any(vars(base).get(name) is upstream for base in owner.__mro__[1:])
     return None if inherited else inner_function(upstream, library)
@@ -253,7 +253,7 @@ def _module_of(value: type) -> str:
 
 def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, around: str) -> str:
     if code.co_filename.startswith("<"):
-        # Made from a text that the library wrote, as the methods of a dataclass are.
+        # Compiled from generated text, like the methods of a dataclass.
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return f"generated {code.co_name} {' '.join(arguments)}"
     lines, first = files.lines(code.co_filename), code.co_firstlineno
@@ -270,13 +270,13 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, around
         text = files.block(code.co_filename, first)
         tree = fingerprint.definition(text)
         same = fingerprint.of_interface(tree) if called else fingerprint.of_tree(tree)
-    except Exception:  # a lambda in the middle of an expression, or a file that has changed since its import
+    except Exception:  # a lambda inside an expression, or a file that has changed since it was imported
         return ""
     return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{around}"
 
 
 def _goes_on(lines: list[bytes], first: int, end: int) -> bool:
-    """Whether the definition that begins at a line, and was complete before ``end``, has more lines now."""
+    """Whether the definition that begins at a line, and used to end before ``end``, has more lines now."""
     for line in lines[end:]:
         text = line.lstrip()
         if text and text[:1] != b"#":
@@ -285,7 +285,7 @@ def _goes_on(lines: list[bytes], first: int, end: int) -> bool:
 
 
 def _constant(value: Any) -> str:
-    """A text of a constant, the same in each process; of any other object its class only."""
+    """A text for a constant, the same in each process; for any other object, its class only."""
     kind = type(value)
     if isinstance(value, _SIMPLE):
         return repr(value) if kind in (*_SIMPLE, bool) else f"{_name_of(kind)} {_plain(value)}"
@@ -301,12 +301,12 @@ def _constant(value: Any) -> str:
         return f"re.Pattern {value.pattern!r} {value.flags}"
     if kind.__qualname__ == "dtype":
         return repr(value)
-    name = getattr(value, "_name_", None)  # of a member of an enumeration
+    name = getattr(value, "_name_", None)  # of an enum member
     return f"{_name_of(kind)}.{name}" if type(name) is str else _name_of(kind)
 
 
 def _plain(value: Any) -> str:
-    """Of a member of an enumeration that is a text or a number its name, of another heir of these nothing."""
+    """The name of an enum member that is a string or a number; empty for other subclasses of these."""
     name = getattr(value, "_name_", None)
     return name if type(name) is str else ""
 

@@ -1,6 +1,6 @@
-"""Decides about one target that is imported: does the claim fit, is the bug really there; then installs the fix.
+"""Decides about one imported target: does the claim fit, is the bug really present; then installs the fix.
 
-`runner` decides when this is done. The file of a fix is imported only where its probe must be asked.
+`runner` decides when this is done. A fix's file is imported only if its probe must be asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__.partition(".")[0])
 
 
 class LoadedFix:
-    """A fix whose file has been read: its declaration, its probe, its patch function, and what asks for its use."""
+    """A fix whose file has been imported: its declaration and its functions ``broken``, ``patch`` and ``in_use``."""
 
     __slots__ = ("broken", "declaration", "in_use", "patch")
 
@@ -52,17 +52,17 @@ class LoadedFix:
 
 
 class Decider:
-    """Finds the answer of a target, and installs the fix where the answer is "applied".
+    """Finds the answer for a target, and installs the fix if the answer is "applied".
 
     Args:
         targets: name -> target.
         package: the package of the fix files.
-        ledger: what writes.
-        newer: called with the name of a target: whether the user wants its fix above the claimed range.
-        surroundings: makes the context in which a probe and a patch run.
+        ledger: writes the patches.
+        newer: called with a target's name; returns whether the user wants its fix above the claimed range.
+        surroundings: makes the context manager in which probes and patches run.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: the code on which the fixes were proved.
-        claimed: whether the user wants fixes only where their claims fit.
+        claimed: returns whether the user wants fixes only where their claims fit.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Decider:
         self._logged: set[str] = set()
 
     def decide(self, name: str, module: ModuleType, thorough: bool = False) -> Answer:
-        """The answer of a target that is completely imported.
+        """The answer for a completely imported target.
 
-        A target that is patched already is checked again: its module may have been executed again.
+        A target that is already patched is checked again: its module may have been executed again.
 
         Args:
             name: of the target.
             module: the imported module.
-            thorough: ask the probe also where the claim does not fit and the installed release was tested; without it
-                such an answer is ``unprobed``.
+            thorough: ask the probe even if the claim does not fit and the installed release was tested; without it such
+                an answer is ``unprobed``.
         """
         verdict, answer = self._from_metadata(name)
         if answer is not None:
@@ -153,38 +153,39 @@ class Decider:
         return answer
 
     def _not_proved(self, name: str, verdict: Verdict, thorough: bool = False) -> str:
-        """Why a fix is not proved in releases outside its claim, as a phrase; empty where it is, by the same code.
+        """Why a fix is not proved in releases outside its claim, as a phrase; empty if it is, because the code is the
+        same.
 
-        ``thorough``, for a report: also where code is now that has moved.
+        ``thorough``, for a report: also say where moved code is now.
         """
         if not verdict.above:
-            return "not touched"
+            return "not patched"
         if self._claimed():
-            return f"not touched, since you said {VARIABLE}=claimed"
+            return f"not patched, because of {VARIABLE}=claimed"
         changes = self._proofs.changes(name, verdict.outside, self._targets[name].module)
         if changes is None:
-            return "not touched"
+            return "not patched"
         if not changes:
             return ""
         shown = [self._proofs.with_place(phrase) if thorough else phrase for phrase in changes[:2]]
         more = f" and {len(changes) - 2} more" if len(changes) > 2 else ""
-        return f"not touched: since {self._proved_on(verdict)} {', '.join(shown)}{more}"
+        return f"not patched: since {self._proved_on(verdict)} {', '.join(shown)}{more}"
 
     def _proved_on(self, verdict: Verdict) -> str:
-        """The releases on whose code the fixes were proved, of the distributions outside a claim."""
+        """The releases on whose code the fixes were proved, for the distributions outside a claim."""
         return ", ".join(f"{name} {self._proofs.release(name)}" for name in verdict.outside)
 
     def from_metadata(self, name: str) -> Answer | None:
-        """The answer, where it is clear without the target's module."""
+        """The answer, if it is clear without the target's module."""
         return self._from_metadata(name)[1]
 
     def answer(self, name: str, state: str, reason: str, changes: tuple[str, ...] = ()) -> Answer:
-        """An answer for a target; what only the fix's file says is left to `describe`."""
+        """An answer for a target; `describe` adds what only the fix's file says."""
         target = self._targets[name]
         return Answer(name, "", target.module, target.claims, (), state, reason, changes)
 
     def describe(self, answer: Answer) -> Answer:
-        """The answer with title and links of the fix, for a report."""
+        """The answer with the fix's title and links, for a report."""
         if answer.gone:
             answer = self._moved(answer) or answer
         try:
@@ -198,7 +199,7 @@ class Decider:
         return answer
 
     def _moved(self, answer: Answer) -> Answer | None:
-        """The answer of a target that is not there under its name, but whose code is there under another one."""
+        """The answer for a target that no longer exists under its name, but whose code exists under another one."""
         try:
             verdict = judge(self._targets[answer.id].claims)
             changes = self._proofs.changes(answer.id, verdict.outside, self._targets[answer.id].module) or ()
@@ -207,14 +208,14 @@ class Decider:
             return None
         if not moved:
             return None
-        why_not = f"not touched: since {self._proved_on(verdict)} {', '.join(moved[:2])}; please report it"
-        reason = f"the defect seems to be there although {verdict.reason}; {why_not}"
+        why_not = f"not patched: since {self._proved_on(verdict)} {', '.join(moved[:2])}; please report it"
+        reason = f"the bug seems to be present although {verdict.reason}; {why_not}"
         found = self.answer(answer.id, states.CANDIDATE, reason)
         found.above = found.gone = True
         return found
 
     def _reason_now(self, answer: Answer) -> str:
-        """The reason of a candidate now that more of its library may be imported."""
+        """The current reason of a candidate: more of its library may have been imported."""
         try:
             verdict = judge(self._targets[answer.id].claims)
             why_not = self._not_proved(answer.id, verdict, thorough=True)
@@ -223,14 +224,14 @@ class Decider:
         return self._candidate(answer.id, verdict, why_not).reason if why_not else answer.reason
 
     def in_use(self, name: str) -> str:
-        """Why an installed fix must not be removed now, as a sentence; empty where it may."""
+        """Why an installed fix must not be removed now, as a sentence; empty if it may be."""
         try:
             return self._load(name).in_use() if self._ledger.entries(name) else ""
         except Exception:
             return ""
 
     def failed(self, name: str, reason: str, once: str = "") -> Answer:
-        """A failure is logged once; one of the environment (``once``) only for the first fix that has it."""
+        """A failure is logged once; a fault of the environment (``once``) only for the first fix that meets it."""
         key = once or f"{name} {reason}"
         if key not in self._logged:
             self._logged.add(key)
@@ -266,8 +267,8 @@ class Decider:
     def _may_patch(self, name: str, verdict: Verdict) -> bool:
         """Whether a target outside its claim may need a patch, or a warning, in this process.
 
-        That is a release above the claim: the user may want it patched (``newer``), and one that no release of this
-        package was tested with may have the bug still, or again. In the releases that were tested it was not there.
+        That is a release above the claim: the user may want it patched (``newer``), and a release that this package was
+        not tested with may still have the bug, or have it again. The tested releases outside the claim do not have it.
         """
         return verdict.above and (self._newer(name) or any(starmap(self._untested, verdict.outside.items())))
 
@@ -287,7 +288,7 @@ class Decider:
         except (Exception, SystemExit) as error:
             return self.failed(name, f"could not be installed: {say(error)}")
         try:
-            fault = "the defect is still there after patching" if fix.broken(module) else ""
+            fault = "the bug is still present after patching" if fix.broken(module) else ""
         except (Exception, SystemExit) as error:
             fault = f"its probe failed after patching: {say(error)}"
         if fault:
@@ -317,24 +318,27 @@ class Decider:
         return self.answer(name, states.OUT_OF_RANGE, f"{verdict.reason}{fixed}")
 
     def _sound(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
-        """The defect is not there: because of upstream's code, or of other code."""
+        """The bug is not present: because of upstream's code, or of other code."""
         if not verdict.fits:
             return self._out_of_range(name, verdict)
         patched_by = self._foreign_code(name, fix, module)
         if patched_by:
-            reason = f"the defect does not show in {verdict.reason}: {patched_by}; not touched"
+            reason = f"the bug is not present in {verdict.reason}: {patched_by}; not patched"
         else:
-            reason = f"the defect is not there in {verdict.reason}; not touched"
+            reason = f"the bug is not present in {verdict.reason}; not patched"
         return self.answer(name, states.HEALTHY, reason)
 
     def _foreign_code(self, name: str, fix: LoadedFix, module: ModuleType) -> str:
-        """A sentence about foreign code in the slots of the fix; empty where it is the library's own."""
+        """A sentence about foreign code in the fix's slots; empty if all of it is the library's own."""
         draft = self._ledger.draft(name)
         try:
             fix.patch(module, draft)  # writes nothing
         except ForeignPatch as foreign:
             return foreign.what
-        except (Exception, SystemExit):  # it may assume the defect; the slots named so far are known
+        except (
+            Exception,
+            SystemExit,
+        ):  # it may assume that the bug is present; the slots named so far are known
             pass
         for entry in draft.entries:
             home = foreign_home(entry.owner, entry.old)
@@ -347,7 +351,7 @@ class Decider:
         answer = self.answer(
             name,
             states.CANDIDATE,
-            f"the defect seems to be there although {verdict.reason}; {why_not}; {step}",
+            f"the bug seems to be present although {verdict.reason}; {why_not}; {step}",
         )
         answer.above = verdict.above
         return answer

@@ -1,6 +1,6 @@
 """What one fix wants to write into a library.
 
-``patch`` of a fix receives a `Draft`.  Nothing is written while it runs; when it has returned, the ledger writes the
+A fix's ``patch`` receives a `Draft`.  Nothing is written while it runs; after it has returned, the ledger writes the
 whole draft or nothing.
 """
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Draft:
-    """What one fix wants to write.  Every verb resolves its target at once and writes nothing.
+    """What one fix wants to write.  Every method looks up its slot at once and writes nothing.
 
     Args:
         fix_id: the fix that writes.
         standing: what it has written before.  When it is installed again, it starts from what it found the first time,
             not from its own patch.
-        demanded: the slots that `on_demand` left alone once and that had to be written later: (owner, name).
+        demanded: the slots, as (owner, name), that `on_demand` did not write at first and that were needed later.
         demand: writes such a slot, ``demand(owner, name, make)``; without it `on_demand` writes at once.
         options: see below.
 
     Attributes:
-        options: called for the current options of fixes that the user has chosen: ``<library>:<option>``.
+        options: returns the options that the user has currently chosen: ``<library>:<option>``.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Draft:
         self.entries: list[Entry] = []
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
-        """Replace the slot by ``new`` (function, property, classmethod, code object, value).
+        """Replace the slot's value with ``new`` (function, property, classmethod, code object, value).
 
         It is written as it is: `wrap_plain` makes a function look like the old one.
 
@@ -67,10 +67,10 @@ class Draft:
     def wrap_plain(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(original)``, a plain function that calls ``original``, in its place.
 
-        Torch.compile, pickle, deepcopy and inspect see an ordinary function. ``make`` receives the function, also that
-        of a staticmethod, classmethod or cached property, which becomes one again; a property is given as it is, and
-        ``make`` returns a property.  Names, documentation, attributes and signature stay those of the original; where
-        it belongs to another class or module, from which the owner has it, the new one is named as the owner's.
+        ``torch.compile``, pickle, deepcopy and inspect see an ordinary function. ``make`` receives the function,
+        unwrapped from a staticmethod, classmethod or cached property, and the result is wrapped again; a property is
+        passed as it is, and ``make`` returns a property.  Names, documentation, attributes and signature stay those of
+        the original; if the owner has it from another class or module, the new one is named as the owner's.
 
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
@@ -80,13 +80,14 @@ class Draft:
         self._add(owner, name, owned, old, new)
 
     def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
-        """`wrap_plain`, but written when the function that is returned is called: hot code that few processes need.
+        """`wrap_plain`, but written only when the returned function is called: for hot code that few processes need.
 
-        Its one caller is the repacking of 4-bit weights on some CPUs: without it every forward pass on a GPU would have
-        two frames of ours for something that never happens there.
+        Its only caller is the repacking of 4-bit weights on some CPUs: otherwise every forward pass on a GPU would go
+        through two frames of ours for something that never happens there.
 
-        That function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing while the
-        fix is not installed.  A slot that was demanded once is written immediately when the fix is installed again.
+        The returned function says whether the slot is written, now or earlier.  It raises nothing, and writes nothing
+        while the fix is not installed.  A slot that was demanded once is written immediately when the fix is installed
+        again.
 
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
@@ -103,11 +104,11 @@ class Draft:
         name: str,
         wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
     ) -> None:
-        """Wrap a function of a module in a ``wrapt.FunctionWrapper``.  For the loading path only.
+        """Wrap a module's function in a ``wrapt.FunctionWrapper``.  For the loading path only.
 
-        All that anybody asks of the function (signature, defaults, source, documentation) upstream's own answers; it is
-        pickled and copied by reference, as every function is.  Not for methods: bound by a class, a wrapper is no
-        method, and its ``__func__`` is upstream's, past the patch.
+        Signature, defaults, source and documentation are those of upstream's function; the wrapper is pickled and
+        copied by reference, as every function is.  Not for methods: bound by a class, a wrapper is not a method, and
+        its ``__func__`` is upstream's, which bypasses the patch.
 
         Args:
             module: that defines the function.
@@ -116,13 +117,13 @@ class Draft:
 
         Raises:
             TargetMissing: the module has no such name.
-            TypeError: it is no function of a module.  Use `wrap_plain`.
+            TypeError: it is not a module's function.  Use `wrap_plain`.
         """
         from .loading_wrapper import wrapped
 
         owned, old = self._slot(module, name)
         if not isinstance(module, ModuleType) or not isinstance(old, FunctionType):
-            raise TypeError(f"{name_of(module)}.{name} is no function of a module: use wrap_plain")
+            raise TypeError(f"{name_of(module)}.{name} is not a module's function: use wrap_plain")
         self._add(module, name, owned, old, wrapped(old, wrapper))
 
     def _slot(self, owner: Any, name: str) -> tuple[bool, Any]:

@@ -1,4 +1,4 @@
-"""One slot that was written: its old value, its new value, and how it is restored."""
+"""A written slot: its old value, its new value, and how to restore it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Entry:
 
     Attributes:
         owner, name: the slot.
-        owned: whether the owner itself had it; if not, it was inherited, and undo deletes ours.
+        owned: whether the owner itself had the name; if not, it was inherited, and undo deletes ours.
         old, new: the value before, and the value that we wrote.
-        alias: whether the slot is a copy of a module's function in another module (``from x import f``).
-        fresh: whether nobody else had a reference to ``new``, so that every later reference comes from our slot.
+        alias: whether the slot is another module's copy of the function (``from x import f``).
+        fresh: whether there was no other reference to ``new``, so that every later reference comes from our slot.
     """
 
     __slots__ = ("alias", "fix_id", "fresh", "name", "new", "old", "owned", "owner")
@@ -58,13 +58,13 @@ class Entry:
         return self.current() is self.new
 
     def reaches(self) -> bool:
-        """Whether what we wrote is still called, directly or by a wrapper around it."""
+        """Whether our code is still called, directly or through a wrapper around it."""
         return leads_to(self.current(), self.new)
 
     def taken(self) -> bool:
-        """Whether other code is in the slot, around ours or instead of it.
+        """Whether the slot holds other code, around ours or instead of it.
 
-        The library's own code there means that its module was executed again: then nothing of ours is left.
+        The library's own code does not count: its module was executed again, and nothing of ours is left.
         """
         value = self.current()
         if value is _GONE or value is self.new or value is self.old:
@@ -74,7 +74,7 @@ class Entry:
         return not self.alias and not is_native(self.owner, value)
 
     def intruder(self) -> str:
-        """What is in the slot instead of our code, for a sentence."""
+        """What the slot holds instead of our code, for a sentence."""
         value = self.current()
         if value is _GONE:
             return f"{self.where} was deleted"

@@ -23,10 +23,10 @@ class Undecided(LookupError):
 
 
 class ForeignPatch(RuntimeError):
-    """Another tool replaced the target earlier, and the patch would remove its code.
+    """Another tool replaced the target earlier, and our patch would remove its code.
 
     Args:
-        what: which function was replaced by whose code, as a sentence.
+        what: which function was replaced, and by whose code, as a sentence.
         step: what the user can do, for the message.
 
     Attributes:

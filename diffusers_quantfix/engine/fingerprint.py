@@ -1,9 +1,9 @@
 """Fingerprints of source code: equal where two releases of a library run the same code.
 
 A fix is proved on code, not on a version number.  A fingerprint is a hash of a function's syntax tree without what
-cannot matter: comments, formatting, positions, docstrings and annotations.  It is the same on every Python from 3.10
-on, whose syntax trees differ in their optional fields, and it differs for any other change: a renamed variable, another
-constant, default, decorator, base class or order of arguments.
+cannot affect behaviour: comments, formatting, positions, docstrings and annotations.  It is the same on every Python
+from 3.10 on, although their syntax trees differ in optional fields, and it changes with anything else: a renamed
+variable, a different constant, default, decorator, base class or argument order.
 
 Most functions do not change at all between two releases, so the text is compared first: parsing takes about a hundred
 times as long.
@@ -33,7 +33,7 @@ __all__ = [
     "text_hash",
 ]
 
-# Fields that say nothing about behaviour, or that not every Python has. An empty field is left out, too.
+# Fields that do not affect behaviour, or that not every Python has. Empty fields are left out too.
 _IGNORED = frozenset(
     (
         "annotation",
@@ -47,24 +47,24 @@ _IGNORED = frozenset(
         "type_comment",
     )
 )
-# An unknown escape in a string that is not raw warns the program when it is parsed: whatever looks like one is parsed
-# as two backslashes between marks, of which the value of a raw string keeps both, and is put back then.
+# Parsing an unknown escape in a non-raw string would issue a warning in the program. So whatever looks like one is
+# parsed as two backslashes between marks, and put back afterwards; the value of a raw string keeps both backslashes.
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtvxNuU01234567")
 _MARK = "\x01"
 _REGISTER = frozenset(("add_module", "register_buffer", "register_module", "register_parameter"))
-# Annotations that say what a field of a dataclass is.
+# Annotations with a meaning for dataclass fields.
 _KINDS_OF_FIELDS = frozenset(("ClassVar", "InitVar", "KW_ONLY"))
-# Decorators that read the annotations of a function.
+# Decorators that read a function's annotations.
 _READ_ANNOTATIONS = frozenset(("custom_op", "register", "script", "triton_op", "validate_call"))
 _MARKED = re.compile(rf"{_MARK}\\{{1,2}}{_MARK}")
 
 
 def of_text(text: str) -> str:
-    """The fingerprint of the one definition or statement that ``text`` is, indented or not.
+    """The fingerprint of ``text``, which is one definition or statement, indented or not.
 
     Raises:
-        SyntaxError: it is none in this Python.
+        SyntaxError: it is not valid in this Python.
     """
     return of_tree(definition(text))
 
@@ -75,12 +75,12 @@ def of_tree(tree: ast.AST) -> str:
 
 
 def of_function(tree: ast.AST, name: str, called: bool = False) -> str:
-    """The fingerprint that a function would have under another name; empty for what is no function.
+    """The fingerprint that a function would have under another name; empty for anything else.
 
     Args:
         tree: its syntax tree.
         name: the other name.
-        called: that of its interface.
+        called: whether to return the fingerprint of its interface.
     """
     if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""
@@ -90,9 +90,9 @@ def of_function(tree: ast.AST, name: str, called: bool = False) -> str:
 
 
 def of_interface(tree: ast.AST) -> str:
-    """The fingerprint of what a caller of a function, or an heir of a class, sees of it.
+    """The fingerprint of what callers of a function, or subclasses of a class, see of it.
 
-    Of a function its name, arguments, defaults and decorators, and the attributes that it gives to ``self``; not what
+    For a function: its name, arguments, defaults and decorators, and the attributes that it sets on ``self``; not what
     else its body does.
     """
     if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -105,7 +105,7 @@ def of_interface(tree: ast.AST) -> str:
 
 
 def given_to_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """The attributes that a method gives to its first argument: by assignment, or as a buffer or parameter."""
+    """The attributes that a method sets on its first argument: by assignment, or as a buffer or parameter."""
     first = (*function.args.posonlyargs, *function.args.args)[:1]
     declared = {
         id(node.target)
@@ -150,33 +150,33 @@ def text_hash(text: str | bytes) -> str:
 
 
 def definition(text: str) -> ast.stmt:
-    """The syntax tree of the one definition or statement that ``text`` is, indented or not.
+    """The syntax tree of ``text``, which is one definition or statement, indented or not.
 
     Raises:
-        SyntaxError: it is none in this Python.
+        SyntaxError: it is not valid in this Python.
     """
     text = _ESCAPE.sub(_marked, text)
-    if text[:1].isspace():  # not textwrap.dedent, which would change the lines of a string
+    if text[:1].isspace():  # not textwrap.dedent, which would change lines inside strings
         body: Any = ast.parse(f"if 1:\n{text}").body[0]
         return body.body[0]  # type: ignore[no-any-return]
     return ast.parse(text).body[0]
 
 
 def module(text: str) -> ast.Module:
-    """The syntax tree of a module, whose definitions have the fingerprints that they have by themselves.
+    """The syntax tree of a module; its definitions have the same fingerprints as when they are parsed alone.
 
     Raises:
-        SyntaxError: it is none in this Python.
+        SyntaxError: it is not valid in this Python.
     """
     return ast.parse(_ESCAPE.sub(_marked, text))
 
 
 def block_at(lines: list[str], first: int) -> str:
-    """The text of the definition that begins with its first decorator, or else with ``def`` or ``class``, at a line.
+    """The text of the definition at a line, which is that of its first decorator, or else of ``def`` or ``class``.
 
     Args:
-        lines: of the whole file, each with its end of line.
-        first: the number of the line, from 1, as ``co_firstlineno`` says it.
+        lines: all lines of the file, with their line ends.
+        first: the line number, from 1, like ``co_firstlineno``.
 
     Raises:
         SyntaxError, IndentationError: no definition ends there.
@@ -203,7 +203,7 @@ def _digest(data: bytes) -> str:
 
 
 def _parts(node: Any) -> Iterator[str]:
-    """The pieces of a canonical text of a syntax tree."""
+    """The pieces of a canonical text for a syntax tree."""
     if isinstance(node, ast.AnnAssign):
         yield from _annotated(node)
         return
@@ -249,11 +249,11 @@ def _parts(node: Any) -> Iterator[str]:
 
 
 class _Field(ast.AnnAssign):
-    """An annotated assignment in the body of a class: a dataclass makes a field of it."""
+    """An annotated assignment in a class body, which a dataclass makes a field."""
 
 
 def _annotated(node: ast.AnnAssign) -> Iterator[str]:
-    """An assignment; without a value a declaration, which makes a name local, and of another target does nothing."""
+    """An assignment, or without a value a declaration, which makes a name local and does nothing for other targets."""
     field = isinstance(node, _Field)
     if field:
         kinds = {_last_name(inside) for inside in ast.walk(node.annotation)} & _KINDS_OF_FIELDS
@@ -276,14 +276,14 @@ def _annotated(node: ast.AnnAssign) -> Iterator[str]:
 
 
 def _last_name(node: Any) -> str:
-    """``c`` of ``a.b.c`` and of ``a.b.c(1)``; empty for any other expression."""
+    """``c`` for ``a.b.c`` and ``a.b.c(1)``; empty for any other expression."""
     if isinstance(node, ast.Call):
         node = node.func
     return str(getattr(node, "attr", None) or getattr(node, "id", ""))
 
 
 def _without_texts(statements: list[Any]) -> list[Any]:
-    """Without docstrings and other texts that stand by themselves, ``pass`` and ``...``."""
+    """Without docstrings and other bare strings, ``pass`` and ``...``."""
     return [
         statement
         for statement in statements
@@ -299,7 +299,7 @@ def _without_texts(statements: list[Any]) -> list[Any]:
 
 
 def _merged(values: list[Any]) -> list[Any]:
-    """The pieces of an f-string, with neighbouring constants as one: how they are split differs between Pythons."""
+    """The pieces of an f-string, with adjacent constants merged: Python versions split them differently."""
     merged: list[Any] = []
     for value in values:
         if isinstance(value, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):

@@ -2,22 +2,22 @@
 
 One file under ``fixes/`` holds one bug: a ``FIX`` declaration and two functions. The engine calls them like this:
 
-``broken(module)``: is the bug in this module object?
-    It is asked before patching, and again afterwards, when it must say False; otherwise the patch is removed. It is
-    also asked outside the claimed range, for releases that its author never saw. It changes nothing, and tests the
-    behaviour of a tiny stand-in first, names and signatures next, source text last. It may raise `TargetMissing`
-    (nothing to patch in this release) or `Undecided` (another module must be imported first).
+``broken(module)``: is the bug in this module object? It is asked before patching, and again afterwards, when it must
+    say False or the patch is removed. It is also asked outside the claimed range, about releases that its author never
+    saw. It changes nothing, and tests the behaviour of a tiny stand-in first, names and signatures next, source text
+    last. It may raise `TargetMissing` (nothing to patch in this release) or `Undecided` (another module must be
+    imported first).
 
-``patch(module, draft)``: states what to write, through its draft only.
-    The ledger writes the whole draft or nothing after it has returned. It is also run on healthy modules, to find out
-    whose code is in its slots, and that draft is dropped: it must be pure.
+``patch(module, draft)``: says what to write, through its draft only. The ledger writes the whole draft or nothing after
+    it has returned. It is also run on healthy modules, to find out whose code is in its slots, and that draft is
+    dropped: so it must have no side effects.
 
-``in_use()``, where it is defined: why `revert` must not remove the patch now, as a sentence, or "".
-    For a patch without which a live object would be damaged for good.
+``in_use()``, if defined: why `revert` must not remove the patch now, as a sentence, or "".
+    For a patch whose removal would damage a live object permanently.
 
 The docstring of the file is the first argument of its declaration: ``FIX = Fix(__doc__, ...)``.  Its first line is the
-title of the bug, and its entries "Symptom: ", "Cause: ", "Upstream: " and "Patch: " say the rest.  ``Symptom`` begins
-with what a user sees, the text of the error first, in words that a user would search for; ``Upstream`` has the links to
+title of the bug, and its entries "Symptom: ", "Cause: ", "Upstream: " and "Patch: " give the details.  ``Symptom``
+begins with what a user sees: the error message first, then words that a user would search for; ``Upstream`` links to
 issues and pull requests of the library.
 
 These files are read without any library loaded, so this module imports none.
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class Target:
-    """One module that has the bug of a fix, and the releases that do.
+    """One module that has a fix's bug, and the affected releases.
 
     Args:
-        name: under which a user may name this target alone.
+        name: what users call this target alone.
         module: the full name of the module; its import triggers the fix.
-        claims: distribution name -> version specifier; all must fit.  The last version of a closed range is the
-            newest release on which the bug was seen.
-        fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or those that only do together, which no
-            specifier can say ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty while there is none.
-        fix: the id of the fix; `Fix` enters it.
-        file: the module of the fix's file, below the package of all fixes; the index has it.
+        claims: distribution name -> version specifier; all must fit.  The upper end of a closed range is the newest
+            release in which the bug was seen.
+        fixed_in: the release that fixes it upstream ("bitsandbytes 0.45.3"), or releases that only fix it together,
+            which no specifier can express ("diffusers 0.37.0 with bitsandbytes 0.48.0"); empty if there is none yet.
+        fix: the id of the fix; set by `Fix`.
+        file: the module of the fix's file, relative to the package of all fixes; from the index.
     """
 
     __slots__ = ("claims", "file", "fix", "fixed_in", "module", "name")
@@ -70,20 +70,20 @@ class Fix:
     Args:
         text: the docstring of its file, from which `title`, `symptom` and `upstream` are read; None under ``python
             -OO``, see `declared`.
-        id: the name under which it is switched, listed and explained.
-        targets: the modules that have the bug, where there are several; each has a name of its own, and is decided and
-            patched by itself.
-        module: of a fix with one target, which has the fix's id as its name: see `Target`.
+        id: its name in settings, lists and `explain`.
+        targets: the modules that have the bug, if there are several; each has its own name, and is decided and patched
+            separately.
+        module: for a fix with one target, whose name is the fix's id: see `Target`.
         claims: the same.
         fixed_in: the same.
         harm: the kind of damage: "wrong result", "error", "memory or time" or "other".
-        patterns: regular expressions that find the defect's error message in a text, where white space is one space,
-            quotation marks are ``'`` and backticks are left out; none where the defect raises no error.
-        frames: what else a traceback or a description of this defect contains, to distinguish it from others with the
-            same message: regular expressions, or ``file.py:function`` for a frame of a traceback.
-        since: the version of this package that first had the fix.
+        patterns: regular expressions that find the bug's error message in a text in which white space is reduced to one
+            space, quotation marks are ``'`` and backticks are removed; none if the bug raises no error.
+        frames: what else a traceback or description of this bug contains, to distinguish it from bugs with the same
+            message: regular expressions, or ``file.py:function`` for a frame of a traceback.
+        since: the first version of this package with the fix.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
-        options: what a user may choose about it in the environment variable: ``<library>:<option>`` -> what that does.
+        options: what users can choose in the environment variable: ``<library>:<option>`` -> what it does.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class Fix:
         self.options = dict(options or {})
 
     def target(self, name: str) -> Target:
-        """The target of that name."""
+        """The target with that name."""
         return next(target for target in self.targets if target.name == name)
 
     @property
@@ -149,7 +149,7 @@ class Fix:
         return tuple(word.rstrip(".:") for word in words.split() if word.startswith("https://"))
 
     def section(self, title: str) -> str:
-        """One entry of the docstring, as one line; empty where it has none."""
+        """One entry of the docstring, as one line; empty if there is no such entry."""
         found: list[str] = []
         inside = False
         for line in (self.text or "").split("\n"):
@@ -162,7 +162,7 @@ class Fix:
 
 
 def declared(module: ModuleType) -> Fix:
-    """The declaration in the module of a fix; its text from the source where the interpreter drops docstrings."""
+    """The declaration in a fix's module; its text is read from the source if the interpreter drops docstrings."""
     fix: Fix = module.FIX
     if fix.text is None:
         import ast

@@ -1,4 +1,4 @@
-"""Finds whose code a function is.  Other tools patch the same libraries, before us and after us."""
+"""Finds out whose code a function is.  Other tools patch the same libraries, before us and after us."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OURS = __name__.partition(".")[0]
 
 
 def leads_to(value: Any, goal: Any) -> bool:
-    """Whether ``value`` is ``goal`` or a wrapper that calls it: by ``functools.wraps``, wrapt, a closure, a partial.
+    """Whether ``value`` is ``goal`` or a wrapper around it: by ``functools.wraps``, wrapt, a closure or a partial.
 
-    A wrapper may hold a method bound, or as the function inside a staticmethod.
+    A wrapper may hold a bound method, or the function inside a staticmethod.
     """
     goals = {id(goal), id(getattr(goal, "__func__", goal)), id(getattr(goal, "fget", goal))}
     pending = [value]
@@ -35,7 +35,7 @@ def leads_to(value: Any, goal: Any) -> bool:
 
 
 def _inside(value: Any) -> list[Any]:
-    """The objects that a wrapper may hold, one of which it wraps."""
+    """The objects that a value holds, one of which it may wrap."""
     found = []
     if isinstance(value, FunctionType):
         for cell in value.__closure__ or ():
@@ -56,13 +56,13 @@ def _inside(value: Any) -> list[Any]:
 
 
 def is_native(owner: Any, value: Any) -> bool:
-    """Whether ``value`` is code of the library to which its owner belongs."""
+    """Whether ``value`` is code of its owner's library."""
     module = _module_of(owner)
     return module is not None and home_of(value).partition(".")[0] == module.__name__.partition(".")[0]
 
 
 def refuse_foreign(owner: Any, name: str, value: Any) -> None:
-    """Raise `ForeignPatch` when ``value`` was put there by a tool that the owner's module does not know."""
+    """Raise `ForeignPatch` if ``value`` was put there by a tool that the owner's module does not import."""
     home = foreign_home(owner, value)
     if home:
         raise ForeignPatch(
@@ -72,21 +72,21 @@ def refuse_foreign(owner: Any, name: str, value: Any) -> None:
 
 
 def foreign_home(owner: Any, value: Any) -> str:
-    """The module of the tool that put ``value`` there; empty where it is code of the owner's library, or no code.
+    """The module of the tool that put ``value`` there; empty if it is code of the owner's library, or not code.
 
-    A method may well be of another library from the start: ``@torch.no_grad()`` makes it a function of torch.  But
-    then the module that defines it has imported something of that library.
+    A method may belong to another library from the start: ``@torch.no_grad()`` makes it a function of torch.  But then
+    the module that defines it has imported something from that library.
     """
     home = home_of(value) if _is_code(value) else ""
     library = home.partition(".")[0]
     module = _module_of(owner)
     if not home or module is None or library in (OURS, module.__name__.partition(".")[0]):
         return ""
-    if library in sys.stdlib_module_names:  # it patches nothing; a dataclass has methods made by reprlib
+    if library in sys.stdlib_module_names:  # it patches nothing; dataclasses have methods made by reprlib
         return ""
     defined = _names_defined(module)
     for attribute, held in vars(module).copy().items():
-        # The value under a name that the module itself defines may come from the same tool.
+        # A value under a name that the module itself defines may come from the same tool.
         if held is not value and attribute not in defined and _library_of(held) == library:
             return ""
     return home
@@ -99,7 +99,7 @@ def _module_of(owner: Any) -> ModuleType | None:
 
 
 def _names_defined(module: ModuleType) -> frozenset[str]:
-    """The functions and classes that the source of a module defines; empty where it has none."""
+    """The functions and classes that a module's source defines; empty if there is no source."""
     try:
         spec = module.__spec__
         code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]  # guarded as a whole
@@ -117,7 +117,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _library_of(value: Any) -> str:
-    """The library of something that a module holds, without importing a module that is imported lazily."""
+    """The library of something that a module holds, without triggering lazy imports."""
     try:
         if issubclass(type(value), ModuleType):
             name = object.__getattribute__(value, "__dict__").get("__name__")

@@ -1,4 +1,4 @@
-"""The objects of the process, as the garbage collector knows them; nothing of theirs is changed or run."""
+"""The objects of the process that the garbage collector knows; none of them is changed, none of their code is run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PLAIN = frozenset(map(id, (tuple, dict, list, set, frozenset, FunctionType, Buil
 
 
 def objects_of(get: Callable[..., list[Any]], *values: Any, but: frozenset[int] = _TUPLE) -> list[Any]:
-    """The objects of ``gc.get_objects()`` or ``gc.get_referrers(*values)``, without those of some types.
+    """The objects from ``gc.get_objects()`` or ``gc.get_referrers(*values)``, except those of some types.
 
-    In one call, so that no other thread runs meanwhile: the objects include tuples that other threads are still
-    building, which fails with SystemError while anything else, such as a list, refers to the tuple.
+    All in one call, so that no other thread runs meanwhile: the objects include tuples that other threads are still
+    building, and building one fails with SystemError while anything else, such as a list, refers to it.
 
     Args:
         get: one of the two.
         values: its arguments.
-        but: ``id`` of the types.
+        but: the ``id`` of each type to leave out.
     """
     objects: list[Any] = []
-    # The iterators read the list once it is filled.
+    # These iterators read the list only after it is filled.
     skipped = map(but.__contains__, map(id, map(type, objects)))
     return list(
         chain(

@@ -1,7 +1,7 @@
-"""The only way to patch a library and to undo that.
+"""The only way to patch a library, and to undo it.
 
-The `Ledger` writes a whole draft or nothing, and keeps the old value of every slot.  Undo restores them in reverse
-order.
+The `Ledger` writes a whole draft or nothing, and keeps the old value of every slot.  Undo restores the values in
+reverse order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Ledger:
     """Everything that this process has written.
 
     Args:
-        libraries: the top-level packages in which ``from x import f`` copies are repaired.
-        options: what a `Draft` returns when a fix reads the user's options.
+        libraries: the top-level packages in which ``from x import f`` copies are updated.
+        options: returns the user's options, for a `Draft`.
         foundation: the one of ``libraries`` that imports none of the others.
 
     Attributes:
@@ -46,8 +46,8 @@ class Ledger:
         self._libraries = frozenset(libraries)
         self._entries: list[Entry] = []  # replaced as a whole
         self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {})
-        self.order: list[str] = []  # ids of the installed fixes, the last one installed at the end
-        # Entries whose slot was overwritten; modules may still hold copies of the earlier value.
+        self.order: list[str] = []  # ids of the installed fixes, the last installed at the end
+        # Entries whose slot was overwritten; modules may still hold copies of our value.
         self._lost: list[Entry] = []
         self._demanded: list[tuple[str, Any, str]] = []
         self._lock = threading.RLock()
@@ -57,11 +57,11 @@ class Ledger:
         self._lock = threading.RLock()
 
     def entries(self, fix_id: str) -> list[Entry]:
-        """The entries of one fix, in the order of writing."""
+        """The entries of one fix, in the order in which they were written."""
         return [entry for entry in self._entries if entry.fix_id == fix_id]
 
     def lost(self, fix_id: str) -> list[str]:
-        """What is in the slots of a fix from which its code is no longer reached: one sentence each."""
+        """For each slot from which the fix's code is no longer reached, a sentence about what the slot holds."""
         return [
             entry.intruder() for entry in self.entries(fix_id) if not self._reaches(entry) and not entry.alias
         ]
@@ -75,9 +75,9 @@ class Ledger:
         )
 
     def _reaches(self, entry: Entry) -> bool:
-        """Whether what an entry wrote is still called, or is in what a later fix made of it.
+        """Whether the value that an entry wrote is still called, or is part of what a later fix made from it.
 
-        A code object does not say what it was made of; a wrapper does.
+        A code object does not say what it was made from; a wrapper does.
         """
         if entry.reaches():
             return True
@@ -86,7 +86,7 @@ class Ledger:
         return any(self._reaches(one) for one in made_of_it)
 
     def below(self, owner: Any, name: str, value: Any) -> Any:
-        """What the library itself had in a slot in which ``value`` is now: below our patches, if ``value`` is ours.
+        """The library's own value of a slot that now holds ``value``: the one below our patches, if ``value`` is ours.
 
         A module that was imported after us may hold a copy of our function under any name.
         """
@@ -97,7 +97,8 @@ class Ledger:
         return value
 
     def _index(self) -> _Index:
-        """The entries by what they wrote, and the first one of each slot: whoever asks asks of thousands of values."""
+        """The entries by the value they wrote, and the first entry of each slot: callers ask about thousands of
+        values."""
         entries, index = self._indexed
         if entries is not self._entries:
             entries, index = self._entries, ({}, {})
@@ -130,15 +131,16 @@ class Ledger:
             return True
 
     def commit(self, draft: Draft, later: bool = False) -> None:
-        """Write a whole draft; on any fault take back what was written and raise it.
+        """Write a whole draft; on any error restore what was written, and raise it.
 
         Args:
             draft: what to write.
-            later: it adds to a fix that is installed, which keeps its place in the order: others stand above its slots.
+            later: whether it adds to an installed fix, which keeps its position in the order: others have patched on
+                top of it.
         """
         fix_id = draft.fix_id
         with self._lock:
-            done: list[tuple[Entry, bool, Any]] = []  # with the owner's previous value
+            done: list[tuple[Entry, bool, Any]] = []  # each with the slot's previous value
             held = self._copies(
                 _may_be_copied(draft.entries), self._holders(draft.entries), _being_imported(draft.entries)
             )
@@ -179,8 +181,8 @@ class Ledger:
         """Remove a fix, completely or not at all.
 
         Returns:
-            Why it could not be removed: one sentence per slot that other code has written over ours.  Empty when it is
-            removed.
+            Why it could not be removed: one sentence per slot in which other code lies over ours.  Empty if it was
+                removed.
         """
         with self._lock:
             entries = self.entries(fix_id)
@@ -193,7 +195,7 @@ class Ledger:
             fresh = [entry for entry in [*entries, *self._lost] if entry.fix_id == fix_id and entry.fresh]
             copies = self._copies((entry.new for entry in fresh), self._holders(fresh))
             for entry in fresh:
-                # Modules imported after us copied our function by name.
+                # Modules that were imported after us have copied our function by name.
                 for holder, name in copies.get(id(entry.new), []):
                     setattr(holder, name, entry.old)
             self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
@@ -202,7 +204,7 @@ class Ledger:
             return []
 
     def _above(self, entry: Entry) -> str:
-        """The fix whose code lies over an entry, for a sentence; empty when it is other code."""
+        """A sentence about the fix that has patched over an entry; empty if it is other code."""
         for other in self._entries:
             if other is not entry and other.is_at(entry.owner, entry.name) and other.holds():
                 return f"{entry.where} now holds the fix {other.fix_id}, which must be removed first"
@@ -216,9 +218,9 @@ class Ledger:
             self._lost += [entry for entry in lost if not entry.alias]
 
     def _holders(self, entries: Iterable[Entry]) -> frozenset[str]:
-        """The libraries whose modules may hold copies of what these entries exchange.
+        """The libraries whose modules may hold copies of what these entries replace.
 
-        Half of all modules are torch's, and it imports none of the libraries that are built on it.
+        Half of all modules are torch's, and torch imports none of the libraries that are built on it.
         """
         if any(name_of(entry.owner).partition(".")[0] == self._foundation for entry in entries):
             return self._libraries
@@ -227,31 +229,31 @@ class Ledger:
     def _copies(
         self, values: Iterable[Any], libraries: frozenset[str], since: Iterable[str] = ()
     ) -> dict[int, list[tuple[ModuleType, str]]]:
-        """Where modules of ``libraries`` hold each of the values, under any name: id -> places.
+        """Where modules of ``libraries`` hold each of the values, under any name: id of the value -> places.
 
         Args:
-            values: callables are looked for only: the same constant elsewhere is not a copy.
+            values: only callables are looked for: the same constant elsewhere is not a copy.
             libraries: top-level packages.
-            since: look at no module that stands in `sys.modules` before all of these.
+            since: skip modules that come before all of these in `sys.modules`.
         """
         wanted = {id(value) for value in values if callable(value)}
         places: dict[int, list[tuple[ModuleType, str]]] = {}
         seen = set()
-        # `copy` is one step. A list of items is not: another thread that imports may come between.
+        # `copy` is atomic. Listing the items is not: another thread may import meanwhile.
         modules = list(sys.modules.copy().items()) if wanted else []
         if since:
             names = [name for name, _ in modules]
             del modules[: min(names.index(name) if name in names else 0 for name in since)]
         for name, module in modules:
-            # A program may have put anything under any key.
+            # A program may have put anything into it.
             if not isinstance(name, str) or name.partition(".")[0] not in libraries or id(module) in seen:
                 continue
-            # By its type: any attribute access on a module of importlib.util.LazyLoader would import it.
+            # Check the type only: any attribute access on a module of importlib.util.LazyLoader would import it.
             if not issubclass(type(module), ModuleType):
                 continue
             seen.add(id(module))
             namespace = object.__getattribute__(module, "__dict__")
-            # Without a loop in Python over all of diffusers.
+            # No Python loop over all of diffusers.
             if wanted.isdisjoint(map(id, list(namespace.values()))):
                 continue
             for attribute, held in namespace.copy().items():
@@ -261,12 +263,13 @@ class Ledger:
 
 
 def _being_imported(entries: Iterable[Entry]) -> list[str]:
-    """The names of the modules of these entries, where all of them are being imported right now; else none.
+    """The names of these entries' modules, if all of them are being imported right now; else none.
 
-    A module that was there before does not have their functions yet: its own import of them has not returned. (One that
-    is given them by a module that the target imports would keep upstream's; none of the libraries does that.) Nearly
-    all fixes are installed at this moment, and to search every module of the libraries for copies, for each of a
-    hundred fixes, took a tenth of the time of ``import diffusers``. What another module gave us may be held by anyone.
+    Modules that existed before cannot have copies of their functions yet: their own import of the target has not
+    returned. (A module that gets a function from one that the target imports would keep upstream's; none of the
+    libraries does that.) Nearly all fixes are installed at such a moment, and searching every module of the libraries
+    for copies, for each of a hundred fixes, took a tenth of the time of ``import diffusers``. A function from another
+    module may have been copied anywhere.
     """
     names = []
     for entry in entries:
@@ -283,7 +286,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _may_be_copied(entries: Iterable[Entry]) -> Iterator[Any]:
-    """The values of these entries that modules may hold copies of: the old and new ones, and earlier ones of ours."""
+    """The values that modules may hold copies of: these entries' old and new ones, and our earlier ones."""
     for entry in entries:
         if isinstance(entry.owner, ModuleType):
             yield from (entry.old, entry.new, entry.current())
@@ -304,9 +307,9 @@ def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:
 
 
 def _defined_in(module: ModuleType, value: Any) -> bool:
-    """Whether the module is the home of ``value``: copies elsewhere then mean this one.
+    """Whether ``value`` is defined in the module: copies elsewhere then refer to this slot.
 
-    A module that only imported the function is a holder like the others, and a fix that writes there changes that slot
+    A module that only imported the function holds a copy like any other, and a fix that writes there changes that slot
     alone.
     """
     if not callable(value):

@@ -1,7 +1,7 @@
-"""Makes what is written into a slot look like what was there: to pickle, copy, inspect, typing and ``help``.
+"""Makes a new value look like the one it replaces: to pickle, copy, inspect, typing and ``help``.
 
-Whatever names a function by reference (pickle, and with it multiprocessing and ``torch.save``) finds the patched one in
-a process with this package and the library's own without it.
+Whatever stores a function by reference (pickle, and so multiprocessing and ``torch.save``) finds the patched one in a
+process with this package, and the library's own without it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 
 def made_like(old: Any, make: Callable[[Any], Any], owner: Any, name: str) -> Any:
-    """The value for the slot ``owner.name`` that holds ``old``, from the function that ``make`` returns.
+    """The new value for the slot ``owner.name``, which holds ``old``, made from the function that ``make`` returns.
 
-    ``make`` is given the function inside a staticmethod, classmethod or ``functools.cached_property``, and what it
-    returns is put into one again; a property, or any other value, is given as it is.
+    ``make`` is given the function inside a staticmethod, classmethod or ``functools.cached_property``, and its result
+    is wrapped again; a property, or any other value, is given as it is.
     """
     if isinstance(old, (staticmethod, classmethod)):
         new = _like(old.__func__, make(old.__func__), owner, name)
@@ -34,7 +34,7 @@ def made_like(old: Any, make: Callable[[Any], Any], owner: Any, name: str) -> An
         new = _like(old.func, make(old.func), owner, name)
         if isinstance(new, FunctionType):
             new = type(old)(new)
-            new.attrname = old.attrname  # what ``__set_name__`` sets in the body of a class
+            new.attrname = old.attrname  # otherwise set by ``__set_name__`` in the class body
         return new
     new = make(old)
     if isinstance(old, property) and type(new) is property:
@@ -45,17 +45,15 @@ def made_like(old: Any, make: Callable[[Any], Any], owner: Any, name: str) -> An
 
 
 def _like(old: Any, new: Any, owner: Any, name: str) -> Any:
-    """``new``, with the names, documentation, annotations, attributes and signature of ``old``.
+    """``new`` with the names, documentation, annotations, attributes and signature of ``old``.
 
-    Where the owner has it from somewhere else, by inheritance or ``from x import f``, the new one is named as the
-    owner's: under the name of the old one pickle would find that, and refuse.
+    If the owner has it from elsewhere, by inheritance or ``from x import f``, the new one is named as the owner's:
+    under the old one's name pickle would find that one, and refuse.
     """
     known = isinstance(old, (FunctionType, *_OF_C)) or hasattr(old, "__wrapped__")
     if not isinstance(new, FunctionType) or new is old or not known:
         return new
-    attributes = vars(
-        new
-    ).copy()  # those that torch.compiler.disable gave it are about it, not about the old one
+    attributes = vars(new).copy()  # what torch.compiler.disable set is about the new one
     attributes.pop("__wrapped__", None)
     functools.update_wrapper(new, old)
     vars(new).update(attributes)
@@ -71,7 +69,7 @@ def _like(old: Any, new: Any, owner: Any, name: str) -> Any:
 
 
 def _place(function: Any) -> tuple[int, str] | None:
-    """Where pickle finds a function by its names: the ``id`` of its owner, and its name there; None if it does not."""
+    """Where pickle finds a function by its names: the ``id`` of its owner, and its name there; None if nowhere."""
     owner: Any = None
     found: Any = sys.modules.get(getattr(function, "__module__", None) or "builtins")
     steps = function.__qualname__.split(".")

@@ -1,6 +1,6 @@
-"""Wrapt's wrapper of a function, pickled and copied by reference, as functions are.
+"""Wrapt's function wrapper, but pickled and copied by reference, as functions are.
 
-Wrapt is imported when the first fix wraps something: it imports asyncio, and few processes need it.
+Wrapt is imported only when the first fix wraps something: it imports asyncio, and few processes need it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["wrapped"]
 def wrapped(
     function: FunctionType, wrapper: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Any:
-    """``function`` as ``wrapper`` calls it; positional arguments, since wrapt 2.0 renamed one of them."""
+    """``function`` wrapped by ``wrapper``; arguments are positional because wrapt 2.0 renamed one of them."""
     return _class()(function, wrapper)
 
 
@@ -28,7 +28,7 @@ def _class() -> Any:
     import wrapt
 
     class LoadingWrapper(wrapt.FunctionWrapper):  # type: ignore[misc]  # its types are skipped
-        """A wrapper that pickle finds by the names of the function, which are its own; copies are itself."""
+        """A wrapper that pickle finds by the function's names, which it shares; a copy of it is itself."""
 
         def __reduce__(self) -> str:
             return str(self.__qualname__)

@@ -35,8 +35,8 @@ def slot(owner: object, name: str) -> tuple[bool, Any]:
     else:
         value = getattr(owner, name, _ABSENT)
         if value is not _ABSENT:
-            # An instance that stands for a module owns what is in its own dictionary; what its class stores
-            # through a data descriptor, like the ``__code__`` of a function, is its own too.
+            # An instance in place of a module owns what is in its own dictionary, and what its class stores through a
+            # data descriptor, like the ``__code__`` of a function.
             own = name in getattr(owner, "__dict__", ())
             return own or hasattr(getattr(type(owner), name, None), "__set__"), value
     raise TargetMissing(f"{name_of(owner)} has no {name}")
@@ -75,7 +75,7 @@ def function_of(value: Any) -> FunctionType:
 
 
 def nested_code(code: CodeType, name: str) -> CodeType:
-    """The code object of the function ``name`` that is defined inside ``code``.
+    """The code object of the function ``name`` defined inside ``code``.
 
     Raises:
         TargetMissing: nothing of that name is defined there.
@@ -87,9 +87,9 @@ def nested_code(code: CodeType, name: str) -> CodeType:
 
 
 def unimported_code(module: str, path: str) -> CodeType:
-    """The code of a function in a module that need not be imported, at a dotted path of classes: nothing is executed.
+    """The code of a function, at a dotted path in a module that need not be imported: the module is not executed.
 
-    The module's parent is imported.
+    Its parent package is imported.
 
     Raises:
         TargetMissing: this release has no such module or function, or its code cannot be read.
@@ -107,12 +107,12 @@ def unimported_code(module: str, path: str) -> CodeType:
 
 
 def names_used(function: Any) -> frozenset[str]:
-    """Every name and string constant that a function's code mentions, nested functions included."""
+    """Every name and string constant in a function's code, nested functions included."""
     return names_in(function_of(function).__code__)
 
 
 def names_in(code: CodeType) -> frozenset[str]:
-    """The same of code that is no function yet."""
+    """The same for a code object."""
     found: set[str] = set()
     pending = [code]
     while pending:
@@ -138,13 +138,13 @@ def texts_of(function: Any) -> str:
 
 
 def written_in(function: Any, module: str) -> bool:
-    """Whether ``function``, or something that it wraps, was written in the module of that name.
+    """Whether ``function``, or something that it wraps, was defined in the module of that name.
 
-    The file of its code would not say so: in an installation without sources, or a frozen program, that is the path at
+    The file name of its code is no help: in an installation without sources, or a frozen program, it is the path at
     which the code was compiled.
     """
     while function is not None:
-        # Wrapt's wrappers answer for what they wrap.
+        # Wrapt's wrappers pass attribute access on to what they wrap.
         code = getattr(function, "_self_wrapper", function)
         namespace = getattr(code, "__globals__", None)
         if isinstance(namespace, dict) and namespace.get("__name__") == module:
@@ -157,18 +157,18 @@ def name_of(owner: object) -> str:
     """The dotted name of a module, class or function, for a sentence."""
     if isinstance(owner, ModuleType):
         return owner.__name__
-    if isinstance(owner, FunctionType):  # functools.wraps gives it the names of another one
+    if isinstance(owner, FunctionType):  # functools.wraps may have given it another function's names
         name = getattr(owner.__code__, "co_qualname", owner.__qualname__)
         return f"{home_of(owner)}.{name}".lstrip(".")
     home = _said_module(owner)
     name = getattr(owner, "__qualname__", None)
-    if not isinstance(name, str):  # a native library answers to every name
+    if not isinstance(name, str):  # a native library returns something for every name
         name = type(owner).__name__
     return f"{home}.{name}".lstrip(".")
 
 
 def home_of(value: Any) -> str:
-    """The module in which a function, wrapper or property was written; empty when that is unknown.
+    """The module in which a function, wrapper or property was defined; empty if that is unknown.
 
     Wrapt's wrappers return the module of what they wrap, so the wrapper function is checked first.
     """
@@ -189,7 +189,7 @@ def home_of(value: Any) -> str:
 
 
 def _said_module(value: Any) -> str:
-    """The ``__module__`` of a class or function; empty where that is no string, or raises."""
+    """The ``__module__`` of a class or function; empty if it is not a string, or raises."""
     if isinstance(value, type):
         return module_name(value)
     try:

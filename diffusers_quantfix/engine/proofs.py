@@ -1,8 +1,8 @@
-"""The code on which each fix was proved, and what of it has changed in the installed releases.
+"""The code on which each fix was proved, and what has changed in the installed releases.
 
-A claim ends at the newest release on which a fix was proved.  In a newer one it was proved all the same where the code
-that it relies on is the same (`same_code`).  The data file is written by `tests.upstream.proved_code` and is read only
-where an installed release is above a claim.
+A claim ends at the newest release on which a fix was proved.  The proof also holds in a newer release if the code that
+the fix relies on is the same (`same_code`).  The data file is written by `tests.upstream.proved_code`, and is read only
+if an installed release is above a claim.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Proofs:
     """The proofs of all targets.
 
     Args:
-        path: of the data file; without one nothing was proved.
-        packages: distribution -> package, where they differ.
-        below: called with (owner, name, value), returns what the library itself has there, below our patches.
+        path: the data file; if it is missing, nothing was proved.
+        packages: distribution -> package, if the names differ.
+        below: called with (owner, name, value), returns the library's own value there, below our patches.
 
     Attributes:
-        releases: distribution -> the release in which the code was recorded; read at first use, as everything is.
+        releases: distribution -> the release in which the code was recorded; like all data, read on first use.
     """
 
     def __init__(self, path: str, packages: Mapping[str, str], below: Callable[[Any, str, Any], Any]) -> None:
@@ -37,23 +37,23 @@ class Proofs:
         self._packages = packages
         self._below = below
         self._data: dict[str, Any] = {}
-        self._looked_at: dict[str, Any] = {}  # module -> the one of which everything is known
+        self._looked_at: dict[str, Any] = {}  # module name -> the module that was looked at completely
         self._changed: dict[str, str] = {}  # piece -> the phrase that says what has changed
         self._to_come: set[str] = set()  # pieces that a module that is being imported does not have yet
-        # Piece that is gone -> how many modules were imported when it was looked for, and where it was found.
+        # Missing piece -> how many modules were imported when it was searched for, and where it was found.
         self._moved: dict[str, tuple[int, str]] = {}
 
     def release(self, distribution: str) -> str:
-        """The release of a distribution in which the code was recorded; empty where none was."""
+        """The release of a distribution in which the code was recorded; empty if none was."""
         return str(self._read("releases").get(distribution) or "")
 
     def pieces(self, target: str) -> dict[str, str]:
-        """What a target relies on: name of a piece of code -> its mark; nothing where nothing was recorded."""
+        """What a target relies on: name of a piece of code -> its mark; empty if nothing was recorded."""
         marks = self._read("pieces")
         return {name: marks[name] for name in self._named(target)}
 
     def changes(self, target: str, distributions: Iterable[str], complete: str = "") -> list[str] | None:
-        """What of the code that a target relies on is not as it was proved: one phrase each; None without a proof.
+        """How the code that a target relies on differs from the proved code: one phrase each; None without a proof.
 
         Args:
             target: its name.
@@ -61,7 +61,7 @@ class Proofs:
             complete: the target's module, which is completely executed although its import has not returned.
 
         Raises:
-            Undecided: a module with some of the code is not imported yet, or only in part.
+            Undecided: a module with some of the code is not imported yet, or only partly.
         """
         pieces = self._named(target)
         if not pieces:
@@ -76,7 +76,7 @@ class Proofs:
         return list(dict.fromkeys(self._changed[name] for name in wanted if name in self._changed))
 
     def with_place(self, phrase: str) -> str:
-        """A phrase of `changes`; of a function that is gone it says where its code is now, if that is imported."""
+        """A phrase from `changes`; for a missing function it adds where the code is now, if that module is imported."""
         from .code_marks import CALLED
         from .same_code import GONE, moved_to
 
@@ -90,8 +90,8 @@ class Proofs:
         return f"{name} has moved to {place}" if place else phrase
 
     def _look_at(self, home: str, complete: bool) -> None:
-        """Compare all pieces in one module at once, so that its file is read once and is not kept."""
-        from .code_marks import Files  # neither is loaded where every claim fits
+        """Compare all pieces in one module at once, so that its file is read once and not kept."""
+        from .code_marks import Files  # neither is loaded if every claim fits
         from .same_code import GONE, difference
 
         module = sys.modules.get(home)
@@ -127,7 +127,7 @@ class Proofs:
             try:
                 with open(self._path, encoding="utf-8") as file:
                     data.update(json.load(file))
-            except (OSError, ValueError):  # an incomplete installation: then only claims count
+            except (OSError, ValueError):  # an incomplete installation: only claims count then
                 pass
             # Few objects that Python's garbage collector counts: of a heap with torch it takes a tenth of a second.
             data["names"], data["first of"] = list(data["pieces"]), {}
@@ -138,7 +138,7 @@ class Proofs:
 
 
 def _exists(home: str) -> bool:
-    """Whether a module that is not imported could be; where its package is not imported either, whether that could."""
+    """Whether a module that is not imported could be; if its package is not imported either, whether that could be."""
     package = home.rpartition(".")[0]
     if not package:
         return not is_missing(home)

@@ -1,7 +1,7 @@
-"""Decides when the targets of fixes are checked, and keeps their answers.
+"""Decides when targets are checked, and keeps the answers.
 
-A target is checked when its module is imported, or when `apply` names it: first whether the user wants it patched, and
-then by `decision`. A ``name`` here is that of a target; the board puts the targets of one fix together.
+A target is checked when its module is imported, or when `apply` names it: first whether the user wants it patched, then
+by `decision`. A ``name`` here is a target's name; the board groups the targets of one fix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REVERTED = "removed by revert(); apply() installs it again"
 
 
 class StrictError(RuntimeError):
-    """Raised under ``DIFFUSERS_QUANTFIX=strict`` where a fix that is wanted could not be decided or installed."""
+    """Raised under ``DIFFUSERS_QUANTFIX=strict`` if a wanted fix could not be decided or installed."""
 
 
 class Runner:
@@ -46,9 +46,9 @@ class Runner:
         targets: name -> target.
         package: the package of the fix files.
         libraries: the distributions to list as installed.
-        settings: called for the user's settings as they are now.
+        settings: returns the user's current settings.
         version: of this package, for the board.
-        surroundings: makes the context in which a probe and a patch run.
+        surroundings: makes the context manager in which probes and patches run.
         foundation: the library that imports none of the other patched ones.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: path of the data file of `proofs`.
@@ -88,10 +88,10 @@ class Runner:
             lambda: settings().claimed,
         )
         self._answers: dict[str, Answer] = {}
-        # Guards the dictionaries for moments only.  It is never held while a fix runs: a fix may import, and a thread
+        # Guards the dictionaries, and is held only briefly.  Never while a fix runs: a fix may import, and a thread
         # that waits for our lock may hold that module's import lock.
         self._lock = threading.Lock()
-        self._turn = threading.RLock()  # of `apply`, `revert` and `settle`, but not while this imports
+        self._turn = threading.RLock()  # of `apply`, `revert` and `settle`, except while `settle` imports
         self._busy: set[str] = set()
         self._missed: dict[str, str] = {}  # name -> its module, which arrived while the target was busy
         self._announced = False
@@ -101,10 +101,10 @@ class Runner:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    # ------------------------------------------------------------------ what the watcher and the face call
+    # ------------------------------------------------------------------ what the watcher and the public API call
 
     def arrived(self, module: str) -> None:
-        """A module was executed: check its targets, and those that came before the import hook was active."""
+        """A module was executed: check its targets, and those imported before the import hook was active."""
         # The import system still marks the module as unfinished: its loader, which called us, has not returned.
         self.check(
             [name for name, target in self._targets.items() if target.module == module],
@@ -117,7 +117,7 @@ class Runner:
         """Check every target that has no final answer yet and whose module is imported.
 
         Args:
-            thorough: for a report: also those whose probe no import needs to ask.
+            thorough: for a report: also those whose probe is not asked during imports.
         """
         self.check(
             [
@@ -131,16 +131,16 @@ class Runner:
     def check(
         self, names: Iterable[str], again: bool = False, ready: str = "", thorough: bool = False
     ) -> None:
-        """Decide about these targets as far as their modules are imported, and keep the answers.
+        """Decide about those of these targets whose modules are imported, and keep the answers.
 
         Args:
             names: of targets.
-            again: check also those that are applied, since their module may have been executed again.
+            again: also check applied ones, since their module may have been executed again.
             ready: the module that is known to be completely executed.
             thorough: ask every probe, see `Decider.decide`.
 
         Raises:
-            StrictError: under ``strict``, after all of them were checked.
+            StrictError: under ``strict``, after all of them have been checked.
         """
         faults = []
         for name in names:
@@ -153,9 +153,9 @@ class Runner:
             raise StrictError("; ".join(faults))
 
     def _check_one(self, name: str, again: bool, ready: str, thorough: bool) -> Answer | None:
-        """Check one target, unless it is being checked: then that caller checks it once more for us.
+        """Check one target.  If it is already being checked, that caller checks it once more for us.
 
-        That is another thread, or we came here through an import by the fix itself.
+        That caller is another thread, or this one, if the fix itself imported something.
         """
         ours = False
         try:
@@ -186,9 +186,9 @@ class Runner:
 
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """One thread after the other: what one installs must not stand on what another removes.
+        """One thread at a time: what one installs must not build on what another removes.
 
-        Not waited for ever: the other thread may be waiting for an import that this one is in the middle of.
+        The wait is limited: the other thread may be waiting for an import that this one is in the middle of.
         """
         turn = self._turn
         got = turn.acquire(timeout=_TURN)
@@ -199,10 +199,10 @@ class Runner:
                 turn.release()
 
     def apply(self, names: Iterable[str]) -> None:
-        """Check these targets again, also those that were reverted.
+        """Check these targets again, including reverted ones.
 
         Raises:
-            StrictError: under ``strict``, after all of them were checked.
+            StrictError: under ``strict``, after all of them have been checked.
         """
         names = list(names)
         with self._in_turn():
@@ -213,7 +213,7 @@ class Runner:
             self.check(names, again=True, thorough=True)
 
     def revert(self, names: Iterable[str]) -> None:
-        """Remove patches, the last one installed first; they stay removed until `apply` names them."""
+        """Remove patches, the last installed first; they stay removed until `apply` names them."""
         with self._in_turn():
             self._remove(set(names))
 
@@ -249,7 +249,7 @@ class Runner:
             self._answers[name].reason = f"not removed by revert(): {why}"
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
-        """A snapshot of all answers, after a check that all patches are still in place."""
+        """A snapshot of all answers, after checking that all patches are still in place."""
         settings = self._settings()
         return Board(
             self._version,
@@ -261,13 +261,13 @@ class Runner:
         )
 
     def settle(self, load: bool) -> list[str]:
-        """Decide what is still open, for a report: an error becomes an answer, also under ``strict``.
+        """Decide what is still open, for a report: errors become answers, even under ``strict``.
 
         Args:
             load: import the targets that a final answer needs.
 
         Returns:
-            The full names of the modules that were imported for it.
+            The full names of the modules that this imported.
         """
         loaded: list[str] = []
         self._collecting.add(threading.get_ident())
@@ -288,7 +288,7 @@ class Runner:
             with self._in_turn():
                 self.check_imported(thorough=True)
             asked: set[str] = set()
-            while load:  # what is there now may lead a probe to the next module that it needs
+            while load:  # a module that was just imported may lead a probe to the next one that it needs
                 answers = list(self._answers.values())  # other threads write to it
                 needs = {answer.needs for answer in answers if answer.state == states.WAITING} - asked - {""}
                 if not needs:
@@ -312,7 +312,7 @@ class Runner:
     # ------------------------------------------------------------------ one target
 
     def _answer_now(self, name: str, again: bool, ready: str, thorough: bool) -> Answer | None:
-        """What `decision` says of one target now; None while its module is not imported."""
+        """What `decision` says about one target now; None while its module is not imported."""
         wanted = self._targets[name].module
         installed = bool(self._ledger.entries(name))
         if installed and not again:
@@ -342,7 +342,7 @@ class Runner:
     # ------------------------------------------------------------------ helpers
 
     def _refusal(self, name: str) -> str:
-        """Why this target is not to be patched, as a sentence; empty when it is."""
+        """Why this target must not be patched, as a sentence; empty if it may be."""
         return self._settings().refusal(name) or (REVERTED if name in self._reverted else "")
 
     def _is_open(self, name: str, thorough: bool) -> bool:
@@ -350,7 +350,7 @@ class Runner:
         return answer is None or answer.state == states.WAITING or (thorough and answer.unprobed)
 
     def _current_answer(self, name: str) -> Answer:
-        """The kept answer, after a look at the settings and at the patched slots; asks no probe."""
+        """The kept answer, updated from the settings and the patched slots; asks no probe."""
         answer = self._answers.get(name)
         if answer is None or answer.state == states.WAITING:
             refusal = self._refusal(name)
@@ -366,7 +366,7 @@ class Runner:
         return answer
 
     def _announce(self) -> None:
-        """One line per process, when something was installed for the first time."""
+        """Log one line per process, when something is installed for the first time."""
         with self._lock:
             if self._announced or not self._ledger.order:
                 return
@@ -378,9 +378,9 @@ class Runner:
         )
 
     def _warn_of_candidates(self) -> None:
-        """One line per process, when a release that is newer than the claims still seems to have a defect.
+        """Log one line per process, when a release newer than the claims still seems to have a bug.
 
-        Not while `status` collects answers: it prints the same for all of them.
+        Not while `status` collects answers: it prints this for all of them.
         """
         if threading.get_ident() in self._collecting:
             return
@@ -393,7 +393,7 @@ class Runner:
             library = found[0].module.partition(".")[0]
             package = __name__.partition(".")[0]
             logger.warning(
-                "the installed %s is newer than this version of %s supports, and a known bug seems to be there (%s), "
+                "the installed %s is newer than this version of %s supports, and a known bug seems to be present (%s), "
                 "not patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
                 library,
                 package,
@@ -402,7 +402,7 @@ class Runner:
             )
 
     def _after_fork(self) -> None:
-        """In a forked child: threads that held our lock or were busy with a fix do not exist there."""
+        """In a forked child: the threads that held our lock or were busy with a fix do not exist there."""
         self._lock = threading.Lock()
         self._turn = threading.RLock()
         self._busy.clear()

@@ -1,12 +1,12 @@
 """Whether a library still has the code on which a fix was proved.
 
 A fix relies on pieces of code of the libraries, each named ``module:path`` as in
-``diffusers.hooks.group_offloading:ModuleGroup.onload_``: functions, classes and constants.  Of a piece that it
-replaces, edits or inspects, all of the code counts.  Of one that it only calls, or that its probe runs, the interface
-counts (`fingerprint.of_interface`), and the name ends in ``()``: the probe runs again, before and after patching.
+``diffusers.hooks.group_offloading:ModuleGroup.onload_``: functions, classes and constants.  For a piece that the fix
+replaces, edits or inspects, all of the code is compared.  For one that it only calls, or that its probe runs, only the
+interface is (`fingerprint.of_interface`), and the name ends in ``()``: the probe runs again, before and after patching.
 
-What is compared of a piece is its mark (`code_marks`).  A piece is named as it is looked up, by import or inheritance
-too: what other code is found there is a change.
+Pieces are compared by their marks (`code_marks`).  A piece is named as it is looked up, which may go through an import
+or inheritance: if other code is found there, that is a change.
 
 Nothing is imported or run here.  A piece in a module that is not imported counts as changed.
 """
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 __all__ = ["ABSENT", "GONE", "difference", "find", "moved_to"]
 
-GONE = " is gone"  # ends the phrase for what is not there
-ABSENT = object()  # what `find` returns where there is nothing
-_COMPARED = 20  # functions of about the same length that may be the one that is gone
+GONE = " is gone"  # ends the phrase for a missing piece
+ABSENT = object()  # what `find` returns if there is nothing
+_COMPARED = 20  # functions of about the same length that may be the missing one
 
 
 def difference(
     name: str, proved: str, files: Files, below: Callable[[Any, str, Any], Any] | None = None
 ) -> str:
-    """How a piece of code is not as it was proved, as a phrase such as "x has changed"; empty where it is.
+    """How a piece of code differs from the proved one, as a phrase such as "x has changed"; empty if it does not.
 
     Args:
         name: of the piece.
-        proved: its mark in the release in which a fix was proved.
-        files: where source is read.
+        proved: its mark in the release in which the fix was proved.
+        files: reads source files.
         below: see `find`.
     """
     plain = name.removesuffix(CALLED)
@@ -57,11 +57,11 @@ def difference(
 
 
 def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
-    """The raw value of a piece of code; `ABSENT` where this release, or this process, does not have it.
+    """The raw value of a piece of code; `ABSENT` if this release, or this process, does not have it.
 
     Args:
         name: ``module:path``.
-        below: called with (owner, name, value), returns what the library itself has there, below our patches.
+        below: called with (owner, name, value), returns the library's own value there, below our patches.
     """
     home, _, path = name.partition(":")
     value: Any = sys.modules.get(home)
@@ -82,9 +82,9 @@ def find(name: str, below: Callable[[Any, str, Any], Any] | None = None) -> Any:
 
 
 def moved_to(name: str, proved: str, below: Callable[[Any, str, Any], Any]) -> str:
-    """Where the code of a function that is gone is now, in what is imported of its library; empty where it is not.
+    """Where the code of a missing function is now, in the imported modules of its library; empty if not found.
 
-    It is looked for under its own name everywhere, and under any name in its own module.
+    It is searched for under its own name everywhere, and under any name in its own module.
 
     Args:
         name: of the piece.
@@ -120,7 +120,7 @@ def moved_to(name: str, proved: str, below: Callable[[Any, str, Any], Any]) -> s
 
 
 def _functions(library: str, home: str, last: str, methods: bool) -> Iterator[tuple[str, Any, str, Any]]:
-    """(name, owner, attribute, value) of the functions of a library that are called ``last`` or stand in ``home``."""
+    """(name, owner, attribute, value) for the functions of a library that are called ``last`` or are in ``home``."""
     for module_name, module in sys.modules.copy().items():
         if not isinstance(module_name, str) or module_name.partition(".")[0] != library:
             continue

@@ -1,6 +1,6 @@
-"""What the user wants, read from the one environment variable ``DIFFUSERS_QUANTFIX``.
+"""What the user wants, read from the environment variable ``DIFFUSERS_QUANTFIX``.
 
-Standard library builtins only: this module is part of every start of the interpreter.
+Imports nothing at module level, because it may be loaded at interpreter start.
 """
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ class Settings:
 
     Args:
         text: the value of the variable.
-        known: id of a fix, or name of one of its targets -> the names of the targets that are meant.
+        known: id of a fix, or name of a target -> the names of the targets that it stands for.
         options: the options of fixes.
 
     Attributes:
@@ -24,13 +24,13 @@ class Settings:
         off: install nothing, watch nothing.
         strict: raise where the package would otherwise leave the library unchanged.
         debug: print every decision on standard error.
-        hint: after an uncaught error, name a known defect that caused it and is not patched.
-        claimed: a fix is applied only where its claim fits, not by the same code in a newer release.
-        newer: what may be applied above its claimed range, as the user named it; everything for True.
-        only: when not empty, what may be installed, as the user named it.
+        hint: after an uncaught error, name a known bug that caused it and is not patched.
+        claimed: apply a fix only where its claim fits, not in a newer release with the same code.
+        newer: what may be applied above its claimed range, as the user named it; True for everything.
+        only: if not empty, what may be installed, as the user named it.
         skip: what may not be installed, as the user named it.
-        options: the options of fixes that were chosen, each as ``<library>:<option>``.
-        problems: one sentence for every word that was not understood.
+        options: the chosen options of fixes, each as ``<library>:<option>``.
+        problems: one sentence for every invalid word.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Settings:
         self._meant = {word: known.get(word, ()) for word in (*only, *skip, *newer)}
 
     def refusal(self, target: str) -> str:
-        """Why the user does not want this target patched, as a sentence; empty when it is wanted."""
+        """Why the user does not want this target patched, as a sentence; empty if the user does."""
         if self.off:
             return f"switched off by {VARIABLE}=off"
         for word in self.skip:
@@ -98,12 +98,11 @@ class Settings:
         return ""
 
     def wants_newer(self, target: str) -> bool:
-        """Whether the user wants this target patched in a release above its claimed range, where its probe finds the
-        bug."""
+        """Whether the user wants this target patched above its claimed range, if its probe finds the bug."""
         return self.newer is True or any(target in self._meant[word] for word in self.newer or ())
 
     def to_dict(self) -> dict[str, object]:
-        """The settings for machines."""
+        """The settings as data."""
         return {
             "variable": VARIABLE,
             "text": self.text,
@@ -121,7 +120,7 @@ class Settings:
 
 
 def did_you_mean(word: str, known: "Iterable[str]") -> str:
-    """The end of an error sentence that names the nearest known words."""
+    """The end of an error message, with the closest known words."""
     import difflib  # only for an error message: it loads `re`
 
     near = difflib.get_close_matches(word.lower(), list(known), n=3, cutoff=0.6)

@@ -1,8 +1,8 @@
-"""A function of a library compiled again from its own source with one place exchanged.
+"""A library's function, recompiled from its own source with one place changed.
 
-For a defect in the middle of a function that a wrapper cannot reach, and in a forward pass, where a wrapper would add a
-call to every run: the function stays upstream's, with its file name and line numbers, so that tracebacks and debuggers
-show upstream's lines.
+For a bug in the middle of a function, which a wrapper cannot reach, and for forward passes, where a wrapper would add a
+call to every run. The function stays upstream's, with its file name and line numbers, so tracebacks and debuggers show
+upstream's lines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["exchanged", "expression", "own_function", "recompiled", "statements"
 
 
 def own_function(module: ModuleType, path: str) -> FunctionType:
-    """The function at a dotted path below a module, below its wrappers, for `recompiled`: code of the library itself.
+    """The library's own function at a dotted path below a module, without its wrappers, for `recompiled`.
 
     Raises:
         TargetMissing: a step of the path does not exist in this release.
-        ForeignPatch: another tool has put a function of its own there.
+        ForeignPatch: another tool has put its own function there.
     """
     parent, _, name = path.rpartition(".")
     owner = resolve(module, parent) if parent else module
@@ -37,11 +37,11 @@ def own_function(module: ModuleType, path: str) -> FunctionType:
 
 
 def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeType:
-    """The code of ``function`` with what ``exchange`` puts in its place, for `Draft.replace` of its ``__code__``.
+    """The code of ``function`` after the changes of ``exchange``, for `Draft.replace` of its ``__code__``.
 
     Args:
-        function: not a closure; a method may say ``super()``.
-        exchange: a visitor of the syntax tree of its own text. Whether it found its place, the caller asks it.
+        function: not a closure; a method may use ``super()``.
+        exchange: a visitor of the function's syntax tree. The caller must check that it found its place.
 
     Raises:
         TargetMissing: the function has free variables.
@@ -54,18 +54,18 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
     import linecache
 
     old = function.__code__
-    # Not inspect.getsource, which searches all modules for the one that the function is from.
+    # Not inspect.getsource, which searches all modules for the function's own.
     lines = linecache.getlines(old.co_filename, function.__globals__)[old.co_firstlineno - 1 :]
     if not lines:
         raise OSError(f"the source of {function.__qualname__} is missing")
-    # None of this is executed: the decorators only keep the first line number unchanged, and the block the columns.
+    # None of this is executed: the decorators only preserve the first line number, and the block the columns.
     block = "if 1:\n" if lines[0][:1].isspace() else "\n"
     tree: Any = ast.parse(block + "".join(inspect.getblock(lines)))
     ast.increment_lineno(tree, old.co_firstlineno - 2)
     tree = exchange.visit(tree)
     within = _class_around(function)
     if within:
-        # ``super()`` has the variable ``__class__`` only in a class, whose name private names take.
+        # ``super()`` needs the variable ``__class__``, which exists only in a class; private names depend on its name.
         around: Any = ast.parse("class C: pass")
         around.body[0].name, around.body[0].body = within, tree.body
         tree = around
@@ -77,7 +77,7 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
         raise TargetMissing(f"{function.__qualname__} is a closure here")
     if sys.version_info >= (3, 11):
         new = new.replace(co_qualname=old.co_qualname)
-    # A function inside it that another fix has exchanged is of another file, and stays.
+    # An inner function that another fix has replaced comes from another file, and stays.
     others = {code.co_name: code for code in _inside(old) if code.co_filename != old.co_filename}
     if others:
         named = {code: others.get(code.co_name, code) for code in _inside(new)}
@@ -90,18 +90,19 @@ def _inside(code: CodeType) -> list[CodeType]:
 
 
 def _class_around(function: FunctionType) -> str:
-    """The name of the class in whose body a function stands; empty for one that stands in none."""
-    # functools.wraps may have given the function the name of another one; before Python 3.11 only it has one.
+    """The name of the class in whose body a function is defined; empty if there is none."""
+    # functools.wraps may have given the function another one's name; before Python 3.11 there is no other source.
     path: str = getattr(function.__code__, "co_qualname", function.__qualname__)
     name = path.rpartition(".")[0].rpartition(".")[2]
     return "" if name == "<locals>" else name
 
 
 def exchanged(function: FunctionType, old: str, new: str) -> CodeType:
-    """The code of ``function`` with the one statement or expression ``old``, as `ast.unparse` writes it, as ``new``.
+    """The code of ``function`` with ``new`` in place of ``old``: one statement or expression, as `ast.unparse` writes
+    it.
 
     Raises:
-        TargetMissing: ``old`` is not there, or more than once; and as `recompiled`.
+        TargetMissing: ``old`` does not occur, or more than once; and as `recompiled`.
         OSError: as `recompiled`.
     """
     import ast

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def finished(target: str) -> ModuleType | None:
-    """The target, when it is completely imported."""
+    """The target, if it is completely imported."""
     module = sys.modules.get(target)
     if module is None or is_lazy(module):
         return None
@@ -24,7 +24,7 @@ def finished(target: str) -> ModuleType | None:
 
 
 def is_lazy(module: object) -> bool:
-    """Whether a module of ``importlib.util.LazyLoader`` has not been executed; any attribute access executes it."""
+    """Whether a module of ``importlib.util.LazyLoader`` has not been executed yet; any attribute access executes it."""
     return type(module) is getattr(importlib.util, "_LazyModule", None)
 
 
@@ -33,7 +33,7 @@ def is_missing(library: str) -> bool:
         return False
     try:
         return importlib.util.find_spec(library) is None
-    except Exception:  # another tool's finder fails: then the import itself raises the error
+    except Exception:  # another tool's finder failed: the import itself will raise the error
         return False
 
 

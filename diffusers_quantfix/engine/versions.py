@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Verdict:
-    """Whether a claim fits, and the reason as a sentence.
+    """Whether a claim fits, and why, as a sentence.
 
     Attributes:
         kind: "fits", "out-of-range", "missing" (a distribution is not installed) or "unreadable" (an installed version
             is not a valid version).
-        reason: one sentence, for "fits" the versions that were found.
-        above: for "out-of-range": whether every release that does not fit is newer than its range, not below it nor
-            one that is left out of the middle.
-        outside: for "out-of-range": the distributions that do not fit, with their versions.
+        reason: one sentence; for "fits", the versions that were found.
+        above: for "out-of-range": whether every release that does not fit is newer than its range, neither below it nor
+            excluded from its middle.
+        outside: for "out-of-range": distribution -> version, for those that do not fit.
     """
 
     __slots__ = ("above", "kind", "outside", "reason")
@@ -49,11 +49,11 @@ class Verdict:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed distribution as its metadata states it; None when it is not installed.
+    """The version of an installed distribution, from its metadata; None if it is not installed.
 
-    Without metadata (vendored, frozen, built by Bazel) the module of that name states it as ``__version__``.  An empty
-    string, which is not a valid version, where neither does.  A search takes milliseconds, and an import of diffusers
-    needs two hundred: the result is cached until something is installed or removed.
+    Without metadata (vendored, frozen, built by Bazel) it is the module's ``__version__``; if there is none either, an
+    empty string, which is not a valid version.  A lookup takes milliseconds, and an import of diffusers needs two
+    hundred: the result is cached until something is installed or removed.
     """
     state = _search_state()
     answers = _answers.get(state)
@@ -80,7 +80,7 @@ _answers: dict[tuple[tuple[str, int], ...], dict[str, str | None]] = {}
 
 
 def _search_state() -> tuple[tuple[str, int], ...]:
-    """A value that changes when something is installed or removed: the folders on ``sys.path`` with their times."""
+    """A value that changes when something is installed or removed: the folders on ``sys.path`` and their mtimes."""
     state = []
     for folder in sys.path:
         try:
@@ -101,23 +101,23 @@ def _read_version(distribution: str) -> str | None:
 
 
 def _written_version(name: str) -> str | None:
-    """The ``__version__`` in the code of a package that is not imported, or not to its end; None if there is no such
-    package, empty if its code does not say.
+    """The ``__version__`` in the code of a package that is not imported, or not completely; None if there is no such
+    package, empty if its code does not set it.
 
-    bitsandbytes assigns it in its last line, when the modules that are patched are there.
+    bitsandbytes sets it in its last line, after the modules that are patched have been imported.
     """
     import dis
 
     try:
         spec = _spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name
+        if spec is None or spec.origin is None:  # a plain folder of that name
             return None
         before: Any = None
         for step in dis.get_instructions(spec.loader.get_code(name)):  # type: ignore[union-attr]  # guarded as a whole
             if step.opname == "STORE_NAME" and step.argval == "__version__" and str(before)[:1].isdigit():
                 return str(before)
             before = step.argval if step.opname == "LOAD_CONST" else None
-    except (ImportError, ValueError):  # a module without a spec, which stands for one that is missing
+    except (ImportError, ValueError):  # a module without a spec, as a placeholder for a missing one
         return None
     except Exception:  # loaders of all kinds
         pass
@@ -125,7 +125,7 @@ def _written_version(name: str) -> str | None:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """The spec of a module, whose parent is not imported for it, as `importlib.util.find_spec` would."""
+    """The spec of a module, without importing its parent as `importlib.util.find_spec` does."""
     steps = name.split(".")
     spec = importlib.util.find_spec(steps[0])
     for end in range(2, len(steps) + 1):
@@ -139,11 +139,11 @@ def _spec(name: str) -> ModuleSpec | None:
 
 @functools.lru_cache(maxsize=512)
 def contains(specifier: str, version: str) -> bool:
-    """Whether a release lies in a range, with development builds ordered by time.
+    """Whether a release is in a range, with development builds ordered by time.
 
-    PEP 440 puts ``0.36.0.dev0`` in neither ``<0.36`` nor ``>=0.36``.  A build from between two releases may have
-    what either of them has, so it fits when it lies below an upper bound by plain order, or when the release
-    that it leads to fits; the probe decides from the code.  Local versions (``+cu121``) count as their release.
+    PEP 440 puts ``0.36.0.dev0`` in neither ``<0.36`` nor ``>=0.36``.  A build from between two releases may resemble
+    either of them, so it fits if it is below an upper bound by plain order, or if the release that it leads to fits;
+    the probe decides from the code.  Local versions (``+cu121``) count as their release.
 
     Raises:
         packaging.version.InvalidVersion: ``version`` is not a valid version.
@@ -161,7 +161,7 @@ def _contains(specifier: str, version: Version) -> bool:
 
 
 def _against(specifier: str, version: Version) -> list[str]:
-    """The operators of those parts of a specifier that a version does not fit."""
+    """The operators of those parts of a specifier that a version violates."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
@@ -177,7 +177,7 @@ def _against(specifier: str, version: Version) -> list[str]:
 
 
 def is_above(specifier: str, version: str) -> bool:
-    """Whether a release that does not fit a range is newer than all of it.
+    """Whether a release outside a range is newer than all of it.
 
     Raises:
         packaging.version.InvalidVersion: ``version`` is not a valid version.
@@ -188,7 +188,7 @@ def is_above(specifier: str, version: str) -> bool:
 
 
 def is_installed(distribution: str, specifier: str) -> bool:
-    """Whether a distribution is installed in a release within a range; False for an unreadable version.
+    """Whether the installed release of a distribution is in a range; False if its version is unreadable.
 
     For fixes whose patch differs between releases that they all claim.
     """
@@ -200,9 +200,9 @@ def judge(claims: Mapping[str, str], installed: Callable[[str], str | None] = in
     fit."""
     try:
         from packaging.version import InvalidVersion
-    except ImportError:  # our own dependency: without it we still return an answer that names the next step
+    except ImportError:  # our own dependency: without it we still give an answer with the next step
         return Verdict(
-            "unreadable", "packaging is not installed, without which versions cannot be compared; install it"
+            "unreadable", "packaging is not installed, and versions cannot be compared without it; install it"
         )
     found: list[str] = []
     misfits: list[str] = []
@@ -213,12 +213,12 @@ def judge(claims: Mapping[str, str], installed: Callable[[str], str | None] = in
         if version is None:
             return Verdict("missing", f"{distribution} is not installed")
         try:
-            # A module that states no version has any.
+            # A module without a version matches any.
             inside = (not version and not specifier) or contains(specifier, version)
         except InvalidVersion:
             return Verdict(
                 "unreadable",
-                f"{distribution} states the version {version!r}, which is no valid version; reinstall {distribution}",
+                f"{distribution} states the version {version!r}, which is not valid; reinstall {distribution}",
             )
         if inside:
             found.append(f"{distribution} {version}".rstrip())

@@ -1,9 +1,9 @@
 """Reports when a target module has finished importing.
 
-One finder for all targets is first on ``sys.meta_path``.  It never acts in ``find_spec``: libraries ask
-``importlib.util.find_spec("bitsandbytes")`` only to learn whether it is there.  It replaces the loader of a target's
-spec by one that calls us after ``exec_module``.  Nothing but builtins and ``sys`` is used, since this runs at every
-start of an interpreter; and an error of ours must never break the import of a target.
+One finder for all targets is first on ``sys.meta_path``.  ``find_spec`` triggers nothing: libraries call
+``importlib.util.find_spec("bitsandbytes")`` just to learn whether it is installed.  It only replaces the loader of a
+target's spec with one that calls us after ``exec_module``.  Only builtins are used, to keep activation cheap; and our
+own errors must never break the import of a target.
 """
 
 import sys
@@ -23,7 +23,7 @@ class Watcher:
     Args:
         targets: full names of the modules to watch.
         arrived: called with the name of a target that has just been executed (for the first time, or by
-            ``importlib.reload``), in the importing thread, while the import lock of that module is still held.
+            ``importlib.reload``), in the importing thread, while that module's import lock is still held.
         replaced: called when a later copy of the package replaces this one.
     """
 
@@ -33,8 +33,8 @@ class Watcher:
         self._targets = frozenset(targets)
         self._arrived = arrived
         self._replaced = replaced
-        # (thread, name) of the running searches: another tool's finder that itself searches the whole sys.meta_path
-        # must not call us again.
+        # (thread, name) of the running searches: another tool's finder may itself search all of sys.meta_path, and must
+        # not call us again.
         self._asking: set[tuple[int, str]] = set()
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class Watcher:
     def replace_earlier_copies(self) -> None:
         """Remove the watchers of earlier copies of the package.
 
-        There is one when a program deleted the package from ``sys.modules`` and imported it again; two that patch the
+        There is one if a program deleted the package from ``sys.modules`` and imported it again; two that patch the
         same target would undo each other's work.
         """
         for finder in list(sys.meta_path):
@@ -81,7 +81,7 @@ class Watcher:
             if spec is not None and _can_be_wrapped(spec.loader):
                 spec.loader = ReportingLoader(spec.loader, name, self._arrived)  # type: ignore[assignment]
             return spec
-        except Exception:  # the import continues without us, and gets the same error if it is real
+        except Exception:  # the import continues without us, and meets the same error if it is real
             return None
         finally:
             self._asking.discard(key)
@@ -103,14 +103,14 @@ def _is_watcher(finder: object) -> bool:
     kind = type(finder)
     try:
         return bool((kind.__module__, kind.__name__) == (__name__, Watcher.__name__))
-    except Exception:  # a class of other code may raise when it is asked
+    except Exception:  # attributes of other code's classes may raise
         return False
 
 
 def _can_be_wrapped(loader: object) -> bool:
-    # A namespace package has no loader; loaders of the old protocol have no exec_module.  Both are found by
-    # the sweep over sys.modules that every arrival and every status() makes.
-    if isinstance(loader, ReportingLoader):  # a finder that gives the same spec again
+    # A namespace package has no loader, and old-style loaders have no exec_module.  Both are found by the sweep over
+    # sys.modules at every arrival and every status().
+    if isinstance(loader, ReportingLoader):  # from a finder that returns the same spec again
         return False
     return hasattr(loader, "exec_module") and hasattr(loader, "create_module")
 
@@ -143,6 +143,4 @@ class ReportingLoader:
         self._arrived(self._name)
 
 
-COMPLETE = (
-    True  # the last line: `activation` imports it, so a truncated copy of this file is one that is not there
-)
+COMPLETE = True  # the last line: `activation` imports it, so a truncated copy of this file fails to import

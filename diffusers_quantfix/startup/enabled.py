@@ -1,6 +1,6 @@
-"""What a start of the interpreter needs where activation may be enabled; the wheel puts it beside `run`.
+"""What interpreter start-up needs where activation may be enabled; the wheel puts it next to `run`.
 
-Errors here never stop the interpreter from starting, and print no traceback at every start.
+Errors here never keep the interpreter from starting, and print no traceback at every start.
 """
 
 from . import NAMES  # type: ignore[attr-defined]  # in the wheel `run` is the package itself
@@ -34,7 +34,7 @@ def chosen() -> str:
 
 
 def misunderstood() -> str:
-    """A sentence with the variable's value when it is neither on nor off; else empty."""
+    """A sentence that quotes the variable's value if it is neither on nor off; else empty."""
     import os
 
     word = os.environ.get(VARIABLE, "").strip()
@@ -44,7 +44,7 @@ def misunderstood() -> str:
 
 
 def start() -> None:
-    """Import the package now, if activation is enabled: it reads its settings, and waits for the first library."""
+    """Import the package now if activation is enabled: it reads its settings, and waits for the first library."""
     if not chosen():
         _report_misunderstood()
         return
@@ -55,7 +55,7 @@ def start() -> None:
 
 
 def _report_damaged(error: Exception) -> None:
-    """Report on standard error that the package cannot be imported; not where it was deleted by hand.
+    """Report on standard error that the package cannot be imported, unless it was deleted by hand.
 
     Raises:
         Exception: under ``strict``, what the package raises on purpose.
@@ -85,12 +85,13 @@ def _report_misunderstood() -> None:
 
 
 def found(name: str, path: "Any", target: "Any") -> "Any":
-    """Import and activate the package, if ``name`` is that of the first library; what its watcher finds of torch.
+    """Import and activate the package if ``name`` is the first library; returns the watcher's spec for a module of
+    torch.
 
-    The finder that calls this stays at its position: the running search counts the finders, and would skip one.
+    The calling finder is not removed: the running search iterates over the finders by position, and would skip one.
 
     Args:
-        name: the library, the patched module of torch, or a part of such a name, as a finder is given it.
+        name: the library, the patched module of torch, or a parent of it, as a finder is given it.
         path: the same.
         target: the same.
     """
@@ -103,13 +104,13 @@ def found(name: str, path: "Any", target: "Any") -> "Any":
     except Exception as error:
         _report_damaged(error)
         return None
-    wake()  # its own finder would come too late for the running search
+    wake()  # the package's own finder would come too late for the running search
     if name.partition(".")[0] != "torch":
         return None
     try:
         from diffusers_quantfix.first_library import (
             watched_spec,
-        )  # this search is past the place of the watcher
-    except Exception:  # `wake` has said so
+        )  # this search has already passed the watcher
+    except Exception:  # `wake` has reported it
         return None
     return watched_spec(name, path, target)

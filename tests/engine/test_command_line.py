@@ -333,7 +333,7 @@ WITHOUT = "import sys; sys.modules[{name!r}] = None\n"
 
 def test_without_packaging(simple) -> None:
     simple.fix("fix-g")
-    sentence = "packaging is not installed, without which versions cannot be compared; install it"
+    sentence = "packaging is not installed, and versions cannot be compared without it; install it"
     outcome = simple.run(
         WITHOUT.format(name="packaging")
         + "import diffusers_quantfix, lib.core\n"

@@ -492,7 +492,7 @@ def test_a_function_of_a_module_is_wrapped_by_wrapt_and_is_what_it_was_to_everyb
 @pytest.mark.parametrize("name", ["method", "own_made", "own_free", "own_prop"])
 def test_what_is_no_function_of_a_module_is_not_wrapped_by_wrapt(core, ledger, name) -> None:
     with pytest.raises(
-        TypeError, match=f"fakelib.core.Class.{name} is no function of a module: use wrap_plain"
+        TypeError, match=f"fakelib.core.Class.{name} is not a module's function: use wrap_plain"
     ):
         ledger.draft("fix").wrap_wrapt(core.Class, name, lambda *_: None)
 

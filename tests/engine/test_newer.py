@@ -119,7 +119,7 @@ def test_newer_leaves_a_healthy_release_and_a_patch_that_does_not_help(world) ->
     )
     assert outcome["s"] == ["out-of-range", "failed"]
     assert outcome["f"] == "broken"
-    assert "the defect is still there after patching" in outcome["why"]
+    assert "the bug is still present after patching" in outcome["why"]
 
 
 def test_a_mistyped_id_after_newer_is_said(world) -> None:
@@ -147,7 +147,7 @@ def test_revert_and_apply_of_a_newer_fix(world) -> None:
 
 @pytest.mark.parametrize("order", ["pasted, diffusers_quantfix", "diffusers_quantfix, pasted"])
 def test_a_foreign_patch_that_makes_the_probe_healthy_is_not_upstreams(world, order) -> None:
-    """It was credited to upstream: "the defect is not there"."""
+    """It was credited to upstream: "the bug is not present"."""
     world.library()
     (world.site / "pasted.py").write_text(
         "import lib.core\ndef better(x=0): return 'fine'\nlib.core.f = better\n"
@@ -217,7 +217,7 @@ def test_changed_code_in_a_newer_release_is_not_patched_and_named(world, order) 
     outcome = world.run(AFTER.format(order=order))
     assert (outcome["state"], outcome["ok"], outcome["f"]) == ("candidate", False, "broken")
     assert (
-        "not touched: since lib 2.1 lib.core:helper has changed; DIFFUSERS_QUANTFIX=newer"
+        "not patched: since lib 2.1 lib.core:helper has changed; DIFFUSERS_QUANTFIX=newer"
         in outcome["reason"]
     )
     assert not outcome["same"]
@@ -295,7 +295,7 @@ def test_claimed_means_the_number(world) -> None:
     proved(world)
     outcome = world.run(AFTER.format(order=ORDERS[0]), "claimed")
     assert (outcome["state"], outcome["f"]) == ("candidate", "broken")
-    assert "since you said DIFFUSERS_QUANTFIX=claimed" in outcome["reason"]
+    assert "because of DIFFUSERS_QUANTFIX=claimed" in outcome["reason"]
     outcome = world.run(AFTER.format(order=ORDERS[0]), "claimed,newer:fix-f")
     assert (outcome["state"], outcome["f"]) == (APPLIED, "patched")
 

@@ -19,11 +19,11 @@ FAULTS = {
     ),
     "patch does nothing": (
         PROBE + "def patch(m, ledger): pass",
-        "the defect is still there after patching; removed again",
+        "the bug is still present after patching; removed again",
     ),
     "patch does not help": (
         PROBE + "def patch(m, ledger): ledger.replace(m, 'f', lambda: 'broken')",
-        "the defect is still there after patching; removed again",
+        "the bug is still present after patching; removed again",
     ),
     "probe raises after the patch": (
         PROBE + "def patch(m, ledger): ledger.replace(m, 'f', None)",
@@ -120,7 +120,7 @@ QUIET = {  # claims, files, body -> state, sentence
         {"lib": "<2"},
         CORE.replace("broken", "fine"),
         PROBE,
-        "the defect is not there in lib 1.0; not touched",
+        "the bug is not present in lib 1.0; not patched",
     ),
     "out-of-range": (
         {"lib": "<1"},
@@ -128,7 +128,7 @@ QUIET = {  # claims, files, body -> state, sentence
         PROBE,
         "lib 1.0 is outside <1; fixed upstream in lib 0.9",
     ),
-    "candidate": ({"lib": ">1"}, CORE, PROBE, "the defect seems to be there although lib 1.0 is outside >1"),
+    "candidate": ({"lib": ">1"}, CORE, PROBE, "the bug seems to be present although lib 1.0 is outside >1"),
     "missing": (
         {"lib": "<2"},
         "g = 1",
@@ -258,12 +258,10 @@ def test_a_corrupt_version_is_said_once_and_nothing_is_touched(world, version) -
              installed=qf.status().installed, table=str(qf.status()))
     """)
     assert outcome["states"] == ["failed", "failed"]
-    assert (
-        outcome["reason"] == f"lib states the version {version!r}, which is no valid version; reinstall lib"
-    )
+    assert outcome["reason"] == f"lib states the version {version!r}, which is not valid; reinstall lib"
     assert outcome["f"] == "broken"
     assert outcome["installed"] == {"lib": version}
-    assert outcome.err.count("no valid version") == 1
+    assert outcome.err.count("which is not valid") == 1
     assert ("(unreadable version)" in outcome["table"]) == (version == "")
 
 
@@ -309,7 +307,7 @@ def broken(module):
 
 @pytest.mark.parametrize("order", ["lib.core, lib.third, lib.second", "lib.second, lib.core, lib.third"])
 def test_a_probe_that_needs_another_module_is_asked_again_when_it_is_there(world, order) -> None:
-    """It answered "healthy" for good, and the defect stayed."""
+    """It answered "healthy" permanently, and the bug stayed."""
     world.library(core=CORE, second="", third=CORE)
     world.fix(body=UNDECIDED + PATCH)
     world.fix(

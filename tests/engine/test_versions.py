@@ -114,7 +114,7 @@ def test_corrupt_metadata(install, metadata, stated) -> None:
     verdict = judge({"fake-bad": "<2"})
     assert (verdict.kind, verdict.reason) == (
         "unreadable",
-        f"fake-bad states the version {stated!r}, which is no valid version; reinstall fake-bad",
+        f"fake-bad states the version {stated!r}, which is not valid; reinstall fake-bad",
     )
 
 

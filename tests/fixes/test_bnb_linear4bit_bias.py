@@ -144,7 +144,7 @@ def install(forward):
     [
         pytest.param(
             "own",
-            "healthy: the defect does not show in bitsandbytes .*: {slot} before us; not touched",
+            "healthy: the bug is not present in bitsandbytes .*: {slot} before us; not patched",
             marks=pytest.mark.long,
         ),
         ("around", "failed: {slot} before us; import diffusers_quantfix before it"),

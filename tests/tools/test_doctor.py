@@ -48,9 +48,9 @@ def test_upgrades_name_what_they_retire(monkeypatch):
 
 
 def test_a_candidate_is_no_problem():
-    found = doctor.examine(board(("a", "candidate", "the defect seems to be there")))
+    found = doctor.examine(board(("a", "candidate", "the bug seems to be present")))
     assert found["problems"] == []
-    assert found["candidates"] == ["a: the defect seems to be there"]
+    assert found["candidates"] == ["a: the bug seems to be present"]
 
 
 def test_what_is_patched_above_its_claim_says_so():
@@ -59,7 +59,7 @@ def test_what_is_patched_above_its_claim_says_so():
     assert "above the claimed range" not in printed(made)
     made["b"].same_code = True
     assert doctor.examine(made)["same_code"] == {"b": "lib 3.0 is outside <=2.1, but"}
-    assert "1 of them above the claimed range, since the code is the same" in printed(made)
+    assert "1 of them above the claimed range, because the code is the same" in printed(made)
     every = " ".join(" ".join(doctor._lines(made, doctor.examine(made), every=True)).split())
     assert "b: title of b; lib 3.0 is outside <=2.1, but" in every
 
@@ -69,7 +69,7 @@ def printed(made: Board) -> str:
 
 
 def test_candidates_stand_first():
-    made = board(("a", "applied", "patched"), ("b", "candidate", "the defect seems to be there"))
+    made = board(("a", "applied", "patched"), ("b", "candidate", "the bug seems to be present"))
     made.installed["lib"] = "9.0"
     assert printed(made).startswith("1 applied, 1 candidate candidate: b ")
     made.answers[1].above = True
@@ -77,7 +77,7 @@ def test_candidates_stand_first():
     known = "known bugs in releases newer than this version of the package supports: 1, see candidates"
     assert found["problems"] == [known]
     assert "lib 9.0: newer than this version of the package supports" in printed(made)
-    assert printed(made).count("the defect seems to be there") == 1, "not among the problems again"
+    assert printed(made).count("the bug seems to be present") == 1, "not among the problems again"
 
 
 def test_a_release_that_was_not_tested_is_the_first_thing_said():

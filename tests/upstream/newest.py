@@ -381,7 +381,7 @@ def by_itself(fixes: dict[str, Any], pins: Mapping[str, str], folder: Path) -> l
 
 def _why_not(reason: str) -> str:
     """Of the reason of a candidate what is not said above it."""
-    return reason.partition("; not touched: ")[2].rpartition("; ")[0] or reason
+    return reason.partition("; not patched: ")[2].rpartition("; ")[0] or reason
 
 
 def row(installed: dict[str, str], table: Table) -> list[str]:

@@ -152,7 +152,9 @@ def test_a_report_names_what_goes_on_by_itself_and_shows_what_changed(tmp_path, 
 
     monkeypatch.setattr(newest, "sources", sources)
     monkeypatch.setattr(newest.proved_code, "DATA", tmp_path / "data.json")
-    why = "the defect seems to be there although x; not touched: since diffusers 0.42.1 g has changed; say newer"
+    why = (
+        "the bug seems to be present although x; not patched: since diffusers 0.42.1 g has changed; say newer"
+    )
     fixes = {
         "a-fix": {"by_itself": True},
         "b-fix": {"by_itself": False, "said": why},

@@ -1,6 +1,6 @@
 """Where PyInstaller finds the hook of this package, which the entry point ``pyinstaller40`` names.
 
-Beside the start-up file, not in the package: importing that would activate it in PyInstaller's own process.
+Next to the start-up file, not in the package: importing the package would activate it in PyInstaller's own process.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""For PyInstaller: what a frozen program needs to have the fixes that it has when it is not frozen.
+"""For PyInstaller: what a frozen program needs so that the same fixes work as without freezing.
 
-They are imported by name, some compile a function of a library again from its source, and the version of a library is
-in its metadata. They import the libraries that they patch, but a program is given none that it does not import itself.
+Fixes are imported by name, some recompile a library's function from its source, and library versions are read from
+metadata. Fixes import the libraries that they patch, but no library is added to a program that does not import it.
 """
 
 # mypy: ignore-errors
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 
 from PyInstaller.utils.hooks import collect_data_files, collect_submodules, copy_metadata
 
-# What this package imports, in functions, of others.
+# Other packages that this package imports, inside functions.
 excludedimports = [
     "accelerate", "bitsandbytes", "diffusers", "gguf", "matplotlib", "optimum", "peft", "safetensors", "tokenizers",
     "tomli", "torch", "torchao", "tqdm", "transformers",
@@ -17,7 +17,7 @@ excludedimports = [
 
 
 def _is_needed(name):
-    # `verify` starts Python; a frozen program has none. The commands need a command line.
+    # `verify` starts a Python interpreter, which a frozen program does not have. The commands need a command line.
     return not name.startswith(("diffusers_quantfix.verify", "diffusers_quantfix.__main__"))
 
 
