@@ -34,15 +34,13 @@ if TYPE_CHECKING:
     from ..advisories.findings import Finding
 
 EXIT_CODES = (
-    f"0 no known bug, or each is patched by the {SELF} that the same files pin, in releases that it does not know if "
-    "their code is the same; 1 a bug is not patched, or there is one under --fail-on any; 2 an input that cannot be "
-    "read or contains no requirement, or wrong usage"
+    f"0 no known bug, or each is patched by the {SELF} that the same files pin (in releases unknown to it, if their "
+    "code is the same); 1 a bug is not patched, or with --fail-on any, there is one; 2 an input cannot be read or "
+    "contains no requirement, or wrong usage"
 )
 
 _MARK = 16
-SAME_CODE = (
-    "if same code"  # affected, and patched if the code is the same as in the releases that were tested
-)
+SAME_CODE = "if same code"  # affected, and patched if the code is the same as in the tested releases
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="FILE",
         help="requirements file (with -r, -c), pyproject.toml, uv.lock, poetry.lock, pylock.toml, or - for `pip "
-        "freeze` on standard input; several are read as one set",
+        "freeze` on standard input; several are combined",
     )
     parser.add_argument("--env", action="store_true", help="also check what is installed in this environment")
     parser.add_argument(
         "--format",
         choices=("text", "json", "github", "sarif"),
         default="text",
-        help="github: annotations of GitHub Actions; sarif: SARIF 2.1.0, for code scanning",
+        help="github: GitHub Actions annotations; sarif: SARIF 2.1.0, for code scanning",
     )
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", help="the same as --format json"
@@ -67,21 +65,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quiet",
         action="store_true",
-        help="in the text format, print only the bugs for which the check fails",
+        help="in the text format, print only the bugs that make the check fail",
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="ID", help="leave this bug out; repeatable"
+        "--ignore", action="append", default=[], metavar="ID", help="ignore this bug; repeatable"
     )
     parser.add_argument(
         "--fail-on",
         choices=("unpatched", "any"),
         default="unpatched",
-        help=f"any: fail also for a bug that the pinned {SELF} patches",
+        help=f"any: also fail for bugs that the pinned {SELF} patches",
     )
     parser.add_argument(
         "--require-libraries",
         action="store_true",
-        help="exit with 2 when none of the libraries that have known bugs is required",
+        help="exit with 2 if none of the libraries with known bugs is required",
     )
     parser.add_argument(
         FOLLOW,
@@ -103,17 +101,17 @@ def run(options: argparse.Namespace) -> int:
         report = examine(options, ignored)
     except UnreadableInput as error:
         return _refused(options, str(error))
-    # For untrusted input: a traceback would end with the exit code of "affected".
+    # For untrusted input: a traceback would exit with the code for "affected".
     except Exception as error:
         return _refused(options, f"{called} cannot be read: {type(error).__name__}")
     if not report.requirements:
-        return _refused(options, f"{called} names no requirement: there is nothing to check")
+        return _refused(options, f"{called}contains no requirement: there is nothing to check")
     claimed = patched_libraries(
         canonicalize_name(name) for target in TARGETS.values() for name in target.claims
     )
     absent = not claimed & set(report.pins)
     if absent and options.require_libraries:
-        return _refused(options, f"{called} demands none of the libraries: {_listed(claimed)}")
+        return _refused(options, f"{called} requires none of the libraries: {_listed(claimed)}")
     if options.format == "json":
         print(json.dumps(as_json(report), indent=2))
     elif options.format == "sarif":
@@ -122,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
         _say("\n".join(as_github(report)))
     else:
         head = (
-            wrapped(f"none of the libraries is demanded here: {_listed(claimed)}")
+            wrapped(f"none of the libraries is required here: {_listed(claimed)}")
             if absent and not options.quiet
             else []
         )
@@ -199,7 +197,7 @@ def _lines(report: Report, options: argparse.Namespace, absent: bool) -> list[st
 
 
 def _by_fix(found: Iterable[Finding]) -> list[list[Finding]]:
-    """The findings about the targets of one fix together."""
+    """The findings, grouped by fix."""
     groups: dict[str, list[Finding]] = {}
     for finding in found:
         groups.setdefault(finding.fix.id, []).append(finding)

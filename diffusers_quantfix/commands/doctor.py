@@ -1,4 +1,4 @@
-"""``doctor``: what is installed, whether it fits together, what is patched here, which upgrade replaces a fix."""
+"""``doctor``: what is installed, whether it is compatible, what is patched here, which upgrades replace fixes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from ..engine.board import Board
 
 EXIT_CODES = (
-    "0; with --strict 1 when a fix that applies failed or was overwritten, a library cannot be imported, or a fix is a "
-    "candidate above its claimed range; 2 wrong usage, or a library that ends the process"
+    "0; with --strict 1 if a needed fix failed or was overwritten, a library cannot be imported, or a fix is a "
+    "candidate above its claimed range; 2 wrong usage, or a library ended the process"
 )
 
-_MOST = 4  # bugs and upgrades that are listed unasked
+_MOST = 4  # bugs and upgrades that are listed without --all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("--all", action="store_true", help="list every patched bug and every upgrade")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when there is a problem")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if there is a problem")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings, those about versions before any library is imported."""
+    """Print the findings; those about versions come before any library is imported."""
     found = examine_versions()
     if not options.json:
         show("\n".join(_first_lines(found)))
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine_versions() -> dict[str, Any]:
-    """The findings for which no library is imported, as data.
+    """The findings that need no library import, as data.
 
     Returns:
         ``installed`` (name -> version or None), ``python``, ``interpreter`` (its path), ``platform``, ``activation``
@@ -103,7 +103,7 @@ def examine(board: Board) -> dict[str, Any]:
     releases = upgrades(pins, have, complete=True)
     return {
         "accelerator": seen,
-        # One library that cannot be imported keeps all its fixes waiting: report it once.
+        # A library that cannot be imported keeps all its fixes waiting: report it once.
         "problems": list(dict.fromkeys([*map(_problem, bad), *([newer] if above else [])])),
         "advice": machine.advice(board, kind),
         "candidates": [

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         )
     earlier = read_choice()
     fault = write_choice("on")
-    # Where the choice cannot be written, the variable is the other way, if the start-up file runs at all.
+    # If the setting cannot be written, the variable is an alternative, as long as the start-up file runs at all.
     variables = {variable(): "1"} if fault else {}
     active = _is_active_in_a_fresh_interpreter(variables)
     if not active and not fault:
@@ -61,13 +61,13 @@ def run(options: argparse.Namespace) -> int:
     print(f"activation: {describe()}")
     if tool:
         print(
-            f"This is a private environment of {tool}: programs of other environments are not activated by it."
+            f"This is a private environment of {tool}: it does not activate programs of other environments."
         )
     return 0
 
 
 def _tool_of_its_own() -> str:
-    """The installer that created this environment for a single tool ("pipx", "uv tool"); empty otherwise."""
+    """The installer that created this environment for a single tool ("pipx", "uv tool"); else empty."""
     for file, name in (("pipx_metadata.json", "pipx"), ("uv-receipt.toml", "uv tool")):
         if os.path.isfile(os.path.join(sys.prefix, file)):
             return name
@@ -78,7 +78,7 @@ def _is_active_in_a_fresh_interpreter(variables: dict[str, str]) -> bool:
     """Whether the start-up file runs there: importing a library then imports the package.
 
     Args:
-        variables: set in its environment, where no other setting of this package is.
+        variables: environment variables to set there; all other settings of this package are removed.
     """
     program = (
         "import sys, importlib.util; importlib.util.find_spec('diffusers'); "

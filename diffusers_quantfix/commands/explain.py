@@ -1,6 +1,6 @@
-"""``explain TEXT``: which fix an error belongs to, and what to do; ``explain ID``: all details of one fix.
+"""``explain TEXT``: which bug an error belongs to, and what to do; ``explain ID``: all details of one fix.
 
-``explain PIPELINE``: what is proved of a pipeline.
+``explain PIPELINE``: what has been proved about a pipeline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXIT_CODES = (
 )
 INPUT_LIMIT = 4_000_000  # bytes: a log; /dev/zero never ends
 _COMMAND = "python -m diffusers_quantfix"
-# A name of a file and nothing else: no message of an error looks like that.
+# Just a file name: no error message looks like that.
 _FILE = re.compile(r"\S*[^\s.:]\.(log|txt|out|err|md|json)|[.~]{0,2}/\S+|[A-Za-z]:\\\S+")
 
 
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="ID | PIPELINE | TEXT | FILE | -",
-        help="a fix, as `status` lists it; a pipeline such as FluxPipeline: what is proved of it quantized; or an "
-        "error message in quotes, a file with a traceback, or - for one on standard input",
+        help="a fix, as `status` lists it; a pipeline such as FluxPipeline: what has been proved about it, quantized; "
+        "or an error message in quotes, a file with a traceback, or - for one on standard input",
     )
     parser.add_argument(
         "--here", action="store_true", help="import the library and say whether the fix is applied here"
@@ -57,18 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="print the text of an issue for upstream, for a bug that has none",
+        help="print the text of an upstream issue, for a bug that has not been reported",
     )
     parser.add_argument(
         "--details",
         action="store_true",
-        help="for a text: print the page of the fix, too: cause, patch, links",
+        help="for a text: also print the page of the fix: cause, patch, links",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the page of one fix, or of the fix that a text belongs to."""
+    """Print the page of one fix, or of the fix for a text."""
     words = options.what
     if not words:
         return _refuse("name a fix, an error message in quotes, a file, or - for standard input")
@@ -149,7 +149,7 @@ def _explain_text(text: str, options: argparse.Namespace) -> int:
     found = search(text, declarations())
     note = look_alike(text)
     if note and found and not found[0].by_message:
-        found = []  # a match of single words means less than a known message
+        found = []  # matching single words means less than a known message
     answer = _answer(found[0].fix.id) if options.here and found else None
     best = page_data(found[0].fix.id, answer, stated_versions(text)) if found else None
     if options.json:
@@ -190,23 +190,23 @@ def _found(best: Mapping[str, Any], found: list[Match], note: str) -> list[str]:
             " " * 7,
         )
     elif note and not others:
-        lines += wrapped(f"if it does not fit: {note}", f"{'or':<7}", " " * 7)
+        lines += wrapped(f"if that is not it: {note}", f"{'or':<7}", " " * 7)
     lines += wrapped(f"cause, patch and links: `{_COMMAND} explain {best['id']}`", f"{'more':<7}", " " * 7)
     return lines
 
 
 def _perhaps(found: list[Match]) -> list[str]:
     if found[0].elsewhere:
-        said = "probably none of the known bugs: the traceback has none of the code that these fixes patch"
+        said = "probably none of the known bugs: the traceback does not go through the code that these fixes patch"
     else:
-        said = "no known error message; by its words it may be"
+        said = "no known error message; judging by the wording it may be"
     lines = [f"{said}:"]
     for one in found[:3]:
         lines += wrapped(f"{one.fix.id}: {one.fix.title}", "  ", "    ")
     lines += wrapped(
         f"`{_COMMAND} explain {found[0].fix.id}` says what it is, and whether this machine has it"
     )
-    return lines + wrapped(f"surer: the whole traceback, with `{_COMMAND} explain -`")
+    return lines + wrapped(f"to be more certain: pass the whole traceback to `{_COMMAND} explain -`")
 
 
 def _nothing(note: str) -> list[str]:
@@ -217,7 +217,7 @@ def _nothing(note: str) -> list[str]:
         f"the whole traceback instead of one line: `{_COMMAND} explain -`, then paste it and press Ctrl-D",
         f"`{_COMMAND} doctor`: releases that do not fit together, and what this machine cannot do",
         f"`{_COMMAND} verify`: which bugs this environment has, on tiny models",
-        "`qf.audit(pipe)`: whether a tensor is on another device or has another dtype than its model",
+        "`qf.audit(pipe)`: whether a tensor has a different device or dtype than its model",
     ):
         lines += wrapped(hint, "  ", "    ")
     return lines

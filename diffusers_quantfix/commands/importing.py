@@ -33,7 +33,7 @@ _shared: mmap | None = None
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Wraps imports of libraries: their output goes to standard error, and the parent knows which one it is."""
+    """Wraps imports of libraries: their output goes to standard error, and the parent knows what is being imported."""
     with stdout_to_stderr():
         if _shared is None:
             yield
@@ -53,7 +53,7 @@ def importing() -> Iterator[None]:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run a command that imports libraries, and return its exit code; 2 where a library has ended its process."""
+    """Run a command that imports libraries, and return its exit code; 2 if a library ended its process."""
     global _shared
     if not _can_fork():
         return work()
@@ -82,7 +82,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def _can_fork() -> bool:
-    # macOS: a child that was forked and not executed may not use the system's own libraries.
+    # macOS: a child that was forked without exec may not use the system's own libraries.
     if not sys.platform.startswith("linux"):
         return False
     import threading
@@ -113,7 +113,7 @@ def _watch(child: int, shared: mmap) -> int:
     """Wait for the child and show its progress; return its wait status."""
     import signal
 
-    # Ctrl-C reaches both, and the child handles it.  A signal that ends this process is meant for the child.
+    # Ctrl-C reaches both, and the child handles it.  A signal that would end this process is passed on to the child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     if not shows_progress():

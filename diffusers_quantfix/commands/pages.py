@@ -22,12 +22,12 @@ _COMMAND = "python -m diffusers_quantfix"
 def page_data(
     fix_id: str, answer: Answer | None = None, stated: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The page for machines; with ``state``, ``reason`` and ``changes`` if an answer of the board is passed.
+    """The page as data; with ``state``, ``reason`` and ``changes`` if an answer of the board is passed.
 
     Args:
         fix_id: its id.
         answer: the board's answer for it; without it the page states what follows from versions.
-        stated: releases that go before the installed ones, as those of a pasted text.
+        stated: releases that take precedence over the installed ones, such as those in a pasted text.
     """
     from ..engine.versions import installed_version, judge
 
@@ -61,7 +61,7 @@ def page_data(
 
 
 def target_of(name: str, stated: Mapping[str, str] | None = None) -> Target:
-    """The target of that name; of a fix with several, the first that the installed releases have, or those of
+    """The target with that name; for a fix with several, the first that affects the installed releases, or
     ``stated``."""
     from ..engine.versions import installed_version, judge
 
@@ -127,12 +127,12 @@ def page(fix_id: str, answer: Answer | None = None) -> list[str]:
 
 
 def affected(claims: Mapping[str, str]) -> str:
-    """A claim for people."""
+    """A claim as text."""
     return " and ".join(f"{name} {claim or '(any version)'}" for name, claim in claims.items())
 
 
 def _relies_on(target: Target) -> list[str]:
-    """The names of the code of the libraries that a target relies on, as it was recorded."""
+    """The names of the library code that a target relies on, as recorded."""
     from ..engine.code_marks import CALLED
     from ..engine.proofs import Proofs
     from ..fixes.targets import PACKAGES, PROVED_CODE
@@ -163,7 +163,7 @@ def _here(data: Mapping[str, Any], above: bool) -> str:
 
 
 def _next(data: Mapping[str, Any], above: bool) -> list[str]:
-    """What to do now, a sentence each."""
+    """What to do now, one sentence each."""
     kind, fix_id = data["versions"]["kind"], data["id"]
     state = data.get("state", "")
     if state.startswith("applied"):
@@ -179,8 +179,8 @@ def _next(data: Mapping[str, Any], above: bool) -> list[str]:
         ]
     if kind == "out-of-range":
         return [
-            "put `import diffusers_quantfix` first in the program: this release was not tested, and the bug is patched "
-            f"if all code that the fix relies on is unchanged; else DIFFUSERS_QUANTFIX=newer:{fix_id} patches it"
+            "put `import diffusers_quantfix` first in the program: this release was not tested; the bug is patched "
+            f"if all code that the fix relies on is unchanged, else with DIFFUSERS_QUANTFIX=newer:{fix_id}"
         ]
     steps = ["put `import diffusers_quantfix` first in the program: it patches this bug"]
     if state:

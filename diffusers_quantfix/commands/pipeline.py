@@ -1,4 +1,4 @@
-"""``explain PIPELINE``: what is proved of a pipeline when it is quantized, what is refused and why."""
+"""``explain PIPELINE``: what has been proved about a quantized pipeline, what is refused and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..advisories.pipelines import Tested
 
-_SHOWN = 4  # relatives that are named
+_SHOWN = 4  # variants that are named
 
 
 def answer(words: str) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ def answer(words: str) -> dict[str, Any] | None:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The answer for people: a table of placements by backend, the reason of each refusal, what else there is.
+    """The answer as text: a table of placements by backend, the reason for each refusal, and variants.
 
     Args:
         found: of `answer`.

@@ -179,7 +179,7 @@ def _takes_modules(modules: dict[str, _Module], reached: list[tuple[str, str]]) 
 
 
 def _locals_of(function: ast.FunctionDef) -> set[str]:
-    """The names that a function binds, which hide those of its module; imports of ours do not count."""
+    """The names that a function binds, which hide those of its module; imports of our modules do not count."""
     found: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

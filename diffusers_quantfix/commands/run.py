@@ -55,7 +55,7 @@ def _run_module(arguments: list[str]) -> int:
     if sys.path[:1] not in ([""], [os.getcwd()]):
         sys.path.insert(0, os.getcwd())
     if _no_such_module(arguments[0]):
-        return _refuse(f"no module is called {arguments[0]!r} here")
+        return _refuse(f"no module named {arguments[0]!r} here")
     _activate(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     return 0

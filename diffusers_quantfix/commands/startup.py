@@ -36,7 +36,7 @@ def _start_up() -> Any:
     try:
         return importlib.import_module(f"{MODULE}.enabled")
     except ModuleNotFoundError:
-        # An editable install keeps the start-up files from the time of its installation: all was in one module.
+        # An editable install may have start-up files from an older version, when they were a single module.
         return importlib.import_module(MODULE)
 
 
@@ -47,8 +47,8 @@ def environment() -> str:
 
 
 def _place_of(choice: str) -> str:
-    """Who reads the file of the setting, for a sentence: an environment that uses the packages of another one has that
-    one's file."""
+    """Which environment reads the settings file, for a sentence: one that uses another one's packages shares its
+    file."""
     folder = os.path.dirname(os.path.dirname(os.path.realpath(choice)))
     place = folder
     while not os.path.isfile(os.path.join(place, "pyvenv.cfg")):
@@ -81,10 +81,10 @@ def write_choice(word: str) -> str:
     startup = _start_up()
     new = f"{startup.CHOICE}.{os.getpid()}"  # another `enable` may run at the same time
     try:
-        # uv links the files of a wheel to its cache: writing into this file would change every environment.
+        # uv links a wheel's files to its cache: writing into this file would change every environment.
         with open(new, "w") as file:
             file.write(word)
-        # Of the file as it was installed: with the mask of this process it may be readable by one user alone.
+        # The mode of the installed file: with this process's umask it might be readable by one user only.
         with contextlib.suppress(FileNotFoundError):
             os.chmod(new, stat.S_IMODE(os.stat(startup.CHOICE).st_mode))
         os.replace(new, startup.CHOICE)
@@ -96,6 +96,6 @@ def write_choice(word: str) -> str:
 
 
 def refuse(sentence: str) -> int:
-    """Print why something is not possible, and return the exit code for that."""
+    """Print why something is not possible, and return the exit code for it."""
     print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
     return 2

@@ -1,4 +1,4 @@
-"""``status``: whether all is well, then the exceptions; the whole board on request."""
+"""``status``: whether anything needs attention, then what does; the whole board on request."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
     from ..engine.board import Answer, Board
 
-# What a person must look at; in every other state there is nothing to do.
+# States that need attention; in every other state there is nothing to do.
 _EXCEPTIONS = (states.FAILED, states.OVERWRITTEN, states.WAITING, states.CANDIDATE, states.UNCLAIMED)
 
 EXIT_CODES = (
     "0 every needed fix is installed; 1 one failed, was overwritten, waits for a library that cannot be imported, or "
-    "is a candidate above its claimed range; 2 wrong usage, settings that cannot be understood, or a library that ends "
-    "the process"
+    "is a candidate above its claimed range; 2 wrong usage, invalid settings, or a library ended the process"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--brief", action="store_true", help="print only the summary")
     parser.add_argument(
-        "--all", action="store_true", help="list every fix, not only those that need attention"
+        "--all", action="store_true", help="list every fix, not just those that need attention"
     )
     parser.add_argument(
         "--only",
@@ -44,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the board; return 1 when a fix that may be needed is not installed."""
+    """Print the board; return 1 if a fix that may be needed is not installed."""
     every = list(STATES if options.all or options.json else _EXCEPTIONS)
     wanted = [word.strip() for word in options.only.split(",")] if options.only else every
     for word in wanted:
         if word not in STATES:
             print(
-                f"diffusers-quantfix: {word!r} is no state; the states are {', '.join(STATES)}",
+                f"diffusers-quantfix: {word!r}is not a state; the states are {', '.join(STATES)}",
                 file=sys.stderr,
             )
             return 2
@@ -77,7 +76,7 @@ def _verdict(board: Board) -> str:
     if not board.ok:
         bad = {state: counts[state] for state in (states.FAILED, states.OVERWRITTEN, states.WAITING)}
         bad["not patched in a new release"] = sum(answer.above for answer in board)
-        return f"not all is well: {', '.join(f'{count} {what}' for what, count in bad.items() if count)}"
+        return f"attention needed: {', '.join(f'{count} {what}' for what, count in bad.items() if count)}"
     if counts[states.DISABLED]:
         return f"{counts[states.DISABLED]} not patched, because you switched them off; all else is well"
     if counts[states.CANDIDATE]:
@@ -88,8 +87,7 @@ def _verdict(board: Board) -> str:
 
 
 def _by_reason(answers: list[Answer]) -> list[str]:
-    """The answers, the worst first; those for one reason together: a library that cannot be imported keeps all of its
-    fixes waiting."""
+    """The answers, worst first, grouped by reason: a library that cannot be imported keeps all of its fixes waiting."""
     groups: dict[tuple[str, str], list[Answer]] = {}
     for state in _EXCEPTIONS:
         for answer in answers:

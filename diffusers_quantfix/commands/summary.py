@@ -1,4 +1,4 @@
-"""What a user must know first, shared by `status`, `doctor` and `verify`."""
+"""What users need to know first, shared by `status`, `doctor` and `verify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def patched_libraries(claimed: Iterable[str]) -> set[str]:
-    """Of the distributions that fixes claim, those that are patched: torch only decides about bugs of others."""
+    """Those of the claimed distributions that are patched: torch may only decide about bugs of others."""
     return set(claimed) - {"torch"}
 
 

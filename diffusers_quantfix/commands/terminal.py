@@ -1,4 +1,4 @@
-"""How the commands print: as wide as the terminal, colour only where it is wanted, without output of the libraries."""
+"""How the commands print: as wide as the terminal, colour only if wanted, no output of the libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = {
     "waiting": 33,
     "overwritten": 31,
     "failed": 31,
-    "not all is well": 31,
+    "attention needed": 31,
     "affected": 31,
     "NOT PATCHED": 31,
     "NOT REPRODUCED": 31,
@@ -56,7 +56,7 @@ def shows_progress() -> bool:
 
 
 def painted(answer: str) -> str:
-    """The text with the verdicts at the beginnings of its lines in colour."""
+    """The text, with verdicts at line starts in colour."""
     return "\n".join(_painted_line(line) for line in answer.split("\n"))
 
 
@@ -75,8 +75,8 @@ def wants_colour() -> bool:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Some releases print when they are imported, also from native code and child processes; standard output is only
-    for our own output."""
+    """Some releases print while being imported, even from native code and child processes; standard output is only for
+    ours."""
     try:
         sys.stdout.flush()
         kept = os.dup(1)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 EXIT_CODES = (
-    "0 every bug that is reproduced here is patched; 1 one is not, one that should be reproduced was not, or a case "
-    "timed out; 2 wrong usage, none of the libraries is installed, or they end the process that imports them"
+    "0 every bug that was reproduced here is patched; 1 one is not, one that should have been reproduced was not, or a "
+    "case timed out; 2 wrong usage, none of the libraries is installed, or they end the process that imports them"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ids", nargs="*", metavar="id", help="fixes to verify; all when none is named")
+    parser.add_argument("ids", nargs="*", metavar="id", help="fixes to verify; default: all")
     parser.add_argument(
         "--rig",
         action="store_true",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 1 when a bug is not patched or was not reproduced."""
+    """Print the report; 1 if a bug is not patched or was not reproduced."""
     from ..verify import verify
 
     installed = {name: installed_version(name) for name in DISTRIBUTIONS}
@@ -61,15 +61,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Ended(BaseException):
-    """A signal that is to end this process."""
+    """A signal that ends this process."""
 
 
 @contextlib.contextmanager
 def _cleaned_up() -> Iterator[None]:
-    """A signal that ends the process at once, such as SIGTERM, ends the block first, as Ctrl-C does.
+    """Makes a signal that would end the process at once, such as SIGTERM, end the block first, as Ctrl-C does.
 
-    Otherwise the two processes of `verify` and its temporary folder would remain.  A handler of the program that called
-    `main` stays.
+    Otherwise the two processes of `verify` and its temporary folder would remain.  If the program that called `main`
+    has its own handler, it is kept.
     """
     names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -96,4 +96,4 @@ def _cleaned_up() -> Iterator[None]:
 
 def _show(part: str) -> None:
     show(part)
-    sys.stdout.flush()  # also where it is a file or a pipe that somebody watches
+    sys.stdout.flush()  # it may be a file or a pipe that somebody watches

@@ -77,7 +77,7 @@ def map_to_disk(group: Any) -> None:
             elif not os.path.isdir(
                 folder
             ):  # before anything is written; the probe of the fix names such a one
-                raise NotADirectoryError(f"{folder} is no folder: groups cannot be offloaded to it")
+                raise NotADirectoryError(f"{folder} is not a folder: groups cannot be offloaded to it")
             own = f"{path}.{os.getpid()}-{os.urandom(4).hex()}"
             try:
                 save_file(tensors, own)

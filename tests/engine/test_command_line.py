@@ -53,8 +53,8 @@ OUTSIDE = "def broken(m): return True\ndef patch(m, draft): pass"
     [
         ("nothing", "all well: every known bug of these releases is patched", [], 0),
         ("healthy", "all well: these releases have no known bug", [], 0),
-        ("failed", "not all is well: 1 failed", ["failed       fix-g"], 1),
-        ("candidate", "not all is well: 1 not patched in a new release", ["candidate    fix-g"], 1),
+        ("failed", "attention needed: 1 failed", ["failed       fix-g"], 1),
+        ("candidate", "attention needed: 1 not patched in a new release", ["candidate    fix-g"], 1),
         (
             "below",
             "all known bugs are patched; 1 that should not be in these releases may be",
@@ -63,13 +63,13 @@ OUTSIDE = "def broken(m): return True\ndef patch(m, draft): pass"
         ),
         (
             "many fail",
-            "not all is well: 30 failed",
+            "attention needed: 30 failed",
             ["failed       30 fixes: many-0, many-1, many-10 and 27"],
             1,
         ),
         (
             "waiting",
-            "not all is well: 31 waiting",
+            "attention needed: 31 waiting",
             ["waiting      31 fixes: fix-f, many-0, many-1 and 28"],
             1,
         ),
@@ -113,7 +113,7 @@ def test_the_summary_alone_and_some_states(simple) -> None:
     assert (data["summary"]["applied"], data["summary"]["candidate"]) == (["fix-f"], ["fix-g"])
     wrong = simple.command("status", "--only", "aplied")
     assert (wrong.code, wrong.out) == (2, "")
-    assert "'aplied' is no state; the states are applied, " in wrong.err
+    assert "'aplied'is not a state; the states are applied, " in wrong.err
 
 
 def test_where_none_of_the_libraries_is_installed(world) -> None:

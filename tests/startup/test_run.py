@@ -143,7 +143,7 @@ def test_a_console_script_of_this_environment(environment: Environment):
         (["-m"], "name a script"),
         (["--frob"], "name a script"),
         (["nothing.py"], "there is no file 'nothing.py'"),
-        (["-m", "nothing.at.all"], "no module is called 'nothing.at.all'"),
+        (["-m", "nothing.at.all"], "no module named 'nothing.at.all'"),
     ],
 )
 def test_wrong_usage_is_one_sentence(environment: Environment, arguments: list[str], sentence: str):

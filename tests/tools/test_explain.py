@@ -453,7 +453,7 @@ def test_the_answer_fits_a_screen_and_begins_with_what_to_do():
 def test_what_only_sounds_like_a_bug_is_said_with_care():
     done = explain("the output of my 8-bit model is wrong after .to('cpu') and .to('cuda')")
     assert done.returncode == 0 and done.stdout.startswith(
-        b"no known error message; by its words it may be:\n"
+        b"no known error message; judging by the wording it may be:\n"
     )
     assert not json.loads(explain("--json", "8-bit model stays on the GPU after .to('cpu')").stdout)[
         "certain"

@@ -94,7 +94,7 @@ def test_a_version_in_a_variable_is_not_read(tmp_path, monkeypatch):
     found = reading_of(tmp_path, "requirements.txt", text)
     assert found.pins == {"bitsandbytes": "", "torch": ""}
     assert [note.partition(": ")[2] for note in found.notes] == [
-        "the version of bitsandbytes is a variable, which is not read",
+        "the version of bitsandbytes is a variable, and variables are not expanded",
         "the version of torch cannot be compared",
     ]
 
@@ -181,7 +181,7 @@ other = ["torchao"]
     found = reading_of(tmp_path, "r.txt", "-e .[quant]\n-e ./nowhere\n")
     assert found.pins == {"diffusers": "==0.33.1", "bitsandbytes": "==0.45.2"}
     assert [
-        note.endswith("r.txt, line 2: the folder has no pyproject.toml; what it demands is not known")
+        note.endswith("r.txt, line 2: the folder has no pyproject.toml; what it requires is unknown")
         for note in found.notes
     ] == [True]
 
@@ -193,44 +193,44 @@ other = ["torchao"]
         (
             "a.txt",
             "fine \\\n --hash=x\nbitsandbytes=0.45\n",
-            "a.txt, line 3 is no requirement \\(it begins with bitsandbytes\\)",
+            "a.txt, line 3is not a requirement \\(it begins with bitsandbytes\\)",
         ),
         ("b.txt", "-r nowhere.txt\n", "b.txt, line 1: the file that it includes: No such file"),
         ("b.txt", "numpy\n-r https://example.invalid/r.txt\n", "b.txt, line 2.*nothing is fetched"),
-        ("c.toml", "[project\n", "c.toml is no TOML \\(at line 1"),
+        ("c.toml", "[project\n", "c.tomlis not valid TOML \\(at line 1"),
         ("uv.lock", 'package = "x"\n', "no \\[\\[package\\]\\] tables"),
         ("uv.lock", "version = 1\n", "no \\[\\[package\\]\\] tables"),
-        ("d.toml", '[project]\ndependencies = [\n"a b c"]\n', "d.toml, line 3 is no requirement$"),
-        ("e.toml", '[project]\ndependencies = "numpy"\n', "project.dependencies is no list"),
+        ("d.toml", '[project]\ndependencies = [\n"a b c"]\n', "d.toml, line 3is not a requirement$"),
+        ("e.toml", '[project]\ndependencies = "numpy"\n', "project.dependencies is not a list"),
         (
             "e.toml",
             "[project]\ndependencies = [3]\n",
-            "project.dependencies holds something that is no requirement",
+            "project.dependencies holds something thatis not a requirement",
         ),
-        ("e.toml", 'project = "x"\n', "project is no table"),
+        ("e.toml", 'project = "x"\n', "project is not a table"),
         (
             "f.toml",
             '[tool.poetry.dependencies]\nnumpy = "1"\ntorch = "^x"\n',
-            "f.toml, line 3 is no constraint of poetry",
+            "f.toml, line 3is not a poetry constraint",
         ),
-        ("f.toml", "[tool.poetry.dependencies]\ntorch = 2\n", "f.toml, line 2 is no constraint of poetry"),
+        ("f.toml", "[tool.poetry.dependencies]\ntorch = 2\n", "f.toml, line 2is not a poetry constraint"),
         (
             "f.toml",
             '[tool.poetry.dependencies]\ntorch = {version = "1", python = "^x"}\n',
-            "f.toml, line 2: the marker of torch cannot be understood",
+            "f.toml, line 2: the marker of torch is invalid",
         ),
         (
             "poetry.lock",
             '[[package]]\nname = "torch"\nmarkers = "no marker"\n',
-            "poetry.lock, line 1: the marker of torch cannot be understood",
+            "poetry.lock, line 1: the marker of torch is invalid",
         ),
         (
             "poetry.lock",
             '[[package]]\nname = "torch"\nmarkers = 3\n',
-            "poetry.lock, line 1 has a marker that is none",
+            "poetry.lock, line 1 has an invalid marker",
         ),
-        ("environment.yml", "name: x\n", "of a kind that is not read; what is read: requirements"),
-        ("Pipfile.lock", "{}", "of a kind that is not read"),
+        ("environment.yml", "name: x\n", "an unsupported kind of file; supported are requirements"),
+        ("Pipfile.lock", "{}", "an unsupported kind of file"),
         ("uv.lock", "[[package]]\nversion = '1'\n", "uv.lock, line 1 is a package without a name"),
         ("g.txt", b"torch==1\0\n", "no text: it has NUL"),
         ("g.txt", "torch==1".encode("utf-32"), "no text: it has NUL"),

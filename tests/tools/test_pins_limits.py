@@ -48,13 +48,13 @@ CHOICES = "".join(
         ("pyproject.toml", "\na = " + "{a=" * 20_000, "line 2 has more than 50 brackets inside each other"),
         ("uv.lock", ".".join(["a"] * 40_000) + " = 1", "line 1 has a key of more than 50 parts"),
         ("uv.lock", "[" + ".".join(["a"] * 40_000) + "]", "line 1 has a key of more than 50 parts"),
-        ("uv.lock", '"x' * 40_000 + "=1", "uv.lock is no TOML"),
-        ("uv.lock", "a = 1" + "0" * 5000, "uv.lock is no TOML"),
-        ("uv.lock", '"""\n' * 100_000, "uv.lock is no TOML"),
+        ("uv.lock", '"x' * 40_000 + "=1", "uv.lockis not valid TOML"),
+        ("uv.lock", "a = 1" + "0" * 5000, "uv.lockis not valid TOML"),
+        ("uv.lock", '"""\n' * 100_000, "uv.lockis not valid TOML"),
         ("pylock.toml", "[[packages]]\na=[]\n" * 200_001, "more than 500000 tables and lists"),
         ("r.txt", "torch==1" + "0" * 200_000, "line 1 has more than 100000 characters"),
         ("r.txt", "torch==1" + ",!=1.0" * 5000, "line 1 has a requirement of more than 4096 characters"),
-        ("r.txt", "torch ; " + "(" * 4000 + "1", "line 1 is no requirement (it begins with torch)"),
+        ("r.txt", "torch ; " + "(" * 4000 + "1", "line 1is not a requirement (it begins with torch)"),
         ("r.txt", "numpy\n" * 500_001, "more than 500000 lines to read in all"),
         ("r.txt", "# comment\n" * 1_700_000, "more than 16 MB to read in all"),
         ("r.txt", "\n".join(f"torch>=1.{n}" for n in range(100_000)), "more than 50 different limits on torch"),
@@ -121,7 +121,7 @@ def test_a_file_outside_the_project_is_not_read(project, option):
     (project / "requirements" / "base.txt").write_text("torch==2.6.0\n")
     (project / "r.txt").write_text(f"-r requirements/base.txt\n{option} ../secret.txt\n")
     assert refusal(project / "r.txt").endswith(
-        "r.txt, line 2 leads outside the project; --follow-outside reads it"
+        "r.txt, line 2 points outside the project; --follow-outside reads it"
     )
     # a folder of the repository may reach the rest of it
     (project / "requirements" / "dev.txt").write_text("-r ../base.txt\n")
@@ -132,11 +132,11 @@ def test_a_file_outside_the_project_is_not_read(project, option):
 def test_a_file_that_is_no_requirements_file_is_not_quoted(project):
     (project / "r.txt").write_text("-r ../secret.txt\n")
     sentence = refusal(project / "r.txt", follow=True)
-    assert sentence.endswith("secret.txt, line 2 is no requirement")
+    assert sentence.endswith("secret.txt, line 2is not a requirement")
     # nor inside of it: a checkout keeps its token in .git/config
     (project / ".git" / "config").write_text("[http]\n\textraheader = AUTHORIZATION: basic hunter2\n")
     (project / "r.txt").write_text("-r .git/config\n")
-    assert refusal(project / "r.txt").endswith("config, line 1 is no requirement")
+    assert refusal(project / "r.txt").endswith("config, line 1is not a requirement")
     (project / "pyproject.toml").write_text('[project]\ndependencies = ["hunter2 hunter2"]\n')
     assert "hunter2" not in refusal(project / "pyproject.toml")
     (project / "pyproject.toml").write_text("a = {hunter2 = 1, hunter2 = 1}\n")
@@ -169,7 +169,7 @@ def test_a_link_that_leads_outside(project, where):
         assert reading.pins == {}
         assert "outside the project" in reading.notes[0]
     else:
-        assert "leads outside the project" in refusal(given)
+        assert "points outside the project" in refusal(given)
 
 
 def test_a_constraint_that_is_also_a_requirement_is_both(tmp_path):
@@ -181,7 +181,7 @@ def test_a_constraint_that_is_also_a_requirement_is_both(tmp_path):
 def test_names_are_printed_without_control_characters_and_commands(tmp_path):
     file = tmp_path / "a\x1b[31m\n::error::b ##[add-path]\udce9.txt"
     file.write_text("]")
-    said = r"a\x1b[31m\n:\x3aerror:\x3ab #\x23[add-path]\udce9.txt, line 1 is no requirement"
+    said = r"a\x1b[31m\n:\x3aerror:\x3ab #\x23[add-path]\udce9.txt, line 1is not a requirement"
     assert refusal(file).endswith(said)
 
 

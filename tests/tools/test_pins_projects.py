@@ -94,7 +94,7 @@ def test_dependencies_that_stand_elsewhere(tmp_path):
     assert "check the file they come from" in note
     text += '[tool.setuptools.dynamic]\ndependencies = {file = ["requirements.txt"]}\n'
     assert reading_of(tmp_path, "pyproject.toml", text).pins == {"bitsandbytes": "==0.45.2"}
-    assert any("names no dependency" in note for note in reading_of(tmp_path, "pyproject.toml", "").notes)
+    assert any("lists no dependencies" in note for note in reading_of(tmp_path, "pyproject.toml", "").notes)
 
 
 @pytest.mark.parametrize(

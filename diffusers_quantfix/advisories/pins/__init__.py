@@ -27,7 +27,7 @@ def read(files: Iterable[str], reading: Reading | None = None) -> Reading:
     """Everything that these files say together; ``-`` is standard input.
 
     Raises:
-        UnreadableInput: a file is not there, is no text, or has a line that is no requirement.
+        UnreadableInput: a file is not there, is no text, or has a line thatis not a requirement.
     """
     reading = Reading() if reading is None else reading
     for file in files:
@@ -36,7 +36,7 @@ def read(files: Iterable[str], reading: Reading | None = None) -> Reading:
             continue
         name, called = os.path.basename(file), shown(file)
         if name.endswith(_OTHER_KINDS) or name.startswith("Pipfile"):
-            raise UnreadableInput(f"{called} is of a kind that is not read; what is read: {KINDS}")
+            raise UnreadableInput(f"{called} is an unsupported kind of file; supported are {KINDS}")
         text = reading.files.given(file)
         if name.endswith(".lock") or (name.startswith("pylock.") and name.endswith(".toml")):
             read_lock(reading, called, text)

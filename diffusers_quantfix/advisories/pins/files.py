@@ -29,7 +29,7 @@ class UnreadableInput(ValueError):
 
 
 class NoFile(UnreadableInput):
-    """There is no regular file of that name."""
+    """Thereis not a regular file of that name."""
 
 
 class OutsideProject(UnreadableInput):
@@ -89,7 +89,7 @@ class Files:
         try:
             key = (os.path.realpath(path), how)
         except (OSError, ValueError):
-            raise NoFile(f"{where}: this is no name of a file") from None
+            raise NoFile(f"{where}: thisis not a file name") from None
         self._check_project(where, key[0])
         if key in self._seen:
             return None
@@ -121,11 +121,11 @@ class Files:
         try:
             self._project = _project_of(os.path.realpath(folder or "."))
         except (OSError, ValueError):
-            raise UnreadableInput("this is no name of a file") from None
+            raise UnreadableInput("thisis not a file name") from None
 
     def _check_project(self, where: object, real: str) -> None:
         if not self._outside and not _is_within(real, self._project):
-            raise OutsideProject(f"{where} leads outside the project; {FOLLOW} reads it")
+            raise OutsideProject(f"{where} points outside the project; {FOLLOW} reads it")
 
     def _text(self, path: str, called: str, subject: str = "") -> str:
         subject = subject or called
@@ -133,7 +133,7 @@ class Files:
             real = os.path.realpath(path)
             self._check_project(subject, real)
             if not stat.S_ISREG(os.stat(real).st_mode):
-                raise NoFile(f"{subject} is no regular file; pipe what a command prints into `check -`")
+                raise NoFile(f"{subject}is not a regular file; pipe what a command prints into `check -`")
             with open(real, "rb", opener=_open_without_waiting) as opened:
                 data = opened.read(self._bytes_left + 1)
         except UnreadableInput:
@@ -141,7 +141,7 @@ class Files:
         except OSError as error:
             raise NoFile(f"{subject}: {error.strerror or 'cannot be read'}") from None
         except ValueError:  # a NUL in the name
-            raise NoFile(f"{subject}: this is no name of a file") from None
+            raise NoFile(f"{subject}: thisis not a file name") from None
         return self._decoded(called, data)
 
     def _decoded(self, called: str, data: bytes) -> str:
@@ -176,9 +176,9 @@ def _decoded(called: str, data: bytes) -> str:
     try:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
-        raise UnreadableInput(f"{called} is no UTF-8 text; save it as UTF-8") from None
+        raise UnreadableInput(f"{called}is not UTF-8 text; save it as UTF-8") from None
     if "\0" in text:
-        raise UnreadableInput(f"{called} is no text: it has NUL characters")
+        raise UnreadableInput(f"{called}is not text: it has NUL characters")
     return text
 
 

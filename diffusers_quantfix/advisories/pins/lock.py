@@ -21,7 +21,7 @@ def read_lock(reading: Reading, file: str, text: str) -> None:
     between them.
 
     Raises:
-        UnreadableInput: it is no TOML, has no table of packages, or a marker cannot be understood.
+        UnreadableInput: itis not valid TOML, has no table of packages, or a marker cannot be understood.
     """
     data = toml(file, text)
     packages = data.get("package", data.get("packages"))
@@ -38,7 +38,7 @@ def read_lock(reading: Reading, file: str, text: str) -> None:
             raise UnreadableInput(f"{place} is a package without a name")
         marker = _marker(package)
         if marker is None:
-            raise UnreadableInput(f"{place} has a marker that is none")
+            raise UnreadableInput(f"{place} has an invalid marker")
         if not marker or reading.is_for_here(place, name, with_all_extras(marker)):
             _, pins = versions.setdefault(name, (place, {}))
             pins[f"=={version}" if isinstance(version, str) and version else ""] = None

@@ -32,14 +32,14 @@ def read_project(reading: Reading, file: str, text: str, read_requirements: Requ
         read_requirements: reads a requirements file that holds its dependencies.
 
     Raises:
-        UnreadableInput: it is no TOML, or a demand cannot be understood.
+        UnreadableInput: itis not valid TOML, or a demand cannot be understood.
     """
     project = _Project(reading, file, shown(file), text)
     project.standard(None, read_requirements)
     project.groups()
     project.poetry()
     if not project.found:
-        reading.note(Place(shown(file)), "it names no dependency")
+        reading.note(Place(shown(file)), "it lists no dependencies")
 
 
 def read_folder(
@@ -110,7 +110,7 @@ class _Project:
             place = Place(self.file, None, self.text, r"^[ \t]*dependencies[ \t]*=")
             for name in names if isinstance(names, list) else [names]:
                 if not isinstance(name, str):
-                    raise UnreadableInput(f"{place}: dependencies.file is no name of a file")
+                    raise UnreadableInput(f"{place}: dependencies.fileis not a file name")
                 self.found = True
                 path = os.path.join(os.path.dirname(self.path), name)
                 text = self.reading.files.included(place, path, shown(path), "-r")
@@ -150,7 +150,7 @@ class _Project:
         for entry in value if isinstance(value, list) else [value]:
             constraint = entry.get("version", "*") if isinstance(entry, dict) else entry
             if not isinstance(constraint, str):
-                raise UnreadableInput(f"{place} is no constraint of poetry")
+                raise UnreadableInput(f"{place}is not a poetry constraint")
             if isinstance(entry, dict) and not self._is_for_here(place, name, entry):
                 continue
             pins += _checked(place, constraint)
@@ -172,7 +172,7 @@ class _Project:
 
     def _list(self, title: str, entries: Any, constraint: bool = False) -> None:
         if not isinstance(entries, list):
-            raise UnreadableInput(f"{self.file}: {title} is no list of requirements")
+            raise UnreadableInput(f"{self.file}: {title}is not a list of requirements")
         for entry in entries:
             self.reading.files.step(self.file)
             if isinstance(entry, str):
@@ -180,14 +180,14 @@ class _Project:
                 place = Place(self.file, None, self.text, re.escape(entry[:MAX_REQUIREMENT]) or "^")
                 self.reading.requirement(place, " ".join(entry.split()), constraint)
             elif not isinstance(entry, dict):  # a dependency group may include another by a table
-                raise UnreadableInput(f"{self.file}: {title} holds something that is no requirement")
+                raise UnreadableInput(f"{self.file}: {title} holds something thatis not a requirement")
 
     def _table(self, *names: str) -> dict[str, Any]:
         table: Any = self.data
         for depth, name in enumerate(names, 1):
             table = table.get(name, {})
             if not isinstance(table, dict):
-                raise UnreadableInput(f"{self.file}: {'.'.join(names[: min(depth, 3)])} is no table")
+                raise UnreadableInput(f"{self.file}: {'.'.join(names[: min(depth, 3)])} is not a table")
         found: dict[str, Any] = table
         return found
 
@@ -205,7 +205,7 @@ def _checked(place: Place, constraint: str) -> list[str]:
                 return specifiers
     except (ValueError, IndexError):
         pass
-    raise UnreadableInput(f"{place} is no constraint of poetry")
+    raise UnreadableInput(f"{place}is not a poetry constraint")
 
 
 def _alternatives(constraint: str) -> list[str]:

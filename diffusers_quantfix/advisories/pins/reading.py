@@ -156,7 +156,7 @@ class Reading:
             return True
         answer = _is_true_here(marker)
         if answer is None:
-            raise UnreadableInput(f"{place}: the marker of {_quotable(name)} cannot be understood")
+            raise UnreadableInput(f"{place}: the marker of {_quotable(name)} is invalid")
         if not answer:
             self.count += 1
             if canonicalize_name(name) in KNOWN:
@@ -188,9 +188,9 @@ class Reading:
             name = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text)
             about = f" (it begins with {name[0]})" if name and canonicalize_name(name[0]) in KNOWN else ""
             hint = f"; `pip freeze` has no {_VARIABLE}...}}" if _VARIABLE in text else ""
-            raise UnreadableInput(f"{place} is no requirement{about}{hint}")
+            raise UnreadableInput(f"{place}is not a requirement{about}{hint}")
         if canonicalize_name(found[1]) in KNOWN:
-            self.note(place, f"the version of {found[1]} is a variable, which is not read")
+            self.note(place, f"the version of {found[1]} is a variable, and variables are not expanded")
         self.add(place, found[1], "", constraint)
 
     def _comparable(self, place: Place | None, name: str, specifier: str) -> str:

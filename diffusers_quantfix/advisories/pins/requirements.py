@@ -34,7 +34,7 @@ def read_requirements(reading: Reading, file: str, text: str, folder: str, const
         constraint: whether it came with ``-c``: it limits versions, and demands nothing.
 
     Raises:
-        UnreadableInput: a line is no requirement, or a nested file cannot be read.
+        UnreadableInput: a lineis not a requirement, or a nested file cannot be read.
     """
     editable = None
     for number, line in _logical_lines(text):
@@ -112,7 +112,7 @@ def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
     reading.count += 1
     written, _, extras = value.removeprefix("file://").partition("[")
     if "://" in written:
-        reading.note(place, "nobody can tell what this URL is; write `name @ URL`")
+        reading.note(place, "cannot determine this URL's package; write `name @ URL`")
         return
     path, called = (
         os.path.join(folder, part.strip(), "pyproject.toml") for part in (_expanded(written), written)
@@ -120,7 +120,7 @@ def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
     names = extras.rstrip("] ").split(",")
     problem = read_folder(reading, place, path, shown(called), names, read_requirements)
     if problem:
-        reading.note(place, f"{problem}; what it demands is not known")
+        reading.note(place, f"{problem}; what it requires is unknown")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

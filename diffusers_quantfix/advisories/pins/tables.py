@@ -45,7 +45,7 @@ def toml(file: str, text: str) -> dict[str, Any]:
     # a ValueError of `int` for too many digits, too
     except (ValueError, RecursionError) as error:
         place = re.search(r"\(at [^()]*\)$", str(error))  # the rest may quote the file
-        raise UnreadableInput(f"{file} is no TOML{' ' + place[0] if place else ''}") from None
+        raise UnreadableInput(f"{file}is not valid TOML{' ' + place[0] if place else ''}") from None
 
 
 def _check_shape(file: str, text: str) -> None:
