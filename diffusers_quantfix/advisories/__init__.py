@@ -1,1 +1,1 @@
-"""What versions and the machine can tell before anything runs: known bugs of pins, upgrades, combinations."""
+"""What can be told from versions and the machine before anything runs: known bugs, upgrades, bad combinations."""

@@ -1,6 +1,6 @@
-"""Releases that do not fit together, whatever is patched, as was seen with them; for `doctor` and `check`.
+"""Releases that were seen not to work together, whatever is patched; for `doctor` and `check`.
 
-What the packages state of themselves (``Requires-Dist``) is asked of the environment instead, see `declared`.
+What the packages themselves require (``Requires-Dist``) is read from the environment instead, see `declared`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ COMBINATIONS: tuple[tuple[dict[str, str], str], ...] = (
 
 
 def installed() -> Iterator[tuple[dict[str, str], str]]:
-    """The combinations that are in this environment: (claims, sentence)."""
+    """The bad combinations in this environment: (claims, sentence)."""
     for claims, sentence in COMBINATIONS:
         verdict = judge(claims)
         if verdict.fits:
@@ -65,7 +65,7 @@ def installed() -> Iterator[tuple[dict[str, str], str]]:
 
 
 def misfitting(pins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(versions, sentence) of the combinations that pins surely are; a range may be resolved to something better."""
+    """(versions, sentence) for the bad combinations that exact pins make; a range may resolve to something better."""
     for claims, sentence in COMBINATIONS:
         held = {name: pins.get(canonicalize_name(name)) for name in claims}
         if all(pin is not None and inside(claims[name], pin) == "yes" for name, pin in held.items()):
@@ -73,14 +73,14 @@ def misfitting(pins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def of_pins(pins: Mapping[str, str]) -> list[str]:
-    """Sentences on the combinations that pins surely are."""
+    """Sentences about the bad combinations that exact pins make."""
     return [f"{versions}: {sentence}" for versions, sentence in misfitting(pins)]
 
 
 def declared() -> list[str]:
-    """Sentences on what the installed libraries demand of each other and of what they stand on, and do not get.
+    """Sentences about unmet requirements of the installed libraries.
 
-    ``pip install`` of one package more is enough to break what an earlier one demanded.
+    Installing one more package with pip can break the requirements of an earlier one.
     """
     from importlib import metadata
 
@@ -103,6 +103,6 @@ def declared() -> list[str]:
                     sentences.append(
                         f"{name} {version} needs {demand.name} {demand.specifier}, and {found} is installed"
                     )
-            except Exception:  # somebody else's metadata: what cannot be read is not our business
+            except Exception:  # unreadable metadata of another package is not our business
                 continue
     return sentences

@@ -16,7 +16,7 @@ _NEAR = 1.0  # scores that differ by less do not decide
 
 # What to do, by the state of a fix whose bug has ended the program.
 _ADVICE = {
-    states.DISABLED: "to patch it, take that back",
+    states.DISABLED: "to patch it, remove that setting",
     states.CANDIDATE: "a release of diffusers-quantfix that claims yours patches it",
     states.OUT_OF_RANGE: f"`{_COMMAND} explain {{id}}` names the affected releases",
     states.FAILED: f"`{_COMMAND} status --only failed` says more",
@@ -25,11 +25,10 @@ _ADVICE = {
 
 
 def hint(error: BaseException) -> str:
-    """One sentence on the known bug that an error belongs to and that is not patched here; empty where there is
-    none.  It never raises."""
+    """One sentence about the known, unpatched bug that an error belongs to; empty if there is none.  Never raises."""
     try:
         return _hint(error)
-    except Exception:  # the program has its own trouble
+    except Exception:  # never add a second error to the program's own
         return ""
 
 
@@ -47,7 +46,7 @@ def _hint(error: BaseException) -> str:
         answer = board[match.fix.id]
         if match.score < found[0].score - _NEAR:
             break
-        # Switched off says nothing about the release; a message alone proves little in one that nobody claims.
+        # "Disabled" says nothing about the release, and outside the claimed range a message alone proves little.
         if answer.state == states.DISABLED and match.inside is False:
             continue
         if answer.state == states.OUT_OF_RANGE and not match.frames:
@@ -60,6 +59,6 @@ def _hint(error: BaseException) -> str:
 def _sentence(answer: Answer) -> str:
     advice = _ADVICE[answer.state].format(id=answer.id)
     if answer.above:
-        advice = f"DIFFUSERS_QUANTFIX=newer:{answer.id} patches it all the same"
+        advice = f"DIFFUSERS_QUANTFIX=newer:{answer.id} patches it anyway"
     about = "" if "explain" in advice else f" (`{_COMMAND} explain {answer.id}`)"
     return f"this looks like {answer.id}, which is not patched here: {answer.reason}; {advice}{about}"

@@ -1,5 +1,5 @@
-"""Which bugs does a set of pinned versions have?  One table, made of the declarations of the fixes; no library of
-the stack is imported, no registry is asked.
+"""Which bugs does a set of pinned versions have?  Answered from the fixes' declarations, without importing a library or
+querying a registry.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 AFFECTED = "affected"
 MAYBE = "may be affected"
 
-# What `diffusers[torch]`, peft and others demand: it may be there although nobody names it.  Somebody who quantizes
-# with bitsandbytes, quanto, torchao or gguf names it.
+# Required by `diffusers[torch]`, peft and others: they may be installed without being named.  Users of bitsandbytes,
+# quanto, torchao or gguf name those.
 BROUGHT_ALONG = ("torch", "transformers", "accelerate")
 
 
 class Finding:
-    """One bug that the pins have, or may have, in one of the modules that a fix patches.
+    """One bug that the pinned versions have, or may have, in one of the modules that a fix patches.
 
     Attributes:
         fix: the declaration of the fix.
         target: the target that it is about.
-        verdict: "affected" when every version is known, else "may be affected".
-        why: the versions or ranges that fit, as a sentence.
-        patched: whether the diffusers-quantfix that the same pins demand patches it.
-        if_same_code: whether that one patches it only if the code is the same as where the fix was proved: a pinned
-            release is newer than all in which the bug was seen, and versions alone do not say more.
+        verdict: "affected" if every version is known, else "may be affected".
+        why: the matching versions or ranges, as a sentence.
+        patched: whether the diffusers-quantfix in the same pins patches it.
+        if_same_code: whether it does so only if the code is the same as where the fix was proved: a pinned release is
+            newer than all in which the bug was seen, and versions alone do not tell.
     """
 
     __slots__ = ("fix", "if_same_code", "patched", "target", "verdict", "why")
@@ -55,11 +55,11 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """The name of the target, which is the id of a fix that has only one."""
+        """The name of the target; for a fix with one target, that is the fix's id."""
         return self.target.name
 
     def to_dict(self) -> dict[str, object]:
-        """The finding for machines."""
+        """The finding as data."""
         return {
             **advisory(self.fix, self.target),
             "verdict": self.verdict,
@@ -92,7 +92,7 @@ def advisory(fix: Fix, target: Target) -> dict[str, Any]:
 
 
 def table() -> list[dict[str, Any]]:
-    """Every advisory, in the order of the ids of the fixes."""
+    """Every advisory, ordered by fix id."""
     return [advisory(fix, target) for fix in declarations() for target in fix.targets]
 
 
@@ -103,12 +103,12 @@ def findings(
 
     Args:
         pins: distribution -> pin (``==0.33.1``, ``>=0.33,<0.36``, empty for any version).
-        required: the distributions that are demanded and not only limited; all of them when None.
-        complete: whether what is not named is not there, as in a lock file.
+        required: the distributions that are required, not just constrained; None for all of them.
+        complete: whether unnamed distributions are not installed, as in a lock file.
 
     Returns:
-        What is affected, or may be, target by target.  One whose libraries are not all named is left out, unless
-        others may bring the missing ones along.
+        What is affected, or may be, by target.  A target whose libraries are not all named is left out, unless the
+        missing ones may come as dependencies.
     """
     pins = {canonicalize_name(name): pin for name, pin in pins.items()}
     ours = pins.get(SELF) if required is None or SELF in required else None
@@ -123,14 +123,13 @@ def findings(
 
 
 def fixing_releases(target: Target) -> dict[str, str]:
-    """Distribution -> version of the releases that fix a bug, more than one where only several do together."""
+    """Distribution -> version of the releases that fix a bug; more than one if they only do so together."""
     releases = (release.partition(" ") for release in target.fixed_in.split(" with ") if release)
     return {name: version for name, _, version in releases}
 
 
 def environment_pins() -> dict[str, str]:
-    """The versions installed in this environment, as pins, empty where one cannot be read; this package is the one
-    that runs."""
+    """The versions installed in this environment, as pins (empty if unreadable); this package counts as it runs."""
     from .. import __version__
 
     versions = {name: installed_version(name) for name in DISTRIBUTIONS}
@@ -139,8 +138,7 @@ def environment_pins() -> dict[str, str]:
 
 
 def unknown_releases(pins: Mapping[str, str]) -> list[str]:
-    """Sentences about pinned releases that are newer than every one that was tested, and about such a torch, or an
-    older one."""
+    """Sentences about pinned releases that are newer than all tested ones, and about a torch that is newer or older."""
     torches = filter(None, map(exact_version, alternatives(pins.get("torch", ""))))
     sentences = [said for torch in torches if (said := outside("torch", torch, TORCH))]
     for distribution, (_, version) in RELEASES.items():
@@ -149,14 +147,14 @@ def unknown_releases(pins: Mapping[str, str]) -> list[str]:
             if exact and inside(f">{version}", pin) == "yes":
                 sentences.append(
                     f"{distribution} {exact} is newer than {version}, the newest release that this {SELF} knows: "
-                    "a bug that no release fixes may be there, and is patched only if the code that its fix relies on "
+                    "a bug that no release fixes may be present, and is patched only if the code its fix relies on "
                     "is the same"
                 )
     return sentences
 
 
 def _patches(fix: Fix, ours: str | None) -> bool:
-    """Whether every diffusers-quantfix that the pin allows, or its newest where it is a range, patches a bug."""
+    """Whether some diffusers-quantfix in each alternative of the pin has the fix; a range stands for its newest."""
     since = f">={fix.since}"
     return ours is not None and all(overlap(since, specifier) for specifier in alternatives(ours))
 
@@ -164,7 +162,7 @@ def _patches(fix: Fix, ours: str | None) -> bool:
 def _judge(target: Target, pins: Mapping[str, str], unnamed: tuple[str, ...]) -> tuple[str, str, bool]:
     """(verdict, why, whether a pin is newer than the releases in which the bug was seen); empty where it is not
     affected."""
-    library = next(iter(target.claims))  # the one that owns the target stands first
+    library = next(iter(target.claims))  # the owner of the target comes first
     if canonicalize_name(library) not in pins:
         return "", "", False
     certain, newer = True, False

@@ -1,4 +1,4 @@
-"""What `check` found, for machines: JSON, the annotations of GitHub Actions, and SARIF 2.1.0."""
+"""What `check` found, in machine-readable form: JSON, GitHub Actions annotations, and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Report:
 
     Attributes:
         found: the findings, worst first.
-        failing: those of them for which the check fails.
+        failing: those that make the check fail.
         upgrades: which releases fix what.
         notes: sentences.
         pins: library -> pin, of the libraries that have advisories.
@@ -67,7 +67,7 @@ class Report:
         self.ignored = ignored
 
     def place(self, finding: Finding) -> Place | None:
-        """Where the first library that a finding is about was named; None where that is no file."""
+        """Where the first library of a finding was named; None if not in a file."""
         for name in finding.target.claims:
             place = self.places.get(canonicalize_name(name))
             if place is not None:
@@ -75,14 +75,15 @@ class Report:
         return None
 
     def level(self, finding: Finding) -> str:
-        """How loud a finding is: "error", "warning" (may be affected) or "note" (the check does not fail for it)."""
+        """The severity of a finding: "error", "warning" (may be affected) or "note" (it does not make the check
+        fail)."""
         if finding not in self.failing:
             return "note"
         return "error" if finding.verdict == AFFECTED else "warning"
 
 
 def remedy(finding: Finding) -> str:
-    """What patches or fixes a finding, as the part of a sentence."""
+    """What patches or fixes a finding, as part of a sentence."""
     fixed_in = finding.target.fixed_in
     patched = f"not patched: add {SELF}"
     if finding.patched or finding.if_same_code:
@@ -149,7 +150,7 @@ def as_sarif(report: Report, version: str) -> dict[str, Any]:
             "partialFingerprints": {"advisory/v1": finding.id},
         }
         place = report.place(finding)
-        # Code scanning refuses a whole log for one result that has no file or no line.
+        # Code scanning rejects the whole log if one result has no file or line.
         file, line = ("not-in-a-file", None) if place is None else (place.file, place.line)
         uri = urllib.parse.quote(file.replace("\\", "/"), errors="surrogatepass")
         physical = {"artifactLocation": {"uri": uri}, "region": {"startLine": line or 1}}

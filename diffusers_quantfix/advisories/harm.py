@@ -1,9 +1,8 @@
-"""How bad a bug is: the values of ``Fix.harm``, worst first, which is the order in which `check` lists what it
-found."""
+"""How bad a bug is: the values of ``Fix.harm``, worst first, as `check` lists its findings."""
 
 from __future__ import annotations
 
-# What nobody notices, what stops a program, what makes it expensive, what is left.
+# Goes unnoticed; stops the program; makes it expensive; anything else.
 MEANING = {
     "wrong result": "wrong results or damaged weights, without an error",
     "error": "an exception, a crash or a hang",

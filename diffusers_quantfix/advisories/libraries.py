@@ -1,4 +1,4 @@
-"""The distributions on which the advisories have something to say."""
+"""The distributions that have advisories."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ..fixes import DISTRIBUTIONS
 
 SELF = "diffusers-quantfix"
 
-# What is remembered of the inputs in full, and all that may be quoted of them.
+# The only parts of the inputs that are kept in full and may be quoted.
 KNOWN = frozenset({SELF, *map(canonicalize_name, DISTRIBUTIONS)})

@@ -1,10 +1,10 @@
-"""Errors that look like a known bug and are none: what they are, and what to try."""
+"""Errors that look like a known bug but are not: what they are, and what to try."""
 
 from __future__ import annotations
 
 import re
 
-# What looks like a known bug and is none: (pattern, sentence that says what it is and what to try).
+# (pattern, sentence that says what it is and what to try).
 LOOK_ALIKES: tuple[tuple[str, str], ...] = (
     (
         r"driver on your system is too old|driver version is insufficient",
@@ -137,14 +137,14 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
     ),
 )
 
-# Words of this field; a general message without any of them is somebody else's.
+# Words of this field; a general message without any of them belongs to something else.
 FIELD = re.compile(
     r"diffusers|bitsandbytes|\bbnb|quant|gguf|torchao|offload|\b(do|lo)ras?\b|\blo(kr|ha)\b|peft|accelerate/|optimum/|core_model_loading|\bu?mt5|\bt5|\bQ(Linear|Tensor)|"
     r"[48].?bit|nf4|int8|fp8|float8|_lora|pipe(line)?\b|Params4bit|Linear8bit|absmax|device_map|fsdp|fully_shard",
     re.IGNORECASE,
 )
 
-# Messages that many programs raise: (pattern, what has to stand in the text, what must not).
+# Messages that many programs raise: (pattern, what the text must contain, what it must not).
 _NEEDS: tuple[tuple[str, str, str], ...] = (
     (r"Ninja is required|CUDA_HOME environment", r"quanto|qint[24]", ""),
     (r"functools\.partial", r"torchao|quanti", ""),
@@ -164,14 +164,14 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
 
 
 def look_alike(message: str) -> str:
-    """What an error message is that looks like that of a known bug; empty where nothing is known."""
+    """What an error message that looks like a known bug's really is; empty if unknown."""
     return next(
         (sentence for pattern, sentence in LOOK_ALIKES if re.search(pattern, message, re.IGNORECASE)), ""
     )
 
 
 def stands_alone(message: str, text: str) -> bool:
-    """Whether a matched message says enough: a general one needs its library in the text."""
+    """Whether a matched message is enough: a general one needs its library in the text."""
     return all(
         re.search(needed, text, re.IGNORECASE) and not (refused and re.search(refused, text, re.IGNORECASE))
         for pattern, needed, refused in _NEEDS

@@ -1,6 +1,6 @@
-"""What this machine means for quantized models: sentences for `doctor`.
+"""Hardware limits for quantized models on this machine: sentences for `doctor`.
 
-Advice is given where it applies, and names what to do.
+Advice is given only where it applies, and says what to do.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _native_library(versions: dict[str, str], kind: str) -> Iterator[str]:
 
 
 def _has_libstdcxx() -> bool:
-    """Whether the libstdc++ of this process is new enough; True where nobody can tell."""
+    """Whether this process's libstdc++ is new enough; True if that cannot be determined."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             loaded = {line.split()[-1] for line in maps if "libstdc++.so" in line}

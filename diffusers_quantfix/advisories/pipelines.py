@@ -1,4 +1,4 @@
-"""Which pipelines of diffusers were run quantized, with which backends and in which placements, and what came of it.
+"""Which diffusers pipelines were run quantized, with which backends and placements, and with what result.
 
 The data, `pipelines.json`, is packed from the results of ``tests/pipelines``: each distinct row of outcomes is stored
 once. It is read by `explain` alone.
@@ -53,7 +53,7 @@ PLACEMENTS = {
     "components manager, auto offload": "auto offload of a ComponentsManager",
     "load_components": "load_components",
 }
-# Placements that a person asks about together.
+# Placements that are shown together.
 TOGETHER = {
     "on a GPU, moved away and back": ("to", "there and back", "to the other"),
     "model offload": ("model offload",),
@@ -77,7 +77,7 @@ TOGETHER = {
     "auto offload (ComponentsManager)": ("components manager, auto offload",),
     "load_components": ("load_components",),
 }
-# What people write for the beginning of a class's name.
+# Common ways to write the beginning of a class name.
 _SHORT = {
     "sd": "stablediffusion",
     "sd3": "stablediffusion3",
@@ -88,17 +88,17 @@ _SHORT = {
 }
 _FILLERS = re.compile(r"\b(?:pipelines?|pipe|the|diffusers|model|dev|schnell|pro|image|video)\b")
 _FIXED_FILLERS = re.compile(r"\b(?:pipelines?|pipe|the|diffusers)\b")
-_LONGEST = 60  # characters: what is longer is a text about a bug
+_LONGEST = 60  # characters: anything longer is a description of a bug
 
 
 class Outcome:
-    """What one placement of a pipeline with one backend came to.
+    """The result for one placement of a pipeline with one backend.
 
     Attributes:
         backend: a key of `BACKENDS`.
         placement: a key of `PLACEMENTS`.
         sign: `EXACT` (bit for bit the output of the same quantized pipeline on one device, nothing left behind),
-            `UPSTREAM` (the un-quantized pipeline fails alike) or `WRONG`.
+            `UPSTREAM` (the un-quantized pipeline fails the same way) or `WRONG`.
         reason: the error, empty for `EXACT`.
     """
 
@@ -109,7 +109,7 @@ class Outcome:
 
 
 class Tested:
-    """What was seen of one pipeline on one release of diffusers.
+    """The results for one pipeline on one release of diffusers.
 
     Attributes:
         name: the class of the pipeline.
@@ -138,12 +138,12 @@ def read() -> dict[str, Any]:
 
 
 def names(data: dict[str, Any]) -> list[str]:
-    """The classes of pipelines of which something is known."""
+    """The pipeline classes with results."""
     return sorted({*data["pipelines"], *(name for one in data["not_built"] for name in one)})
 
 
 def may_name(words: str) -> bool:
-    """Whether words are short enough for a name: an answer about a text does not read the data."""
+    """Whether words are short enough for a name, so that the data is not read for longer texts."""
     return len(words) <= _LONGEST and "\n" not in words
 
 
@@ -165,14 +165,14 @@ def find(words: str, data: dict[str, Any]) -> str:
 
 
 def relatives(name: str, data: dict[str, Any]) -> list[str]:
-    """The variants of a pipeline: those whose names go on where its own ends, the shortest first."""
+    """The variants of a pipeline: those whose names start with its name, shortest first."""
     start = re.sub(r"(Modular)?Pipeline$", "", name)
     found = [one for one in names(data) if one != name and re.match(rf"{re.escape(start)}[A-Z]", one)]
     return sorted(found, key=lambda one: (len(one), one))
 
 
 def tested(name: str, data: dict[str, Any], installed: str | None) -> Tested:
-    """What was seen of a pipeline on the installed diffusers, or on the nearest release that has it.
+    """The results for a pipeline on the installed diffusers, or on the nearest release that has it.
 
     Args:
         name: a class, of `names`.
@@ -215,7 +215,7 @@ def _unpacked(backend: str, index: int, data: dict[str, Any]) -> Iterator[Outcom
 
 
 def _nearest(numbers: list[int], data: dict[str, Any], installed: str | None) -> int:
-    """Of releases, newest first: the newest that is no newer than the installed one, else the oldest."""
+    """Of releases sorted newest first: the newest that is not newer than the installed one, else the oldest."""
     from packaging.version import InvalidVersion, Version
 
     try:

@@ -1,4 +1,4 @@
-"""The quantizers of diffusers, and what `doctor` says of the libraries behind those about which no fix is.
+"""The quantizers of diffusers, and what `doctor` says about backends without a fix.
 
 Upstream: diffusers/quantizers/auto.py, whose names are used here.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OTHERS", "PATCHED", "advice"]
 
-# Fixes are about these.
+# Backends with fixes.
 PATCHED = ("bitsandbytes_4bit", "bitsandbytes_8bit", "gguf", "quanto", "torchao")
 _SEEN = (
     "`audit`, `release` and `track` count its tensors, and its models move and are offloaded as others are"

@@ -32,7 +32,7 @@ ADVICE: tuple[tuple[str, tuple[str, ...] | None, dict[str, str], str], ...] = (
         "linux",
         ("cuda",),
         {"optimum-quanto": ""},
-        "optimum-quanto runs float8 weights by PyTorch; DIFFUSERS_QUANTFIX=quanto:marlin takes its compiled kernel, "
+        "optimum-quanto runs float8 weights by PyTorch; DIFFUSERS_QUANTFIX=quanto:marlin uses its compiled kernel, "
         "which needs nvcc and compute capability 8.0 or newer",
     ),
     (
@@ -52,16 +52,16 @@ ADVICE: tuple[tuple[str, tuple[str, ...] | None, dict[str, str], str], ...] = (
         "",
         None,
         {"optimum-quanto": "", "diffusers": "<1"},
-        "optimum-quanto is not maintained any more, and diffusers drops it with 1.0: bitsandbytes is the alternative "
+        "optimum-quanto is no longer maintained, and diffusers drops it with 1.0: bitsandbytes is the alternative "
         "for 8-bit and 4-bit weights, on Windows too",
     ),
 )
 
-# torch.utils.cpp_extension, which quanto imports, imports it. torch demands it for Python 3.12 and newer, and for
-# older ones only from 2.11 on (2.7 and 2.8 get it through triton); `uv venv` creates environments without it. There
-# is no fix: quanto fails in the middle of its import, so there is no module to patch, and the only cure from outside
-# is a counterfeit torch.utils.cpp_extension in sys.modules, by which every other library that asks whether it can
-# compile here would be misled. The error names what is missing, and one command installs it.
+# torch.utils.cpp_extension, which quanto imports, imports it. torch demands it for Python 3.12 and newer, and for older
+# ones only from 2.11 on (2.7 and 2.8 get it through triton); `uv venv` creates environments without it. There is no
+# fix: quanto fails in the middle of its import, so there is no module to patch, and the only workaround from outside is
+# a fake torch.utils.cpp_extension in sys.modules, which would mislead every other library that checks whether it can
+# compile here. The error names what is missing, and one command installs it.
 WITHOUT_SETUPTOOLS = (
     "optimum-quanto cannot be imported without setuptools (ModuleNotFoundError: No module named 'setuptools', from "
     "torch.utils.cpp_extension), and this torch has not brought it: install setuptools"
@@ -92,5 +92,5 @@ def advice(versions: Mapping[str, str], kind: str) -> list[str]:
 def _has_setuptools() -> bool:
     try:
         return "setuptools" in sys.modules or importlib.util.find_spec("setuptools") is not None
-    except Exception:  # a finder of someone else fails: nobody can tell
+    except Exception:  # another tool's finder failed: cannot tell
         return True

@@ -1,4 +1,4 @@
-"""Version specifiers held against each other, without a list of the releases that exist.
+"""Compares version specifiers with each other, without a list of the existing releases.
 
 A pin is a PEP 440 specifier (``==0.33.1``, ``>=0.33,<0.36``, empty for any version), or several with ``||`` between
 them where a file leaves a choice: a lock file with one version per platform, or two extras that contradict each other.
@@ -30,12 +30,12 @@ def alternatives(pin: str) -> list[str]:
 
 
 def either(pins: Iterable[str]) -> str:
-    """The pin that leaves the choice between these specifiers."""
+    """The pin that has these specifiers as alternatives."""
     return " || ".join(dict.fromkeys(pins))
 
 
 def both(first: str, second: str) -> str:
-    """What holds when both are demanded; the choice between them where nothing fits both."""
+    """The pin if both are required; the two as alternatives if nothing fits both."""
     joined = [
         ",".join(filter(None, dict.fromkeys((one, other))))
         for one in alternatives(first)
@@ -46,7 +46,7 @@ def both(first: str, second: str) -> str:
 
 
 def last_seen(specifier: str) -> str:
-    """The newest release that an open claim holds: the version of its ``<=``; empty for a closed or unbounded one."""
+    """The newest release in an open claim: the version of its ``<=``; empty for a closed or unbounded one."""
     bounds = [part.strip()[2:] for part in specifier.split(",") if part.strip().startswith("<=")]
     return bounds[0] if len(bounds) == 1 else ""
 
@@ -56,12 +56,12 @@ def comparable(specifier: str) -> bool:
     """Whether every version of a specifier can be compared: ``===weird`` and 5000 digits cannot."""
     try:
         return all(Version(_bound(part)) is not None for part in SpecifierSet(specifier))
-    except ValueError:  # packaging's own errors are ValueErrors, and so is what `int` says to too many digits
+    except ValueError:  # packaging's own errors are ValueErrors, and so is that of `int` for too many digits
         return False
 
 
 def fits(specifier: str, version: str) -> bool:
-    """Whether a version lies in a range; one that cannot be compared lies in none."""
+    """Whether a version is in a range; one that cannot be compared is in none."""
     try:
         return contains(specifier, version)
     except ValueError:
@@ -78,10 +78,10 @@ def exact_version(specifier: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def overlap(first: str, second: str) -> bool:
-    """Whether some version lies in both ranges.
+    """Whether some version is in both ranges.
 
     Ranges are unions of intervals, and two of those meet, if they do, at the lower bound of one of them or just above
-    it.  A version that cannot be compared (``===weird``) lies in no range but its own.
+    it.  A version that cannot be compared (``===weird``) is in no range but its own.
     """
     for one, other in ((first, second), (second, first)):
         exact = exact_version(one)
@@ -105,7 +105,7 @@ def overlap(first: str, second: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def inside(claim: str, pin: str) -> str:
-    """Whether the versions of a pin lie in a range: "yes" (all of them), "perhaps" (some), or "" (none)."""
+    """Whether the versions of a pin are in a range: "yes" (all of them), "perhaps" (some), or "" (none)."""
     hits = []
     for specifier in alternatives(pin):
         exact = exact_version(specifier)

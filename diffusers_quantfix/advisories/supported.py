@@ -1,4 +1,4 @@
-"""The releases that this version was tested with, oldest and newest: here for doctor, check and the pages.
+"""The oldest and newest releases that this version was tested with, for doctor, check and the pages.
 
 `python -m tests.upstream --add NAME=RELEASE --write` keeps the newest ones up to date.
 """
@@ -21,7 +21,7 @@ PYTHON = ("3.10", "3.13")
 
 
 def outside(name: str, version: str, tested: tuple[str, str]) -> str:
-    """Why a version of torch or Python is not one that was tested, as a sentence; empty when it is in the range.
+    """A sentence that a version of torch or Python was not tested; empty if it is in the tested range.
 
     Only the numbers that the range names count: Python 3.13.5 is 3.13, and torch 2.13.0+cu130 is 2.13.0.
     """

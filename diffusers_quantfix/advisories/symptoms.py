@@ -1,8 +1,8 @@
-"""Which known bug shows as this text?  A search over the declarations of the fixes; no library is imported.
+"""Which known bug does this text show?  A search over the fixes' declarations; no library is imported.
 
-A bug is found by its message (`Fix.patterns`), by a link to its upstream issue, by a frame that only it has, or, where
-none of them is in the text, by the terms of its description.  Several bugs share a message: the frames of the traceback
-tell them apart (`Fix.frames`), then what the text is about, then the versions.
+A bug is found by its message (`Fix.patterns`), by a link to its upstream issue, by a frame that only it has, or, if the
+text has none of these, by the terms of its description.  Several bugs share a message: the frames of the traceback tell
+them apart (`Fix.frames`), then what the text is about, then the versions.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from ..engine.fix import Fix, Target
 
-# A traceback of a deep pipeline has 30 kB.  What is longer is a log: its end is searched, where the error stands.
+# A deep pipeline's traceback has 30 kB.  A longer text is a log: only its end is searched, where the error is.
 LIMIT = 200_000
 
-# Texts hold release numbers as `pip freeze`, `pip list`, `pip show` and `diffusers-cli env` write them.
+# Texts contain versions as `pip freeze`, `pip list`, `pip show` and `diffusers-cli env` print them.
 _STATED = re.compile(
     r"\b("
     + "|".join(["pytorch", *DISTRIBUTIONS])
@@ -34,7 +34,7 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# No word of a message; patterns would take the square of its length.
+# Not a word of any message; patterns would take time quadratic in its length.
 _LONG = re.compile(r"([!-~]{500})[!-~]+")
 _ESCAPE = re.compile(r"\\([_*`\[\]()#-])")  # of Markdown
 _EXCEPTION = re.compile(r"\b([A-Z]\w*(?:Error|Exception))\b")
@@ -50,21 +50,21 @@ _ADAPTERS = frozenset({"dora", "lokr", "loha", "oft", "vera"})
 _QUANTIZED = BACKENDS | {"quantiz"}
 _NARROW_PLACES = frozenset({"group", "sequential", "disk", "devicemap"})
 _ALIKE = 0.33  # of 1: a description that shares less with a bug is not about it
-_SAME = 0.8  # ... and one that does not say that something is quantized or offloaded has to say the same
+_SAME = 0.8  # ... and one that does not mention quantization or offloading must match this well
 
 
 class Match:
-    """One bug that shows as the text.
+    """One bug that the text may show.
 
     Attributes:
         fix: its declaration.
         score: how well it fits; only its order means something.
-        by_message: whether its error message, a link to it or a frame that only it has stands in the text; else only
-            the terms of its description do.
-        by_frame: whether only that frame does.
-        elsewhere: whether its message stands in the text, below a traceback that has none of its frames.
+        by_message: whether the text contains its error message, a link to it or a frame that only it has; otherwise
+            only terms of its description matched.
+        by_frame: whether only such a frame was found.
+        elsewhere: whether the text contains its message, below a traceback that has none of its frames.
         frames: how many of `Fix.frames` the text has.
-        inside: whether the versions lie in the affected range; None where they are not known.
+        inside: whether the versions are in the affected range; None if they are not known.
     """
 
     __slots__ = ("by_frame", "by_message", "elsewhere", "fix", "frames", "inside", "score")
@@ -95,7 +95,7 @@ def plain(text: str) -> str:
 
 
 def stated_versions(text: str) -> dict[str, str]:
-    """The releases that a text names: distribution -> version."""
+    """The versions that a text states: distribution -> version."""
     found = {name.lower(): version for name, version in _STATED.findall(plain(text))}
     if "pytorch" in found:
         found.setdefault("torch", found.pop("pytorch"))
@@ -107,18 +107,18 @@ def search(
     fixes: Iterable[Fix],
     installed: Callable[[str], str | None] = installed_version,
 ) -> list[Match]:
-    """The bugs that show as a text, the best first.
+    """The bugs that a text may show, best match first.
 
     Args:
         text: an error message, a traceback, a log that ends with one, or a description.
         fixes: the declarations to search.
-        installed: gives the installed version of a distribution; one that the text states goes before it.
+        installed: returns the installed version of a distribution; versions stated in the text take precedence.
     """
     fixes = list(fixes)
     search_ = _Search(text, fixes, installed)
     found = [match for fix in fixes if (match := search_.match(fix))]
     if not any(match.by_message for match in found):
-        # A terminal wraps lines inside of words.
+        # Terminals wrap lines inside words.
         joined = _Search(text.replace("\n", ""), fixes, installed) if "\n" in text.strip() else None
         again = [match for fix in fixes if joined and (match := joined.match(fix, described=False))]
         found = again or found
@@ -128,12 +128,12 @@ def search(
 
 
 def look_alike(text: str) -> str:
-    """What a text is that looks like one of the bugs, as a sentence; empty where nothing is known."""
+    """What a text that looks like one of the bugs really is, as a sentence; empty if unknown."""
     return look_alikes.look_alike(_message(plain(text)))
 
 
 def first_sentence(symptom: str) -> str:
-    """The part of a symptom that says what a user sees; what follows says where, and what else."""
+    """The part of a symptom that says what users see; the rest says where, and what else."""
     return re.split(r"(?<!\.)\. (?=[A-Z])", symptom)[0]
 
 
@@ -149,7 +149,7 @@ class _Search:
         self.frames = len(_FRAME.findall(self.text))
         self.in_field = look_alikes.FIELD.search(self.text) is not None
         self.links = {f"{repository}/{number}".lower() for repository, number in _LINK.findall(self.text)}
-        # A frame that tells: one of few fixes.
+        # A telling frame: one that few fixes have.
         self.sharing: dict[str, int] = {}
         for fix in fixes:
             for frame in fix.frames:
@@ -170,7 +170,7 @@ class _Search:
         ]
 
     def match(self, fix: Fix, described: bool = True) -> Match | None:
-        """How a fix fits; None where it does not."""
+        """How a fix matches; None if it does not."""
         matched = [
             hit.group() for pattern in fix.patterns if (hit := re.search(pattern, self.text, re.IGNORECASE))
         ]
@@ -184,7 +184,7 @@ class _Search:
         telling = self._tells(fix, seen) if not hits else False
         unsure = False
         if hits and not seen and not any(map(look_alikes.FIELD.search, matched)):
-            # A general message of code that the fix is not about.
+            # A general message from code that the fix does not concern.
             unsure = self.in_field and self.frames >= 3
             hits = hits if self.in_field or not self.frames else 0
         by_message = bool((hits and not unsure) or linked or telling)
@@ -201,7 +201,7 @@ class _Search:
             alike = self._describes(fix) if described and not matched else 0.0
             if not alike:
                 return None
-        # A function says more than a word, and a word of many fixes says little.
+        # A function says more than a word, and a word that many fixes share says little.
         frames = sum(1.5 if ".py:" in frame else 1.0 if self.sharing[frame] <= 4 else 0.6 for frame in seen)
         inside = _inside(fix, self.known)
         score = (
@@ -209,25 +209,25 @@ class _Search:
         )
         score += frames + 2 * alike + self._misfit(fix)
         score += {True: 0.75, None: 0.0, False: -1.0}[inside]
-        score += min(len(fix.upstream), 5) / 20  # often reported, often met: decides between equals
+        score += min(len(fix.upstream), 5) / 20  # often reported means common: decides between equals
         match = Match(fix, score, by_message, len(seen), inside)
         match.by_frame = telling and not linked
         match.elsewhere = unsure and not linked
         return match
 
     def _reading(self, found: set[str]) -> tuple[set[str], float]:
-        """The terms that some fix has, and the weight of all: unknown ones count, but cannot drown the others."""
+        """The terms that some fix has, and the weight of all terms: unknown ones count, but cannot drown the others."""
         known = {term for term in found if term in self.weight}
         unknown = min(len(found) - len(known), 4)
         return known, sum(self.weight[term] for term in known) + 1.5 * unknown
 
     def _alike(self, known: set[str], weight: float, own: set[str]) -> float:
-        """How much of a description of the text and one of a fix is the same, from 0 to 1."""
+        """How similar a description in the text is to one of a fix, from 0 to 1."""
         shared = sum(self.weight[term] for term in known & own)
         return shared / math.sqrt(weight * sum(self.weight[term] for term in own)) if shared else 0.0
 
     def _describes(self, fix: Fix) -> float:
-        """How well a text without a known message describes this bug; 0 where it is about something else."""
+        """How well a text without a known message describes this bug; 0 if it is about something else."""
         enough = _ALIKE
         if not self.all & (_QUANTIZED if self.own[fix.id] & _QUANTIZED else _QUANTIZED | PLACES):
             enough = _SAME
@@ -246,7 +246,7 @@ class _Search:
                     alike *= 0.8
                 if len(shared) >= 3 or alike >= 2 * _ALIKE:
                     best = max(best, alike)
-        # An error message that is no known one shares words with those that are; a description is looser.
+        # An unknown error message shares words with known ones; descriptions vary more.
         return best if best >= (max(enough, 1.6 * _ALIKE) if self.exceptions else enough) else 0.0
 
     def _is_other_backend(self, own: set[str]) -> bool:
@@ -263,7 +263,7 @@ class _Search:
         return not (named & needed or (named & bitsandbytes and needed & bitsandbytes))
 
     def _misfit(self, fix: Fix) -> float:
-        """What the text does not mention, of what the bug needs: the least of its descriptions."""
+        """How much of what the bug needs the text does not mention: the least over the bug's descriptions."""
         needs = ACTIONS | _NARROW_PLACES
         score = max(
             (_OTHER_BACKEND if self._is_other_backend(own) else 0.0)
@@ -274,7 +274,7 @@ class _Search:
         return score + (_OTHER_ACTION if self.all & _ADAPTERS - self.own[fix.id] else 0.0)
 
     def _tells(self, fix: Fix, seen: list[str]) -> bool:
-        """Whether a cut traceback has a frame of few fixes, and ends with the exception of this one."""
+        """Whether a truncated traceback has a frame of few fixes, and ends with this one's exception."""
         known = set(_EXCEPTION.findall(f"{fix.symptom} {' '.join(fix.patterns)}"))
         return bool(known & self.exceptions) and any(
             ".py" in part and re.search(_frame(part), self.text, re.IGNORECASE)

@@ -21,11 +21,11 @@ class Upgrade:
     """What the smallest releases that fix something would change.
 
     Attributes:
-        releases: distribution -> version, more than one where only several fix together.
-        fixes: ids of the bugs (names of targets) that are gone with them, those of smaller upgrades included.
+        releases: distribution -> version; more than one if they only fix it together.
+        fixes: ids of the bugs (names of targets) that they fix, those of smaller upgrades included.
         brings: ids of known bugs that these pins do not have and would then have.
-        or_newer: whether these pins allow newer releases as well, so that the versions are the least to ask for.
-        conflicts: sentences on releases that would then not fit together.
+        or_newer: whether the pins also allow newer releases, so that the versions are minimum versions.
+        conflicts: sentences about releases that would then be incompatible.
     """
 
     __slots__ = ("brings", "conflicts", "fixes", "or_newer", "releases")
@@ -45,7 +45,7 @@ class Upgrade:
         self.conflicts = list(conflicts)
 
     def to_dict(self) -> dict[str, object]:
-        """The upgrade for machines; the arguments of another one."""
+        """The upgrade as data: the arguments of its constructor."""
         return {
             "releases": dict(self.releases),
             "fixes": list(self.fixes),

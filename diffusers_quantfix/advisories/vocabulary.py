@@ -1,4 +1,4 @@
-"""The terms in which people describe these bugs: synonyms, and the words of Chinese and Japanese reports."""
+"""The terms that people use for these bugs: synonyms, and words from Chinese and Japanese reports."""
 
 from __future__ import annotations
 

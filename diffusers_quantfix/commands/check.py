@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     except Exception as error:
         return _refused(options, f"{called} cannot be read: {type(error).__name__}")
     if not report.requirements:
-        return _refused(options, f"{called}contains no requirement: there is nothing to check")
+        return _refused(options, f"{called} contains no requirement: there is nothing to check")
     claimed = patched_libraries(
         canonicalize_name(name) for target in TARGETS.values() for name in target.claims
     )

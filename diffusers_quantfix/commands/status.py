@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     for word in wanted:
         if word not in STATES:
             print(
-                f"diffusers-quantfix: {word!r}is not a state; the states are {', '.join(STATES)}",
+                f"diffusers-quantfix: {word!r} is not a state; the states are {', '.join(STATES)}",
                 file=sys.stderr,
             )
             return 2

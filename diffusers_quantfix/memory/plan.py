@@ -45,7 +45,7 @@ class Plan:
         again: modules that were released before: what had to be left then may be free now.
         kept: the modules that others use.
         pipelines: the pipelines that are released, those inside combined ones as well.
-        already: whathad already been released.
+        already: what had already been released.
     """
 
     def __init__(self, targets: list[Any], census: Census, force: bool) -> None:

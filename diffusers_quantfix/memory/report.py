@@ -74,7 +74,7 @@ class Release:
         survivors: memory of the released components that something else still has, the largest first.
         bystanders: the largest other tensors on the devices that were freed (with ``verify``).
         allocated: accelerator device -> bytes allocated (before, after), as torch counts them.
-        already: whathad already been released.
+        already: what had already been released.
         constants: tensors that were not freed, since a library has one for all models -> whose it is (some kB).
     """
 
@@ -108,7 +108,7 @@ class Release:
             if before or after:
                 lines.append(f"  {device}: {human(before)} -> {human(after)} allocated")
         for name in self.already:
-            lines += wrapped(f"{name}had already been released", "  ", "    ")
+            lines += wrapped(f"{name} had already been released", "  ", "    ")
         for kept in self.kept:
             users = ", ".join(kept.users)
             lines += wrapped(

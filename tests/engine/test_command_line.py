@@ -113,7 +113,7 @@ def test_the_summary_alone_and_some_states(simple) -> None:
     assert (data["summary"]["applied"], data["summary"]["candidate"]) == (["fix-f"], ["fix-g"])
     wrong = simple.command("status", "--only", "aplied")
     assert (wrong.code, wrong.out) == (2, "")
-    assert "'aplied'is not a state; the states are applied, " in wrong.err
+    assert "'aplied' is not a state; the states are applied, " in wrong.err
 
 
 def test_where_none_of_the_libraries_is_installed(world) -> None:

@@ -44,12 +44,12 @@ def check(tmp_path, capsys, monkeypatch):
 def test_nothing_to_check_is_no_success(check, text, kind):
     code, out, err = check(text, "--format", kind)
     assert (code, out) == (2, "")
-    assert err == "diffusers-quantfix: requirements.txtcontains no requirement: there is nothing to check\n"
+    assert err == "diffusers-quantfix: requirements.txt contains no requirement: there is nothing to check\n"
 
 
 def test_nor_is_the_null_device(capsys):
     assert main(["check", "/dev/null"]) == 2
-    assert "/dev/nullis not a regular file" in capsys.readouterr().err
+    assert "/dev/null is not a regular file" in capsys.readouterr().err
     done = subprocess.run(
         [sys.executable, "-m", "diffusers_quantfix", "check", "-"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -57,7 +57,7 @@ def test_nor_is_the_null_device(capsys):
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr
-        == "diffusers-quantfix: standard inputcontains no requirement: there is nothing to check\n"
+        == "diffusers-quantfix: standard input contains no requirement: there is nothing to check\n"
     )
 
 
@@ -152,7 +152,7 @@ def test_annotations_of_github(check):
     code, out, _ = check("bitsandbytes=0.45.2\n", "--format", "github")
     assert (code, out) == (
         2,
-        "::error::requirements.txt, line 1is not a requirement (it begins with bitsandbytes)\n",
+        "::error::requirements.txt, line 1 is not a requirement (it begins with bitsandbytes)\n",
     )
 
 

@@ -48,13 +48,13 @@ CHOICES = "".join(
         ("pyproject.toml", "\na = " + "{a=" * 20_000, "line 2 has more than 50 brackets inside each other"),
         ("uv.lock", ".".join(["a"] * 40_000) + " = 1", "line 1 has a key of more than 50 parts"),
         ("uv.lock", "[" + ".".join(["a"] * 40_000) + "]", "line 1 has a key of more than 50 parts"),
-        ("uv.lock", '"x' * 40_000 + "=1", "uv.lockis not valid TOML"),
-        ("uv.lock", "a = 1" + "0" * 5000, "uv.lockis not valid TOML"),
-        ("uv.lock", '"""\n' * 100_000, "uv.lockis not valid TOML"),
+        ("uv.lock", '"x' * 40_000 + "=1", "uv.lock is not valid TOML"),
+        ("uv.lock", "a = 1" + "0" * 5000, "uv.lock is not valid TOML"),
+        ("uv.lock", '"""\n' * 100_000, "uv.lock is not valid TOML"),
         ("pylock.toml", "[[packages]]\na=[]\n" * 200_001, "more than 500000 tables and lists"),
         ("r.txt", "torch==1" + "0" * 200_000, "line 1 has more than 100000 characters"),
         ("r.txt", "torch==1" + ",!=1.0" * 5000, "line 1 has a requirement of more than 4096 characters"),
-        ("r.txt", "torch ; " + "(" * 4000 + "1", "line 1is not a requirement (it begins with torch)"),
+        ("r.txt", "torch ; " + "(" * 4000 + "1", "line 1 is not a requirement (it begins with torch)"),
         ("r.txt", "numpy\n" * 500_001, "more than 500000 lines to read in all"),
         ("r.txt", "# comment\n" * 1_700_000, "more than 16 MB to read in all"),
         ("r.txt", "\n".join(f"torch>=1.{n}" for n in range(100_000)), "more than 50 different limits on torch"),
@@ -113,7 +113,7 @@ def test_what_is_no_file(tmp_path, kind, included):
     else:
         sentence = refusal(name, follow=True)
         if kind in ("folder", "pipe", "zero", "null"):
-            assert "is no regular file" in sentence
+            assert "is not a regular file" in sentence
 
 
 @pytest.mark.parametrize("option", ["-r", "-c", "--requirement="])
@@ -132,11 +132,11 @@ def test_a_file_outside_the_project_is_not_read(project, option):
 def test_a_file_that_is_no_requirements_file_is_not_quoted(project):
     (project / "r.txt").write_text("-r ../secret.txt\n")
     sentence = refusal(project / "r.txt", follow=True)
-    assert sentence.endswith("secret.txt, line 2is not a requirement")
+    assert sentence.endswith("secret.txt, line 2 is not a requirement")
     # nor inside of it: a checkout keeps its token in .git/config
     (project / ".git" / "config").write_text("[http]\n\textraheader = AUTHORIZATION: basic hunter2\n")
     (project / "r.txt").write_text("-r .git/config\n")
-    assert refusal(project / "r.txt").endswith("config, line 1is not a requirement")
+    assert refusal(project / "r.txt").endswith("config, line 1 is not a requirement")
     (project / "pyproject.toml").write_text('[project]\ndependencies = ["hunter2 hunter2"]\n')
     assert "hunter2" not in refusal(project / "pyproject.toml")
     (project / "pyproject.toml").write_text("a = {hunter2 = 1, hunter2 = 1}\n")
@@ -181,7 +181,7 @@ def test_a_constraint_that_is_also_a_requirement_is_both(tmp_path):
 def test_names_are_printed_without_control_characters_and_commands(tmp_path):
     file = tmp_path / "a\x1b[31m\n::error::b ##[add-path]\udce9.txt"
     file.write_text("]")
-    said = r"a\x1b[31m\n:\x3aerror:\x3ab #\x23[add-path]\udce9.txt, line 1is not a requirement"
+    said = r"a\x1b[31m\n:\x3aerror:\x3ab #\x23[add-path]\udce9.txt, line 1 is not a requirement"
     assert refusal(file).endswith(said)
 
 

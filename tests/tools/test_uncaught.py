@@ -14,7 +14,7 @@ ERROR = "RuntimeError('No GPU found. A GPU is needed for quantization.')"
 SETTING = "hint,skip:diffusers-cpu-only"
 HINT = (
     "diffusers-quantfix: this looks like diffusers-cpu-only, which is not patched here: switched off by "
-    "DIFFUSERS_QUANTFIX=skip:diffusers-cpu-only; to patch it, take that back "
+    "DIFFUSERS_QUANTFIX=skip:diffusers-cpu-only; to patch it, remove that setting "
     "(`python -m diffusers_quantfix explain diffusers-cpu-only`)\n"
 )
 

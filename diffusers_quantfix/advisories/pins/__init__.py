@@ -1,6 +1,6 @@
 """Versions from requirements files, project files, lock files and ``pip freeze``.
 
-Each requirement is parsed by `packaging`, each table by the TOML reader of Python; these modules only find them.
+Requirements are parsed by `packaging`, tables by Python's TOML reader; these modules only find them.
 Markers are evaluated for the running interpreter.
 """
 
@@ -24,10 +24,10 @@ _OTHER_KINDS = (".json", ".yml", ".yaml", ".py", ".cfg", ".whl", ".gz", ".zip")
 
 
 def read(files: Iterable[str], reading: Reading | None = None) -> Reading:
-    """Everything that these files say together; ``-`` is standard input.
+    """The combined content of these files; ``-`` is standard input.
 
     Raises:
-        UnreadableInput: a file is not there, is no text, or has a line thatis not a requirement.
+        UnreadableInput: a file does not exist, is not text, or has a line that is not a requirement.
     """
     reading = Reading() if reading is None else reading
     for file in files:

@@ -1,4 +1,4 @@
-"""Opening the files of strangers: where a file may lie, what kind it may be, how much is read of all of them."""
+"""Reading untrusted files: where a file may be, what kind it may be, how much is read in total."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class UnreadableInput(ValueError):
 
 
 class NoFile(UnreadableInput):
-    """Thereis not a regular file of that name."""
+    """There is no regular file of that name."""
 
 
 class OutsideProject(UnreadableInput):
-    """A file that lies outside the project of the file that was given."""
+    """A file outside the project of the given file."""
 
 
 class Files:
@@ -55,14 +55,14 @@ class Files:
         self._seen: set[tuple[str, str]] = set()
 
     def given(self, file: str) -> str:
-        """The text of a file that was named on the command line; what it includes has to lie in its project."""
+        """The text of a file that was named on the command line; files that it includes must be in its project."""
         self._enter(os.path.dirname(file))
         text = self._text(file, shown(file))
         self._seen |= {(os.path.realpath(file), how) for how in ("-r", "-e")}
         return text
 
     def standard_input(self) -> str:
-        """The text on standard input; what it includes has to lie in the project of the working folder."""
+        """The text on standard input; files that it includes must be in the project of the working folder."""
         called = "standard input"
         if sys.stdin is None:
             raise UnreadableInput("standard input is closed; pipe the output of `pip freeze` into it")
@@ -74,7 +74,7 @@ class Files:
         return self._decoded(called, data)
 
     def included(self, where: object, path: str, called: str, how: str) -> str | None:
-        """The text of a file that another includes; None when it was read in this way before.
+        """The text of a file that another includes; None if it was already read in this way.
 
         Args:
             where: the file and the line that include it.
@@ -83,13 +83,13 @@ class Files:
             how: "-r", "-c" or the like: a file may be a constraint and a requirement.
 
         Raises:
-            OutsideProject: it lies outside the project of the given file.
+            OutsideProject: it is outside the project of the given file.
             UnreadableInput: it cannot be read, or is one too many.
         """
         try:
             key = (os.path.realpath(path), how)
         except (OSError, ValueError):
-            raise NoFile(f"{where}: thisis not a file name") from None
+            raise NoFile(f"{where}: this is not a file name") from None
         self._check_project(where, key[0])
         if key in self._seen:
             return None
@@ -121,7 +121,7 @@ class Files:
         try:
             self._project = _project_of(os.path.realpath(folder or "."))
         except (OSError, ValueError):
-            raise UnreadableInput("thisis not a file name") from None
+            raise UnreadableInput("this is not a file name") from None
 
     def _check_project(self, where: object, real: str) -> None:
         if not self._outside and not _is_within(real, self._project):
@@ -133,7 +133,7 @@ class Files:
             real = os.path.realpath(path)
             self._check_project(subject, real)
             if not stat.S_ISREG(os.stat(real).st_mode):
-                raise NoFile(f"{subject}is not a regular file; pipe what a command prints into `check -`")
+                raise NoFile(f"{subject} is not a regular file; pipe what a command prints into `check -`")
             with open(real, "rb", opener=_open_without_waiting) as opened:
                 data = opened.read(self._bytes_left + 1)
         except UnreadableInput:
@@ -141,7 +141,7 @@ class Files:
         except OSError as error:
             raise NoFile(f"{subject}: {error.strerror or 'cannot be read'}") from None
         except ValueError:  # a NUL in the name
-            raise NoFile(f"{subject}: thisis not a file name") from None
+            raise NoFile(f"{subject}: this is not a file name") from None
         return self._decoded(called, data)
 
     def _decoded(self, called: str, data: bytes) -> str:
@@ -161,8 +161,7 @@ class Files:
 
 
 def shown(name: str) -> str:
-    """The name of a file as it may be printed: without control characters, broken Unicode, and what a log of GitHub
-    Actions takes for a command."""
+    """A file name that is safe to print: no control characters, broken Unicode, or GitHub Actions log commands."""
     printable = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in name
@@ -176,9 +175,9 @@ def _decoded(called: str, data: bytes) -> str:
     try:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
-        raise UnreadableInput(f"{called}is not UTF-8 text; save it as UTF-8") from None
+        raise UnreadableInput(f"{called} is not UTF-8 text; save it as UTF-8") from None
     if "\0" in text:
-        raise UnreadableInput(f"{called}is not text: it has NUL characters")
+        raise UnreadableInput(f"{called} is not text: it has NUL characters")
     return text
 
 
@@ -205,5 +204,5 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    # should a pipe stand there by now, opening it would wait for a writer
+    # if it has been replaced by a pipe, opening it would wait for a writer
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -17,11 +17,10 @@ _HEADER = re.compile(r"[ \t]*\[\[[ \t]*packages?[ \t]*\]\]")
 
 
 def read_lock(reading: Reading, file: str, text: str) -> None:
-    """Add every locked package that is for this interpreter; one that is locked in several versions leaves the choice
-    between them.
+    """Add every locked package that is for this interpreter; several locked versions count as alternatives.
 
     Raises:
-        UnreadableInput: itis not valid TOML, has no table of packages, or a marker cannot be understood.
+        UnreadableInput: it is not valid TOML, has no table of packages, or has an invalid marker.
     """
     data = toml(file, text)
     packages = data.get("package", data.get("packages"))
@@ -51,7 +50,7 @@ def _marker(package: dict[str, Any]) -> str | None:
     None for what is none.
     """
     found = package.get("marker") or package.get("markers") or package.get("resolution-markers") or ""
-    if isinstance(found, dict):  # a group that is not named in it has none
+    if isinstance(found, dict):  # a group that is not in it has no marker
         groups = package.get("groups", list(found))
         named = isinstance(groups, list) and all(isinstance(group, str) for group in groups)
         found = [found.get(group, "") for group in groups] if named else None

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 def read_project(reading: Reading, file: str, text: str, read_requirements: RequirementsReader) -> None:
-    """Add what a project demands, with all its extras and groups.
+    """Add what a project requires, with all its extras and groups.
 
     Args:
         reading: where to.
-        file: what to call it in sentences, and what its other files are found against.
-        text: what it holds.
+        file: its name in sentences, to which other files are relative.
+        text: its content.
         read_requirements: reads a requirements file that holds its dependencies.
 
     Raises:
-        UnreadableInput: itis not valid TOML, or a demand cannot be understood.
+        UnreadableInput: it is not valid TOML, or has an invalid requirement.
     """
     project = _Project(reading, file, shown(file), text)
     project.standard(None, read_requirements)
@@ -50,8 +50,8 @@ def read_folder(
     extras: list[str],
     read_requirements: RequirementsReader,
 ) -> str:
-    """Add a project of this machine that is installed from its folder, as ``-e .[extra]``: its name, what it demands,
-    and the extras that are asked for.
+    """Add a local project that is installed from its folder, as ``-e .[extra]``: its name, its requirements, and those
+    of the requested extras.
 
     Args:
         reading: where to.
@@ -62,7 +62,7 @@ def read_folder(
         read_requirements: as for `read_project`.
 
     Returns:
-        Why it cannot be read, as the part of a sentence; empty when it was.
+        Why it cannot be read, as part of a sentence; empty if it was read.
     """
     try:
         text = reading.files.included(place, file, called, "-e")
@@ -89,7 +89,7 @@ class _Project:
         self.found = False
 
     def itself(self) -> None:
-        """The name, and the version where it is written down."""
+        """The project's name, and its version if it is static."""
         about = self._table("project") or self._table("tool", "poetry")
         if isinstance(about.get("name"), str):
             version = about.get("version")
@@ -97,7 +97,7 @@ class _Project:
             self.reading.add(Place(self.file), about["name"], pin)
 
     def standard(self, extras: list[str] | None, read_requirements: RequirementsReader) -> None:
-        """``[project]``; all extras when none are named."""
+        """``[project]``; all extras if none are named."""
         project = self._table("project")
         self._list("project.dependencies", project.get("dependencies", []))
         for name, group in self._table("project", "optional-dependencies").items():
@@ -110,7 +110,7 @@ class _Project:
             place = Place(self.file, None, self.text, r"^[ \t]*dependencies[ \t]*=")
             for name in names if isinstance(names, list) else [names]:
                 if not isinstance(name, str):
-                    raise UnreadableInput(f"{place}: dependencies.fileis not a file name")
+                    raise UnreadableInput(f"{place}: dependencies.file is not a file name")
                 self.found = True
                 path = os.path.join(os.path.dirname(self.path), name)
                 text = self.reading.files.included(place, path, shown(path), "-r")
@@ -121,7 +121,7 @@ class _Project:
             self.reading.note(Place(self.file), "its dependencies are dynamic; check the file they come from")
 
     def groups(self) -> None:
-        """``[dependency-groups]``, and what uv keeps in its own table."""
+        """``[dependency-groups]``, and uv's own table."""
         for group in self._table("dependency-groups").values():
             self._list("dependency-groups", group)
         uv = self._table("tool", "uv")
@@ -150,7 +150,7 @@ class _Project:
         for entry in value if isinstance(value, list) else [value]:
             constraint = entry.get("version", "*") if isinstance(entry, dict) else entry
             if not isinstance(constraint, str):
-                raise UnreadableInput(f"{place}is not a poetry constraint")
+                raise UnreadableInput(f"{place} is not a poetry constraint")
             if isinstance(entry, dict) and not self._is_for_here(place, name, entry):
                 continue
             pins += _checked(place, constraint)
@@ -172,7 +172,7 @@ class _Project:
 
     def _list(self, title: str, entries: Any, constraint: bool = False) -> None:
         if not isinstance(entries, list):
-            raise UnreadableInput(f"{self.file}: {title}is not a list of requirements")
+            raise UnreadableInput(f"{self.file}: {title} is not a list of requirements")
         for entry in entries:
             self.reading.files.step(self.file)
             if isinstance(entry, str):
@@ -180,7 +180,7 @@ class _Project:
                 place = Place(self.file, None, self.text, re.escape(entry[:MAX_REQUIREMENT]) or "^")
                 self.reading.requirement(place, " ".join(entry.split()), constraint)
             elif not isinstance(entry, dict):  # a dependency group may include another by a table
-                raise UnreadableInput(f"{self.file}: {title} holds something thatis not a requirement")
+                raise UnreadableInput(f"{self.file}: {title} holds something that is not a requirement")
 
     def _table(self, *names: str) -> dict[str, Any]:
         table: Any = self.data
@@ -193,7 +193,7 @@ class _Project:
 
 
 def _checked(place: Place, constraint: str) -> list[str]:
-    """The specifiers of a constraint of poetry.
+    """The specifiers of a poetry constraint.
 
     Raises:
         UnreadableInput: it is none.
@@ -205,7 +205,7 @@ def _checked(place: Place, constraint: str) -> list[str]:
                 return specifiers
     except (ValueError, IndexError):
         pass
-    raise UnreadableInput(f"{place}is not a poetry constraint")
+    raise UnreadableInput(f"{place} is not a poetry constraint")
 
 
 def _alternatives(constraint: str) -> list[str]:
@@ -213,9 +213,9 @@ def _alternatives(constraint: str) -> list[str]:
 
 
 def _python_marker(constraint: str) -> str:
-    """A constraint of poetry on Python as a marker, empty where every Python will do.
+    """A poetry constraint on Python as a marker; empty if any Python will do.
 
-    As poetry does, a version of one or two numbers is held against the first two of the running one: "3.9" is every
+    As in poetry, a version of one or two numbers is compared with the first two of the running one: "3.9" is every
     3.9.x.
     """
     choices = []
@@ -232,10 +232,10 @@ def _python_marker(constraint: str) -> str:
 
 
 def from_poetry(constraint: str) -> str:
-    """A constraint of poetry as a PEP 440 specifier: carets, tildes, bare versions, spaces for commas.
+    """A poetry constraint as a PEP 440 specifier: carets, tildes, bare versions, spaces for commas.
 
     Raises:
-        ValueError: it has a version that is none.
+        ValueError: it has an invalid version.
     """
     parts: list[str] = []
     for part in _parts(constraint):
@@ -258,7 +258,7 @@ def _parts(constraint: str) -> Iterator[str]:
 
 
 def _caret(version: str) -> list[str]:
-    """``^0.33.1`` allows what keeps the first number that is not zero."""
+    """``^0.33.1`` allows versions with the same first non-zero number."""
     numbers = list(Version(version).release)
     place = next((i for i, number in enumerate(numbers) if number), len(numbers) - 1)
     return [f">={version}", "<" + ".".join(map(str, [*numbers[:place], numbers[place] + 1]))]

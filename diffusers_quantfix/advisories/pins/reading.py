@@ -1,4 +1,4 @@
-"""What was read of the inputs: a pin per distribution, and what a person has to know of what was not read."""
+"""What was read from the inputs: a pin per distribution, and notes about what was not read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = "requirements files, pyproject.toml, uv.lock, poetry.lock, pylock.toml a
 
 MAX_REQUIREMENT = 4096
 MAX_DEMANDS = 64
-# The work on a pin grows with the square of the limits in it.
+# The work on a pin is quadratic in its number of limits.
 MAX_LIMITS = 50
 _MAX_NOTES = 20
 
@@ -33,14 +33,14 @@ _LIMIT = (
     rf"(?:(?:==|!=)[ ]*{_RELEASE}(?:\.\*|{_END}(?:\+[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*)?)"
     rf"|[<>]=?[ ]*{_RELEASE}{_END}|~=[ ]*{_RELEASE}\.\d{{1,99}})[ ]*"
 )
-# Most of the lines of most files: what it matches is a requirement if its marker is a marker, what it does not match
-# is for `packaging` to judge.
+# Matches most lines of most files. A match is a requirement if its marker is valid; anything else is left to
+# `packaging`.
 _PLAIN = re.compile(rf"{_NAME}(?:{_LIMIT}(?:,[ ]*{_LIMIT})*)?(?:;([^$]+)|[ ]?--hash=.*)?$", re.ASCII)
 _NAME_AND_VARIABLE = re.compile(rf"{_NAME}(?=[=!<>~$])", re.ASCII)
 
 
 class Place:
-    """A file, and the line on which something stands in it.
+    """A file, and a line in it.
 
     Args:
         file: its name.
@@ -59,7 +59,7 @@ class Place:
 
     @property
     def line(self) -> int | None:
-        """The number of the line, None where nobody can tell."""
+        """The line number; None if it cannot be determined."""
         if self._line is None and self._pattern:
             found = re.search(self._pattern, self._text, re.MULTILINE)
             self._line = self._text.count("\n", 0, found.start()) + 1 if found else None
@@ -71,16 +71,16 @@ class Place:
 
 
 class Reading:
-    """Everything that the inputs say of the libraries that have advisories; other packages are only counted.
+    """Everything that the inputs say about the libraries that have advisories; other packages are only counted.
 
     Attributes:
         files: what may be read, and how much.
         pins: library -> its pin (see `diffusers_quantfix.advisories.ranges`).
-        required: the libraries that are demanded, not only limited by a constraint.
+        required: the libraries that are required, not just constrained.
         places: library -> where it was named first.
         notes: sentences about what was left out.
-        complete: whether what is not named is not installed: locks and environments hold everything.
-        count: how many requirements there were, those that were left out included.
+        complete: whether unnamed packages are not installed: locks and environments list everything.
+        count: how many requirements there were, including those left out.
     """
 
     def __init__(self, follow_outside: bool = False) -> None:
@@ -108,7 +108,7 @@ class Reading:
             self._more_notes += 1
 
     def add(self, place: Place | None, name: str, pin: str, constraint: bool = False) -> None:
-        """Another demand; it holds together with the earlier ones.
+        """Add a requirement, in combination with the earlier ones.
 
         Raises:
             UnreadableInput: it is one too many.
@@ -134,7 +134,7 @@ class Reading:
         raise UnreadableInput(f"{place}: more than {MAX_LIMITS} different limits on {name}")
 
     def is_of_another_package(self, text: str) -> bool:
-        """Count a requirement in the usual form that names a package without advisories; False for all else."""
+        """Count a requirement in the usual form for a package without advisories; False for anything else."""
         plain = _PLAIN.match(text)
         if plain is None or canonicalize_name(plain[1]) in KNOWN:
             return False
@@ -146,11 +146,11 @@ class Reading:
     def is_for_here(self, place: Place, name: str, marker: str) -> bool:
         """Whether a marker is true for this interpreter; where it is not, a note says that it was left out.
 
-        A marker with a variable of the environment counts as true: what it says is not compared with the
-        environment, which may hold secrets.
+        A marker with an environment variable counts as true: it is not evaluated, because the environment may hold
+        secrets.
 
         Raises:
-            UnreadableInput: it is no marker.
+            UnreadableInput: the marker is invalid.
         """
         if _VARIABLE in marker:
             return True
@@ -188,7 +188,7 @@ class Reading:
             name = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text)
             about = f" (it begins with {name[0]})" if name and canonicalize_name(name[0]) in KNOWN else ""
             hint = f"; `pip freeze` has no {_VARIABLE}...}}" if _VARIABLE in text else ""
-            raise UnreadableInput(f"{place}is not a requirement{about}{hint}")
+            raise UnreadableInput(f"{place} is not a requirement{about}{hint}")
         if canonicalize_name(found[1]) in KNOWN:
             self.note(place, f"the version of {found[1]} is a variable, and variables are not expanded")
         self.add(place, found[1], "", constraint)
@@ -201,12 +201,12 @@ class Reading:
 
 
 def with_all_extras(marker: str) -> str:
-    """The marker of a project or lock file: which extras and groups are installed nobody knows, so that all count."""
+    """The marker of a project or lock file, with all extras and groups on, since the installed ones are unknown."""
     return _CHOICE.sub("python_version >= '0'", marker[: MAX_REQUIREMENT + 1])
 
 
 def named_by(url: str) -> tuple[str, str]:
-    """The name and the specifier that a URL or path tells of: a wheel or sdist has both, ``#egg=`` the name."""
+    """The name and specifier in a URL or path: wheels and sdists have both, ``#egg=`` has the name."""
     path, _, fragment = url.partition("#")
     file = path.replace("\\", "/").rpartition("/")[2].partition("?")[0].replace("%2B", "+")
     if file.endswith(".whl"):
@@ -228,8 +228,7 @@ def _quotable(name: str) -> str:
     return name if canonicalize_name(name) in KNOWN else "a package"
 
 
-# Whatever packaging raises for what strangers write, a RecursionError for a thousand brackets included, says only that
-# the text is none.
+# Any parse error, even a RecursionError for a thousand brackets, means that the text is not a requirement.
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> tuple[str, str, str, str] | None:
     """(name, specifier, URL, marker) of a requirement."""

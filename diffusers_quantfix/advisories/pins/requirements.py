@@ -24,17 +24,17 @@ _OPTIONS = (("-r", "--requirement"), ("-c", "--constraint"), ("-e", "--editable"
 
 
 def read_requirements(reading: Reading, file: str, text: str, folder: str, constraint: bool = False) -> None:
-    """Add what a requirements file demands, nested files included.
+    """Add what a requirements file requires, nested files included.
 
     Args:
         reading: where to.
         file: what to call it in sentences.
         text: what it holds.
         folder: against which nested files are found.
-        constraint: whether it came with ``-c``: it limits versions, and demands nothing.
+        constraint: whether it came with ``-c``: it limits versions, but requires nothing.
 
     Raises:
-        UnreadableInput: a lineis not a requirement, or a nested file cannot be read.
+        UnreadableInput: a line is not a requirement, or a nested file cannot be read.
     """
     editable = None
     for number, line in _logical_lines(text):
@@ -46,7 +46,7 @@ def read_requirements(reading: Reading, file: str, text: str, folder: str, const
             editable = _EDITABLE.match(line) if len(line) <= _MAX_COMMENT else None
             continue
         place = Place(file, number)
-        # --hash and other options of one requirement stand behind it
+        # --hash and other options of one requirement follow it
         option, value = _option(line) if line[0] == "-" else ("", line.partition(" --")[0].strip())
         if len(value) > MAX_REQUIREMENT:
             raise UnreadableInput(f"{place} has a requirement of more than {MAX_REQUIREMENT} characters")
@@ -76,8 +76,8 @@ def _is_place(text: str) -> bool:
 
 
 def _expanded(path: str) -> str:
-    """A path with its environment variables.  They are read nowhere else, and sentences show the path without: they
-    may hold passwords."""
+    """A path with environment variables expanded.  They are expanded only here, and messages show the original path:
+    values may hold passwords."""
     return _VARIABLE.sub(lambda found: os.environ.get(found[1]) or found[0], path)
 
 
@@ -104,7 +104,7 @@ def _nested(reading: Reading, place: Place, folder: str, value: str, constraint:
 
 
 def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
-    """A URL or a path without a name of its own; a project of this machine says what it demands."""
+    """A URL or a path without a name; a local project's requirements are read."""
     name, pin = named_by(value)
     if name:
         reading.add(place, name, pin)
@@ -124,8 +124,8 @@ def _unnamed(reading: Reading, place: Place, folder: str, value: str) -> None:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of the first line, line): continuations joined, white space single, comments behind lines and blank
-    lines gone; comments of their own are lines."""
+    """(number of the first line, line): continuations joined, white space collapsed, trailing comments and blank lines
+    removed; comment lines kept."""
     pending: list[str] = []
     first = 0
     for number, raw in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""TOML, as project files and lock files use it."""
+"""TOML, as used in project files and lock files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The reader of Python calls itself for every bracket inside another, and its work grows with the square of the parts of
-# a dotted key: both are counted before it begins.
+# Python's reader recurses for nested brackets, and is quadratic in the parts of a dotted key: both are counted first.
 MAX_DEPTH = 50
 MAX_PARTS = 50
 MAX_MARKS = 500_000
@@ -27,7 +26,7 @@ def toml(file: str, text: str) -> dict[str, Any]:
     """The tables of a TOML file.
 
     Raises:
-        UnreadableInput: it is none, or is not one that people or tools write; the text names the line.
+        UnreadableInput: it is not valid TOML, or not what people or tools write; the text names the line.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -45,7 +44,7 @@ def toml(file: str, text: str) -> dict[str, Any]:
     # a ValueError of `int` for too many digits, too
     except (ValueError, RecursionError) as error:
         place = re.search(r"\(at [^()]*\)$", str(error))  # the rest may quote the file
-        raise UnreadableInput(f"{file}is not valid TOML{' ' + place[0] if place else ''}") from None
+        raise UnreadableInput(f"{file} is not valid TOML{' ' + place[0] if place else ''}") from None
 
 
 def _check_shape(file: str, text: str) -> None:
