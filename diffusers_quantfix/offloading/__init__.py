@@ -1,1 +1,1 @@
-"""Offloading hooks of accelerate and diffusers: who is offloaded, how it is suspended, what group offloading moves."""
+"""Offloading hooks of accelerate and diffusers: what is offloaded, how to suspend it, what group offloading moves."""

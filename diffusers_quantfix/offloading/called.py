@@ -1,4 +1,4 @@
-"""Models that are used by other doors than ``forward``: the hooks that bring their weights only know that one.
+"""Models that are used other than through ``forward``, the only function whose hooks bring the weights.
 
 A pipeline that runs the layers of a model itself, or a method of it, gets the weights where the offload left them: on
 the CPU, or on ``meta``. `as_called` runs such a function between the hooks of the model, as if it was its ``forward``.

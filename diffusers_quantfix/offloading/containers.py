@@ -1,6 +1,6 @@
 """Modules that are never called: ``ParameterDict`` and ``ParameterList``, in which LoKr and LoHa keep their factors.
 
-Whoever offloads a model module by module has to bring what is in them when their parent is called.
+Code that offloads a model module by module must onload their contents when their parent is called.
 
 Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py.
 """

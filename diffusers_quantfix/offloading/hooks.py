@@ -4,8 +4,8 @@ accelerate marks a module with ``_hf_hook``. One class, ``AlignDevicesHook``, ha
 keeps the weights away from the device (CPU or disk, ``meta`` in between) and fetches them for each forward pass, as
 ``enable_sequential_cpu_offload``, ``cpu_offload`` and a ``device_map`` with "cpu" or "disk" do; with ``offload=False``
 it only brings the inputs to the weights, as ``dispatch_model`` does for every 8-bit model and for every model that is
-spread over several GPUs. Code that looks at the class alone takes the second for the first. The fixes that have to
-tell them apart share these functions.
+spread over several GPUs. Code that looks only at the class mistakes the second for the first. The fixes that must tell
+them apart share these functions.
 
 Group offloading of diffusers has hooks of its own, and a function that finds them.
 

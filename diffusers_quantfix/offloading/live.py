@@ -1,4 +1,4 @@
-"""Live models whose offloaded weights rely on patched code: `revert` leaves that code where it is.
+"""Live models whose offloaded weights rely on patched code, which `revert` therefore leaves in place.
 
 torch is not imported here.
 """

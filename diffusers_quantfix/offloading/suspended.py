@@ -1,14 +1,14 @@
 """Take the hooks of accelerate off a model for a while, and put the very same ones back.
 
-Under sequential offload the weights are on ``meta`` between two uses. Whoever wants to change a model then (load an
-adapter, merge one, exchange a layer) has to take the hooks off before. diffusers does so, and afterwards offloads
-anew: the whole pipeline, in one of two ways, where single components may have been offloaded, each in its own way, or
-none at all. The fixes that change offloaded models share this routine, which remembers every hook and gives each
-module its own one back.
+Under sequential offload the weights are on ``meta`` between two uses. Code that changes a model then (loads or merges
+an adapter, replaces a layer) must take the hooks off first. diffusers does so, and afterwards offloads anew: the whole
+pipeline, in one of two ways, where single components may have been offloaded, each in its own way, or none at all. The
+fixes that change offloaded models share this routine, which remembers every hook and gives each module its own one
+back.
 
-- An offloading hook keeps its execution device and all its options. Its weights map is made anew of what the module
-  has by then, without a copy for weights that stayed on the CPU; a map that reads from the disk is kept as long as it
-  still holds the truth.
+- An offloading hook keeps its execution device and all its options. Its weights map is made anew of what the module has
+  by then, without a copy for weights that stayed on the CPU; a map that reads from the disk is kept as long as it is
+  still valid.
 - A module that came in meanwhile is hooked like its neighbours.
 - A hook that does not offload (``CpuOffload``, one that only aligns inputs) stays in force. It can be hidden from code
   that draws wrong conclusions from it (`hidden_hooks`).

@@ -1,6 +1,6 @@
 """Transfers of diffusers' group offloading that run on a stream of their own while another group computes.
 
-Until such a transfer is done, nobody may read what it copies. The host does not wait for that: an event is recorded at
+Until such a transfer is done, nothing may read what it copies. The host does not wait for that: an event is recorded at
 the end of the transfer, before the one of the next group, and the compute stream waits for it.
 
 The copies of a group that is prefetched are kept apart, and its parameters remain what they are on the offload device,
