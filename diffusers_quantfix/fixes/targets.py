@@ -1,4 +1,4 @@
-"""The targets of all fixes, and the way to a fix's file."""
+"""The targets of all fixes, and access to a fix's file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-PACKAGES = {"optimum-quanto": "optimum"}  # of the distributions whose package has another name
+PACKAGES = {"optimum-quanto": "optimum"}  # the distributions whose package has a different name
 PROVED_CODE = os.path.join(
     os.path.dirname(__file__), "proved_code.json"
 )  # see `diffusers_quantfix.engine.proofs`

@@ -1,1 +1,1 @@
-"""Fixes for defects of accelerate."""
+"""Fixes for bugs in accelerate."""

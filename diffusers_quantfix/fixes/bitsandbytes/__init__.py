@@ -1,1 +1,1 @@
-"""Fixes for defects of bitsandbytes."""
+"""Fixes for bugs in bitsandbytes."""

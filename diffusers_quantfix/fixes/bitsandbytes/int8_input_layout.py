@@ -102,7 +102,7 @@ def patch(functions: ModuleType, draft: Draft) -> None:
         def visit_FunctionDef(self, node):
             given = [one.arg for one in node.args.args]
             if given[:2] != ["A", "B"] or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
-                raise TargetMissing("matmul takes other arguments")
+                raise TargetMissing("matmul has different arguments")
             before = f"""
 if not A.is_contiguous():
     A = A.contiguous()

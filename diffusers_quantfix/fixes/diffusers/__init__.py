@@ -1,1 +1,1 @@
-"""Fixes for defects of diffusers."""
+"""Fixes for bugs in diffusers."""

@@ -44,7 +44,7 @@ def broken(attention_processor: ModuleType) -> bool:
     import torch
 
     with on_meta():
-        # diffusers' own class cannot be used yet: its module is imported from one that needs this module
+        # diffusers' own Attention cannot be created yet: its module is imported by one that it needs
         attention = torch.nn.Module()
         attention.prepare_attention_mask = lambda *_: None
         attention.to_q = packed_stand_in(1)

@@ -56,7 +56,7 @@ def broken(modeling_utils: ModuleType) -> bool:
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     to = _warns(modeling_utils)
     if to is None:
-        raise TargetMissing("ModelMixin.to warns of no modules")
+        raise TargetMissing("ModelMixin.to does not warn about modules")
     draft.replace(to, "__code__", exchanged(to, "fp32_modules is not None", "fp32_modules"))
 
 

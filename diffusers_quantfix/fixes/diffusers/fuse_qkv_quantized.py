@@ -107,7 +107,7 @@ def refuse(layers: list[Any], whole: Any) -> None:
         raise ValueError(
             f"projections with packed or 8-bit weights cannot be fused ({count} of this {type(whole).__name__}); the "
             "output is the same without fuse_qkv_projections(), so leave the call out. To run with fused projections, "
-            "load the model without quantization, fuse it, and quantize it then"
+            "load the model without quantization, fuse it, and then quantize it"
         )
 
 

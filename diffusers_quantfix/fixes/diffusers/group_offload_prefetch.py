@@ -1,18 +1,18 @@
 """Group offloading on a stream computes with weights that are still being copied.
 
-Symptom: NaN or a wrong output under ``enable_group_offload(use_stream=True)``, from a MultiControlNet at block level,
-    from a model with a parameter of its own at leaf level, from every model before diffusers 0.35. After an exception
-    in a pass, ``state_dict()`` and ``load_lora_weights`` read weights that have not arrived, and they are lost.
-Cause: ``onload_`` starts copies that nobody waits for, unless another ``onload_`` follows: that of the next layer, or
-    since 0.35 the hook's ``stream.synchronize()`` for the last. A model that is a list of blocks has no hook that
-    traces its layers, so its groups bring themselves without the wait; the first pass copies without blocking what the
-    model itself uses, since the tracing skips the name "". A parameter already is the unfinished copy while the layer
-    before it runs. What autograd keeps of a group is memory of the transfer stream, free for the next transfer while
-    the backward pass still reads it.
+Symptom: NaN or wrong output under ``enable_group_offload(use_stream=True)``: from a MultiControlNet at block level,
+    from a model with parameters of its own at leaf level, from every model before diffusers 0.35. After an exception in
+    a pass, ``state_dict()`` and ``load_lora_weights`` read weights that have not arrived, and these are lost.
+Cause: ``onload_`` starts copies that nothing waits for, unless another ``onload_`` follows: the next layer's, or since
+    0.35 the hook's ``stream.synchronize()`` for the last. A model that is a list of blocks has no hook that traces its
+    layers, so its groups onload themselves without the wait; in the first pass the model's own tensors are copied
+    without blocking, since the tracing skips the name "". A parameter already is the unfinished copy while the layer
+    before it runs. What autograd keeps of a group is memory of the transfer stream, which may be reused by the next
+    transfer while the backward pass still reads it.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L366; not
     reported.
-Patch: at the end of each transfer an event is recorded, and the compute stream waits for it. The copies of a prefetch
-    become the parameters just before their layer runs. With gradients they are recorded for the compute stream.
+Patch: at the end of each transfer an event is recorded, and the compute stream waits for it. Prefetched copies become
+    the parameters just before their layer runs. If gradients are enabled, they are recorded for the compute stream.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MARK = "_quantfix_takes_up"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Let a group on a stream bring itself before its layer runs; does nobody wait for its transfer?"""
+    """Let a group on a stream onload itself before its layer runs; does nothing wait for its transfer?"""
     import torch
 
     cls = resolve(group_offloading, "GroupOffloadingHook")
@@ -79,7 +79,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
-            # Groups of the second kind are moved by this package.
+            # Groups with an inventory are moved by this package.
             if self.stream is None or has_inventory(self):
                 original(self)
             elif is_prefetch(self) and (tensors := exchangeable(self)):
@@ -112,7 +112,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             after(group)
             return arguments
 
-        setattr(pre_forward, _MARK, True)  # wrappers of other fixes around it have it too
+        setattr(pre_forward, _MARK, True)  # other fixes' wrappers around it have it too
         return pre_forward
 
     def make_deinitialize(original):
@@ -129,13 +129,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def exchangeable(group: Any) -> list[Any]:
-    """The parameters and buffers of ``group``; none where other ``.data`` does not move them whole."""
+    """The parameters and buffers of ``group``; none if assigning ``.data`` would not move all of them whole."""
     tensors = list(group.cpu_param_dict)
     return [] if any(map(is_wrapper, tensors)) else tensors
 
 
 def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
-    """Let diffusers copy ``group`` to its device, and keep the copies apart."""
+    """Let diffusers copy ``group`` to its device, and keep the copies aside."""
     # Not always the host copies: a layer that runs twice in a pass can be prefetched while it runs.
     now = [tensor.data for tensor in tensors]
     try:
@@ -155,7 +155,8 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
 
 
 def leave_memory(group: Any, tensors: list[Any]) -> None:
-    """Before ``group``, which an exception has left on its device, comes anew: the stopped pass may still read it."""
+    """Before ``group``, left on its device by an exception, is onloaded again: the interrupted pass may still read
+    it."""
     if is_in_use(group):
         computing = compute_stream(group)
         for tensor in tensors:
@@ -177,7 +178,7 @@ def _after(group: Any) -> None:
 
 
 class _Stream:
-    """Of a group, for the probe; it says whether anybody waits for it."""
+    """A group's stream, for the probe; it records whether anything waits for it."""
 
     is_waited_for = False
 
@@ -186,7 +187,7 @@ class _Stream:
 
 
 class _Group:
-    """What a hook reads of a group, for the probe; it moves nothing."""
+    """What a hook reads from a group, for the probe; it moves nothing."""
 
     onload_self = non_blocking = True
     record_stream = False
@@ -199,4 +200,4 @@ class _Group:
         self.cpu_param_dict: dict[Any, Any] = {}
 
     def onload_(self) -> None:
-        """It starts copies."""
+        """It would start copies."""

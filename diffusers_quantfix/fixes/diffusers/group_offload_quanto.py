@@ -1,16 +1,16 @@
 """Group offloading of quanto models fails, or leaves them on the GPU.
 
-Symptom: ``enable_group_offload`` of a model quantized by optimum-quanto ends in RuntimeError "Expected all tensors to
-    be on the same device, but found at least two devices, cuda:0 and cpu!" ("mat2 is on cpu, different from other
-    tensors on cuda:0"). With ``use_stream=True`` and a model that was on the GPU it runs, and all of it stays there. To
-    disk: "Attempted to access the data pointer on an invalid python storage".
+Symptom: ``enable_group_offload`` of a model quantized by optimum-quanto raises RuntimeError "Expected all tensors to be
+    on the same device, but found at least two devices, cuda:0 and cpu!" ("mat2 is on cpu, different from other tensors
+    on cuda:0"). With ``use_stream=True`` and a model that was on the GPU it runs, but all of it stays there. To disk:
+    "Attempted to access the data pointer on an invalid python storage".
 Cause: ``ModuleGroup`` assigns the ``.data`` of a parameter. For a tensor subclass that wraps ``_data``, ``_scale`` and
-    ``_shift`` this replaces the wrapper alone; its pinned copy is the dequantized weight.
+    ``_shift`` this replaces only the wrapper; its pinned copy is the dequantized weight.
 Upstream: https://github.com/huggingface/diffusers/issues/12610, https://github.com/huggingface/diffusers/pull/14038
     (open).
 Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, unchanged: a weight
-    that is packed for a kernel is not packed again at each use. A weight that is packed for a CPU kernel (int4 in
-    bfloat16) is unpacked once. Offloading them to disk is not supported and raises an error.
+    packed for a kernel is not packed again at each use. A weight packed for a CPU kernel (int4 in bfloat16) is unpacked
+    once. Offloading them to disk is not supported and raises an error.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Group offloading with ``record_stream`` names the stream that copies, not the one that computes.
+"""Group offloading with ``record_stream`` records the copy stream, not the compute stream.
 
-Symptom: garbled pictures under ``enable_group_offload(use_stream=True, record_stream=True)``.
-Cause: ``ModuleGroup._transfer_tensor_to_device`` asks for the current stream where that is the transfer stream, whose
-    memory it is anyway. With ``record_stream`` the host does not wait before it frees a group, so the next transfer may
-    write to memory that the compute stream still reads.
+Symptom: garbled images under ``enable_group_offload(use_stream=True, record_stream=True)``.
+Cause: ``ModuleGroup._transfer_tensor_to_device`` queries the current stream when that is the transfer stream, which
+    owns the memory anyway. With ``record_stream`` the host does not wait before it frees a group, so the next transfer
+    may overwrite memory that the compute stream still reads.
 Upstream: https://github.com/huggingface/diffusers/issues/12673; https://github.com/huggingface/diffusers/pull/12721, in
     0.36.0.
-Patch: the memory of a group is recorded for the compute stream as well.
+Patch: a group's memory is also recorded for the compute stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ONLOAD = "_onload_from_memory"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Does what copies one tensor ask for the current stream, which is that of the transfer by then?"""
+    """Does the method that copies one tensor query the current stream, which is the transfer stream by then?"""
     group = resolve(group_offloading, "ModuleGroup")
     names = names_used(resolve(group, "_transfer_tensor_to_device"))
     return {"record_stream", "current_stream"} <= names and not hasattr(resolve(group, _ONLOAD), _MARK)

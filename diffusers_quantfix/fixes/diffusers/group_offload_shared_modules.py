@@ -3,13 +3,13 @@
 Symptom: ValueError "Hook with name layer_execution_tracker already exists in the registry. Please use a different name
     or first remove the existing hook and then add a new one." from ``enable_group_offload(use_stream=True)`` of a
     Z-Image ControlNet, or of its pipeline.
-Cause: ``ZImageControlNetModel.from_transformer``, which the pipeline calls, gives the ControlNet the embedders and
-    refiners of the transformer themselves. ``LazyPrefetchGroupOffloadingHook`` of the second model follows the order of
-    their calls with a second hook of the same name.
+Cause: ``ZImageControlNetModel.from_transformer``, which the pipeline calls, shares the transformer's embedders and
+    refiners with the ControlNet. The second model's ``LazyPrefetchGroupOffloadingHook`` tracks the order of their calls
+    with a second hook of the same name.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L474; not
     reported.
-Patch: a layer of two models is followed for neither: it is not prefetched, and does not prefetch what comes next in
-    one of them; it brings itself.
+Patch: a layer of two models is tracked for neither: it is not prefetched, and does not prefetch what comes next in
+    either of them; it onloads itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FOLLOWED_BY = "_quantfix_followed_by"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Let two of these hooks follow the calls of one layer: does the second one refuse?"""
+    """Let two of these hooks track the calls of one layer: does the second one refuse?"""
     import torch
 
     model = torch.nn.Sequential(torch.nn.Identity())
@@ -58,7 +58,7 @@ def broken(group_offloading: ModuleType) -> bool:
 
 
 class _Group:
-    """Of a hook, for the probe."""
+    """A hook's group, for the probe."""
 
     non_blocking = onload_self = True
 
@@ -75,7 +75,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 class _Followed:
-    """A model without the layers whose calls another hook follows, or has followed; they are taken from that one."""
+    """A model without the layers whose calls another hook tracks, or has tracked; those are removed from that hook."""
 
     def __init__(self, follower: Any, module: Any) -> None:
         self._follower = follower

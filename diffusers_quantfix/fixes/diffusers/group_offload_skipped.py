@@ -1,14 +1,14 @@
 """Group offloading with a stream loses track of layers that a cache skips.
 
-Symptom: PyramidAttentionBroadcast, FasterCache or FirstBlockCache with ``enable_group_offload(use_stream=True)``: after
-    a run weights are still on the GPU. Before diffusers 0.37.1 RuntimeError "Expected all tensors to be on the same
+Symptom: PyramidAttentionBroadcast, FasterCache or FirstBlockCache with ``enable_group_offload(use_stream=True)``:
+    weights stay on the GPU after a run. Before diffusers 0.37.1 RuntimeError "Expected all tensors to be on the same
     device" or "Input type and weight type should be the same" in the second step.
-Cause: every layer fetches the group that ran next in the first pass. A group whose layer is skipped then is not
-    offloaded, since it is its layer that does so; and the layer that runs in its place was fetched by nobody.
+Cause: every layer prefetches the group that ran next in the first pass. If that group's layer is then skipped, the
+    group is not offloaded, since the layer would do that; and nothing prefetched the layer that runs instead.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
-    In diffusers 0.37.1 such a layer fetches its group itself.
-Patch: what was fetched for a layer is remembered. Another layer that runs before it, or the end of the model's forward
-    pass, sends it back; and a layer for which nothing was fetched fetches its group itself.
+    In diffusers 0.37.1 such a layer onloads its group itself.
+Patch: what was prefetched for a layer is remembered. Another layer that runs before it, or the end of the model's
+    forward pass, offloads it again; and a layer for which nothing was prefetched onloads its group itself.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FIX = Fix(
     since="0.1.0",
 )
 
-# The group that was fetched last, of all that share a stream: an attribute of that stream.
+# The last prefetched group among those that share a stream: an attribute of that stream.
 _FETCHED = "_quantfix_fetched"
 _TOP = "_quantfix_is_of_the_model"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Fetch a group for a layer, and run another one in its place; is the group sent back?"""
+    """Prefetch a group for a layer, and run another layer instead; is the group offloaded again?"""
     import torch
 
     cls = resolve(group_offloading, "GroupOffloadingHook")
@@ -77,7 +77,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         def post_forward(self, module, output):
             output = original(self, module, output)
             stream = _stream(self)
-            # Before 0.35.0 blocks fetch each other from the first pass on, which nobody has traced.
+            # Before 0.35.0 blocks prefetch each other from the first pass on, without tracing.
             if stream is not None and (hasattr(self, _TOP) or self.group.stream is None):
                 after(stream)
             return output
@@ -94,7 +94,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
     def make_deinitialize(original):
         def deinitalize_hook(self, module):
-            # The stream outlives the group: hooks that are applied again have the same one.
+            # The stream outlives the group: hooks that are applied again use the same one.
             stream = self.group.stream
             if stream is not None and vars(stream).get(_FETCHED) is self.group:
                 delattr(stream, _FETCHED)
@@ -109,7 +109,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def _stream(hook: Any) -> Any:
-    """The stream of ``hook``; the loose parameters of a model, which fetch the first group, have none."""
+    """The stream of ``hook``; the group of a model's loose parameters, which prefetches the first group, has none."""
     if hook.group.stream is None and hook.next_group is not None:
         return hook.next_group.stream
     return hook.group.stream
@@ -134,14 +134,14 @@ def _after(stream: Any) -> None:
 
 
 class _Stream:
-    """Of these groups."""
+    """The stream of these groups."""
 
     def synchronize(self) -> None:
         """Nothing runs on it."""
 
 
 class _Group:
-    """What a hook reads of a group, for the probe; it moves nothing."""
+    """What a hook reads from a group, for the probe; it moves nothing."""
 
     onload_self = non_blocking = False
     record_stream = True
@@ -153,7 +153,7 @@ class _Group:
         self.onload_leader = torch.nn.Module()
 
     def onload_(self) -> None:
-        """It is there."""
+        """Nothing to move."""
 
     def offload_(self) -> None:
         self.offloaded = True

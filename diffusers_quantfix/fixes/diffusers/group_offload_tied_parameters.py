@@ -1,14 +1,14 @@
-"""A parameter that two modules share stays behind under leaf-level group offloading (T5's embedding).
+"""A parameter shared by two modules is left behind under leaf-level group offloading (T5's embedding).
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     (when checking argument for argument self in method wrapper_CUDA_index_select) from ``embed_tokens`` of T5 under
     ``enable_group_offload(offload_type="leaf_level")`` (transformers 5, diffusers before 0.36), or from any other
-    module without a supported layer whose parameter stands elsewhere in the model too.
-Cause: a parameter that belongs to no supported layer is brought when its module is called. The parameters are taken
-    from ``named_parameters()``, which names a shared one once, in the first module. ``T5EncoderModel.shared`` is never
-    called, ``encoder.embed_tokens`` is. From 0.36 on an embedding is a supported layer, other modules are not.
+    module that is not a supported layer and shares its parameter with another module.
+Cause: a parameter that belongs to no supported layer is onloaded when its module is called. The parameters come from
+    ``named_parameters()``, which lists a shared one only once, under its first module. ``T5EncoderModel.shared`` is
+    never called, ``encoder.embed_tokens`` is. From 0.36 on an embedding is a supported layer; other modules are not.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
-Patch: a shared parameter is brought with each of its modules.
+Patch: a shared parameter is onloaded with each of its modules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GATHER = "_gather_parameters_with_no_group_offloading_parent"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Are both modules named that share a parameter?"""
+    """Is a shared parameter listed only under its first module?"""
     import torch
 
     gather = resolve(group_offloading, _GATHER)
@@ -61,7 +61,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         return gather
 
     def comes(place, modules):
-        """Whether the module at ``place``, or one above it, brings all that it has."""
+        """Whether the module at ``place``, or one above it, onloads everything in it."""
         while place and place not in modules:
             place = place.rpartition(".")[0]
         return place in modules

@@ -2,15 +2,15 @@
 
 Symptom: RuntimeError "cannot pin 'torch.cuda.CharTensor' only dense CPU tensors can be pinned" in the second forward
     pass of a group with ``use_stream=True, low_cpu_mem_usage=True``, when the model was on the CPU. Up to 0.37 every
-    kind of group offloading ends in "Expected all tensors to be on the same device", or keeps the model on the GPU.
-Cause: ``ModuleGroup._to_cpu`` of 0.38.0 and later returns the parameter itself where it is on the CPU already, and
-    ``swap_tensors`` moves what should be its host copy to the GPU. Releases before 0.38.0 replace the wrapper alone.
+    kind of group offloading raises "Expected all tensors to be on the same device", or keeps the model on the GPU.
+Cause: ``ModuleGroup._to_cpu`` of 0.38.0 and later returns the parameter itself if it is already on the CPU, and
+    ``swap_tensors`` moves what should be its host copy to the GPU. Releases before 0.38.0 replace only the wrapper.
     After each use on a stream the wrapper reports the GPU as its device while its inner tensors are not there.
 Upstream: https://github.com/huggingface/diffusers/issues/14433 and
     https://github.com/huggingface/diffusers/issues/13281, PRs 13276 (0.38.0) and
     https://github.com/huggingface/diffusers/pull/14457 (open).
 Patch: groups that hold such weights are moved by ``group_offload``, inner tensor by inner tensor, so the class of the
-    weight does not have to support pinning. They cannot be offloaded to disk, as in upstream.
+    weight does not have to support pinning. As upstream, they cannot be offloaded to disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIX = Fix(
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Check what moves a group of such weights, and whether upstream's host copy is another tensor than the weight."""
+    """Check what moves a group of such weights, and whether upstream's host copy is a different tensor."""
     group = resolve(group_offloading, "ModuleGroup")
     if not groups.is_left_to_diffusers(group, "torchao"):
         return False

@@ -3,13 +3,13 @@
 Symptom: RuntimeError "Expected all tensors to be on the same device" or "Input type (CUDABFloat16Type) and weight type
     (CPUBFloat16Type) should be the same" from ``vae.decode`` or ``vae.encode`` of Qwen-Image, LTX and most others,
     after ``enable_group_offload(offload_type="block_level")`` of the VAE or of the whole pipeline.
-Cause: what is in no block is brought when the model itself is called, but a pipeline calls ``encode`` and ``decode``.
+Cause: modules in no block are onloaded when the model itself is called, but a pipeline calls ``encode`` and ``decode``.
     From 0.36.0 on a class may name its parts in ``_group_offload_block_modules``; few VAEs do.
 Upstream: https://github.com/huggingface/diffusers/issues/12319, open;
-    https://github.com/huggingface/diffusers/pull/12692 gave AutoencoderKL and AutoencoderKLWan their names.
-Patch: a model of diffusers with ``encode`` and ``decode`` that names none has those of AutoencoderKL. What these
-    contain is grouped by diffusers itself. Models of others are left alone: they may reach into their parts. A part
-    that is a ModuleList or Sequential is, too: its layers are blocks already.
+    https://github.com/huggingface/diffusers/pull/12692 added these names to AutoencoderKL and AutoencoderKLWan.
+Patch: a diffusers model with ``encode`` and ``decode`` that names no parts gets those of AutoencoderKL. diffusers
+    itself groups what these contain. Models from elsewhere are left alone, since they may access their parts directly,
+    and so is a part that is a ModuleList or Sequential: its layers already are blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PARTS = ("quant_conv", "post_quant_conv", "encoder", "decoder")
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Offload a model with ``encode`` and ``decode``, on the CPU: is its encoder brought with the whole model only?"""
+    """Offload a model with ``encode`` and ``decode``, on the CPU: is its encoder onloaded only with the whole model?"""
     import torch
 
     apply = resolve(group_offloading, "apply_group_offloading")
@@ -57,7 +57,7 @@ def broken(group_offloading: ModuleType) -> bool:
         apply(
             model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
         )
-    except AttributeError:  # 0.36.0 asks for the accelerator, where there is none
+    except AttributeError:  # 0.36.0 queries the accelerator, and there is none
         return not written_in(resolve(group_offloading, "_apply_group_offloading"), __name__)
     return not hasattr(model.encoder, "_diffusers_hook")
 
@@ -75,7 +75,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     def make(original):
         def _apply_group_offloading(module, config):
             parts = parts_of(module) if config.offload_type == block_level else []
-            # Given already when diffusers removes the hooks and applies them again, as after loading a LoRA.
+            # Already set when diffusers removes the hooks and applies them again, as after loading a LoRA.
             if not parts or (config.block_modules is not None and set(config.block_modules) != set(parts)):
                 return original(module, config)
             config = replace(config, block_modules=parts)
@@ -86,8 +86,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             }
             if config.stream is None or not (rest or module._parameters or module._buffers):
                 return original(module, config)
-            # For a stream, layers would be followed from the parts and once more from the model: the rest, which is
-            # used when the model itself is called, is brought without one.
+            # With a stream, layers would be tracked from the parts and again from the model: the rest, which is used
+            # when the model itself is called, is onloaded without one.
             kept = {name: child for name, child in module._modules.items() if name not in rest}
             with showing(module, _modules=kept, _parameters={}, _buffers={}):
                 original(module, config)
@@ -96,7 +96,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             registry = getattr(module, "_diffusers_hook", None)
             hook = registry and registry.get_hook(group_offloading._GROUP_OFFLOADING)
             if hook is not None:
-                hook.config = config  # what is applied again
+                hook.config = config  # used when the hooks are applied again
             return None
 
         return _apply_group_offloading
@@ -112,7 +112,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             held.update(before)
 
     def parts_of(module: Any) -> list[str]:
-        """The names of the parts; none where it is no autoencoder of the library."""
+        """The names of the parts; none if it is not one of the library's autoencoders."""
         if not any(
             {"encode", "decode"} <= vars(cls).keys() and cls.__module__.partition(".")[0] == library
             for cls in type(module).__mro__

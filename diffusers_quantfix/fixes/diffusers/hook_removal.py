@@ -1,12 +1,13 @@
 """A cache has no effect any more once group offloading has removed a hook below its own.
 
 Symptom: with ``enable_group_offload(use_stream=True)`` at block level and then ``enable_cache(...)``, FirstBlockCache
-    and MagCache skip nothing: passes take as long as without a cache. The same without a stream once a LoRA was loaded
-    or unloaded. With a stream at any level SeaCache skips nothing either, and at leaf level TextKVCache gives the
-    negative prompt the text of the positive one: another picture, without an error.
-Cause: a hook with a ``new_forward`` keeps in ``original_forward`` what it calls. ``HookRegistry.remove_hook`` gives the
-    hook above the removed one another ``forward``, which was its ``new_forward``, and leaves ``original_forward`` as it
-    was. Group offloading removes hooks after the first pass with a stream, and with each LoRA.
+    and MagCache skip nothing: passes take as long as without a cache. The same happens without a stream once a LoRA was
+    loaded or unloaded. With a stream at any level SeaCache skips nothing either, and at leaf level TextKVCache gives
+    the negative prompt the text of the positive one: a different image, without an error.
+Cause: a hook with a ``new_forward`` keeps the function it calls in ``original_forward``. ``HookRegistry.remove_hook``
+    overwrites the ``forward`` of the hook above the removed one, which was its ``new_forward``, and leaves
+    ``original_forward`` as it was. Group offloading removes hooks after the first pass with a stream, and with each
+    LoRA.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/hooks.py; not reported.
 Patch: such a hook keeps its ``new_forward``, and calls what the removed hook called.
 """
@@ -34,7 +35,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Remove a hook below one that answers in the place of the module; does it still answer?"""
+    """Remove a hook below one that answers instead of the module; does it still answer?"""
     import torch
 
     base = resolve(hooks, "ModelHook")

@@ -1,13 +1,13 @@
 """HunyuanDiT cannot run with quantized layers.
 
 Symptom: RuntimeError or AssertionError from torch's ``multi_head_attention_forward``, such as "mat1 and mat2 shapes
-    cannot be multiplied" or "self and mat2 must have the same dtype", from every HunyuanDiT in 4 or 8 bits;
+    cannot be multiplied" or "self and mat2 must have the same dtype", from every 4-bit or 8-bit HunyuanDiT;
     NotImplementedError "attempting to run unimplemented operator" with torchao.
-Cause: ``HunyuanDiTAttentionPool.forward`` calls none of its four layers. It gives their weights, packed ones too, to
+Cause: ``HunyuanDiTAttentionPool.forward`` calls none of its four layers. It passes their weights, even packed ones, to
     torch's function.
-Upstream: not reported. So it also fails where a layer that was kept from quantization is offloaded in groups of leaves
-    or sequentially, as un-quantized models do: the hook that brings its weight never runs.
-Patch: where a weight is quantized, or its layer has such a hook, the same attention is computed by calling the layers.
+Upstream: not reported. For the same reason it also fails, as do unquantized models, if a layer excluded from
+    quantization is offloaded sequentially or at leaf level: the hook that onloads its weight never runs.
+Patch: if a weight is quantized, or its layer has such a hook, the same attention is computed by calling the layers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def patch(embeddings: ModuleType, draft: Draft) -> None:
 
 
 def _may_be_read(layer: Any) -> bool:
-    """Is the weight a plain one that no hook has to bring, when the layer is called?"""
+    """Whether the weight is plain, and no hook has to onload it when the layer is called."""
     return is_plain(layer) and not hasattr(layer, "_diffusers_hook") and not hasattr(layer, "_hf_hook")
 
 

@@ -2,11 +2,11 @@
 
 Symptom: RuntimeError "mixed dtype (CPU): all inputs must share same datatype", or NotImplementedError "batch_norm" or
     "LayerNormKernelImpl" not implemented for 'Char' or 'Byte', from every UNet whose ``encoder_hid_dim_type`` is
-    "image_proj", in 4 or 8 bits or from a GGUF file.
-Cause: ``ImageProjection.forward`` casts the embedding of the image to the dtype of its layer's weight, uint8 or int8:
-    nothing of the image is left, and the layer returns integers, too.
+    "image_proj", in 4-bit or 8-bit or from a GGUF file.
+Cause: ``ImageProjection.forward`` casts the image embedding to the dtype of its layer's weight, uint8 or int8: the
+    embedding is destroyed, and the layer returns integers too.
 Upstream: not reported.
-Patch: where the weight is packed, ``forward`` sees a weight of the dtype of the layer's bias instead.
+Patch: if the weight is packed, ``forward`` sees a weight with the dtype of the layer's bias instead.
 """
 
 from __future__ import annotations

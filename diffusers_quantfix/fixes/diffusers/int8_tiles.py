@@ -1,10 +1,10 @@
 """Dequantizing or merging into an 8-bit model that has run gives noise.
 
-Symptom: noise after ``dequantize()``, ``fuse_lora()`` or ``merge_and_unload()`` of a model in 8 bits, or with a DoRA,
-    if the model has run before. No error.
+Symptom: noise after ``dequantize()``, ``fuse_lora()`` or ``merge_and_unload()`` of an 8-bit model, or with a DoRA, if
+    the model has run before. No error.
 Cause: the first forward pass puts the weight into tiles, in the layout of the GPU's tensor cores.
-    ``dequantize_bnb_weight`` of diffusers, transformers and peft multiplies the bytes by the scales of their rows, as
-    if they were rows still.
+    ``dequantize_bnb_weight`` of diffusers, transformers and peft multiplies the bytes by the row scales, as if they
+    were still rows.
 Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.45.0; bitsandbytes 0.45.0 no longer has
     tiles; not reported for earlier releases.
 Patch: the function is given the weight in rows.
@@ -50,7 +50,7 @@ FIX = Fix(
 
 
 def broken(module: ModuleType) -> bool:
-    """Does it know nothing of tiles? Newer releases of transformers take no bitsandbytes that has tiles."""
+    """Does it not handle tiles? Newer transformers releases do not accept a bitsandbytes with tiles."""
     if module.__name__.startswith("transformers.") and not hasattr(module, "bnb"):
         return False
     return takes_tiles_for_rows(resolve(module, "dequantize_bnb_weight"))

@@ -3,9 +3,9 @@
 Symptom: ValueError "Casting a quantized model to a new `dtype` is unsupported" from ``load_ip_adapter``, with the
     attention processors replaced and the adapter partially loaded.
 Cause: ``_load_ip_adapter_weights`` (and ``load_attn_procs`` for Custom Diffusion) ends with ``self.to(dtype=self.dtype,
-    device=self.device)``, which should move the new layers, and is refused as a cast.
+    device=self.device)``, which is meant to move the new layers, but is refused as a cast.
 Upstream: https://github.com/huggingface/diffusers/issues/11570, closed; the line has not changed.
-Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the UNet's own dtype moves the new layers only.
+Patch: while an adapter is loaded into a quantized UNet, ``.to`` with the UNet's own dtype moves only the new layers.
     The hooks of a sequentially offloaded UNet, quantized or not, are removed during loading, and the same hooks are
     restored.
 """

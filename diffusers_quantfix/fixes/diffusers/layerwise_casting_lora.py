@@ -1,12 +1,12 @@
-"""Layerwise casting and a LoRA in another dtype fail.
+"""Layerwise casting fails with a LoRA in another dtype.
 
 Symptom: RuntimeError "expected m1 and m2 to have the same dtype, but got: c10::Half != float" in a run of an 8-bit
-    model in float16 with a LoRA, after ``enable_layerwise_casting``. The LoRA of an 8-bit layer stays in float32 if its
-    file is.
-Cause: ``_disable_peft_input_autocast`` keeps peft from casting the input of a layer to the dtype of its adapter, which
-    would be the storage dtype, float8. It does so where the bias of the base layer is cast, too, although
-    ``enable_layerwise_casting`` leaves out the adapter, which needs the cast then.
-Upstream: not reported. An unquantized model fails in the same way; there the LoRA is loaded in the dtype of the model.
+    float16 model with a LoRA, after ``enable_layerwise_casting``. An 8-bit layer's LoRA stays in float32 if its file is
+    in float32.
+Cause: ``_disable_peft_input_autocast`` keeps peft from casting a layer's input to its adapter's dtype, which would be
+    the storage dtype, float8. It also does so if only the base layer's bias is cast layerwise, although
+    ``enable_layerwise_casting`` skips the adapter, which then needs the input cast.
+Upstream: not reported. An unquantized model fails in the same way; there the LoRA is loaded in the model's dtype.
 Patch: peft casts the input of a layer whose adapter is not subject to layerwise casting.
 """
 
@@ -34,7 +34,7 @@ _DISABLE = "_disable_peft_input_autocast"
 
 
 def broken(layerwise_casting: ModuleType) -> bool:
-    """Does it look at the layers of peft without looking for their adapters?"""
+    """Does it check peft's layers without checking their adapters?"""
     disable = resolve(layerwise_casting, _DISABLE)
     names = names_used(disable)
     return (

@@ -1,7 +1,7 @@
 """Layerwise casting casts the packed bytes of quantized weights.
 
 Symptom: noise, without an error, after ``enable_layerwise_casting`` of a 4-bit model with a floating
-    ``bnb_4bit_quant_storage``, as FSDP needs it. A model with weights of quanto fails with ValueError.
+    ``bnb_4bit_quant_storage``, as FSDP requires. A model with quanto weights fails with ValueError.
 Cause: the hook calls ``module.to(dtype=torch.float8_e4m3fn)`` for every linear layer. The packed weight has the dtype
     bfloat16, and its bytes are rounded as if they were numbers.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/layerwise_casting.py; not reported.

@@ -1,12 +1,12 @@
-"""An adapter that is loaded into an offloaded model is lost.
+"""An adapter loaded into an offloaded model is lost.
 
 Symptom: noise, NaN or RuntimeError "Tensor on device meta is not on the expected device" after
     ``transformer.load_lora_adapter()`` or ``add_adapter()`` under sequential offload; "KeyError: Parameter containing"
     under group offload with a stream.
-Cause: peft moves the adapter to where its layer is: to meta, which has no data. ``load_lora_weights`` of a pipeline
-    takes the hooks off before and puts them back afterwards, and makes the groups anew; the methods of a model do not.
+Cause: peft moves the adapter to its layer's device: meta, which has no data. A pipeline's ``load_lora_weights`` removes
+    the hooks first and restores them afterwards, and rebuilds the groups; a model's methods do not.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/peft.py; not reported.
-Patch: the same for calls of the model's own methods.
+Patch: the same for the model's own methods.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FIX = Fix(
 
 
 def broken(peft: ModuleType) -> bool:
-    """Add an adapter to an offloaded layer; is it on meta, with no hook that could bring it?
+    """Add an adapter to an offloaded layer; is it on meta, with no hook that could onload it?
 
-    A LoHa, which is added in the same way: for a LoRA peft would import its layers for bitsandbytes.
+    It is a LoHa, which is added in the same way: for a LoRA peft would import its bitsandbytes layers.
 
     Raises:
-        Undecided: accelerate or peft is not imported as a whole; until then nothing can be offloaded or adapted. An
-            import of peft can lead here through transformers and optimum-quanto.
+        Undecided: accelerate or peft is not fully imported; until then nothing can be offloaded or adapted. An import
+            of peft can lead here through transformers and optimum-quanto.
     """
     for needed in ("accelerate.big_modeling", "peft"):
         if finished(needed) is None:
@@ -60,13 +60,13 @@ def broken(peft: ModuleType) -> bool:
 def patch(peft: ModuleType, draft: Draft) -> None:
     def make(original):
         def load_or_add(self, *args, **kwargs):
-            if kwargs.get("_pipeline") is not None:  # which has taken the hooks off
+            if kwargs.get("_pipeline") is not None:  # which has removed the hooks
                 return original(self, *args, **kwargs)
             with hooks_aside(self):
                 result = original(self, *args, **kwargs)
             if is_group_offloaded(self):
                 offloading = sys.modules["diffusers.hooks.group_offloading"]
-                # Before 0.35.0 no LoRA could be loaded into groups, of a pipeline neither: upstream's own error.
+                # Before 0.35.0 a LoRA could not be loaded into groups, not even by a pipeline: upstream's own error.
                 again = getattr(offloading, "_maybe_remove_and_reapply_group_offloading", None)
                 if again is not None:
                     again(self)

@@ -1,12 +1,11 @@
 """``set_lora_device`` of a sequentially offloaded pipeline fails.
 
 Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.set_lora_device(...)`` after
-    ``enable_sequential_cpu_offload()``; components that are not offloaded are moved or not, as they come in order.
-Cause: the weights of the adapter are moved like those of any layer. Between two uses these are meta tensors.
+    ``enable_sequential_cpu_offload()``; whether components that are not offloaded are moved depends on their order.
+Cause: the adapter's weights are moved like those of any layer. Between uses these are meta tensors.
 Upstream: https://github.com/huggingface/diffusers/issues/9913.
-Patch: an offloaded layer of an adapter stays as it is, whatever the device: its weights are in host memory, as
-    ``set_lora_device(..., "cpu")`` asks for, and its hook brings them to the device where they are used. All other
-    layers are moved.
+Patch: an adapter's offloaded layer stays as it is, whatever the device: its weights are in host memory, as
+    ``set_lora_device(..., "cpu")`` requests, and its hook onloads them where they are used. All other layers are moved.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def patch(lora_base: ModuleType, draft: Draft) -> None:
 
 @contextlib.contextmanager
 def stay_offloaded(*models: Any) -> Iterator[None]:
-    """In the block ``to`` of the offloaded layers of adapters in ``models`` does nothing."""
+    """A block in which ``to`` of the offloaded adapter layers in ``models`` does nothing."""
     layers = [
         part
         for model in models

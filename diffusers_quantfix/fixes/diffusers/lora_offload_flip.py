@@ -1,10 +1,10 @@
 """Loading a LoRA switches the whole pipeline to sequential CPU offload.
 
-Symptom: every run is slow after ``load_lora_weights()``: the pipeline is under ``enable_sequential_cpu_offload``. That
-    was never requested. Or the next run raises, since the components cannot be offloaded this way, or ``fuse_lora()``:
-    "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
+Symptom: every run is slow after ``load_lora_weights()``: the pipeline is under ``enable_sequential_cpu_offload``, which
+    was never requested. Or the next run raises, since the components cannot be offloaded this way, or ``fuse_lora()``
+    does: "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
 Cause: ``_func_optionally_disable_offloading`` treats every root hook of class ``AlignDevicesHook`` as sequential
-    offload, also one that only aligns inputs. ``accelerate.dispatch_model`` puts such a hook on a model that is spread
+    offload, even one that only aligns inputs. ``accelerate.dispatch_model`` puts such a hook on a model that is spread
     over several GPUs, and in older releases on every 8-bit model. The removed hooks are not restored: the whole
     pipeline is offloaded again, regardless of which components were offloaded and how; after an error nothing is
     offloaded.
@@ -12,7 +12,7 @@ Upstream: https://github.com/huggingface/diffusers/issues/10914, https://github.
     https://github.com/huggingface/diffusers/issues/11648, https://github.com/huggingface/diffusers/pull/8750,
     https://github.com/huggingface/diffusers/pull/14271; open.
 Patch: while a LoRA is loaded into a pipeline, the offloading hooks of the models that can have a LoRA are removed, and
-    then the same hooks are restored, for new layers too. The other models are not touched, and upstream's function
+    then the same hooks are restored, also on new layers. The other models are not touched, and upstream's function
     finds no hooks. When it is called directly, it ignores hooks that do not offload.
 """
 
@@ -42,7 +42,7 @@ FIX = Fix(
         "sequentially offloaded now",
         r"is_sequential_cpu_offload.{1,20}\bTrue\b",
         "moved to (the )?CPU after loading (a |the )?LoRA",
-        # fuse_lora() of an 8-bit pipeline that was under no offload before its LoRA was loaded
+        # fuse_lora() of an 8-bit pipeline that was not offloaded before its LoRA was loaded
         r"dequantize_bnb_weight.{0,400}'NoneType' object has no attribute 'to'",
     ),
     frames=("load_lora_weights", "load_lora_adapter", "loaders/peft.py", "lora_base.py"),

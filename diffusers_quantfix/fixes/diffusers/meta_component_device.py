@@ -2,27 +2,27 @@
 
 Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Tensor on device cpu is not on the expected
     device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends a tensor to ``self.vae.device``
-    (GLIGEN), or from code that does so outside of a pipeline.
-Cause: ``ModelMixin.device`` is the device of the first parameter. Between two forward passes a hook of accelerate holds
-    the weights, and the parameters are meta tensors; nothing can be sent to that device.
+    (GLIGEN), or from code that does so outside a pipeline.
+Cause: ``ModelMixin.device`` is the device of the first parameter. Between forward passes an accelerate hook holds the
+    weights, and the parameters are meta tensors; nothing can be sent to that device.
 Upstream: https://github.com/huggingface/diffusers/issues/10958; https://github.com/huggingface/diffusers/pull/11195
     patched the one pipeline that was reported. Where diffusers itself offloads (group offloading) this property already
-    returns the device of the hook; so does ``BarkModel.device`` of transformers for accelerate's hooks, and
+    returns the hook's device; so does ``BarkModel.device`` of transformers for accelerate's hooks, and
     ``get_module_execution_device`` of diffusers 0.41, which a few pipelines call instead.
-Patch: the property calls upstream first. Where that returns meta and an offloading hook holds the weights, it returns
-    the hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, meta
-    too.
+Patch: the property calls upstream first. If that returns meta and an offloading hook holds the weights, it returns the
+    hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, even
+    meta.
 
-Why the property, and not the calls of pipelines: prompt weighting libraries and user code read
-``pipe.text_encoder.device`` outside of any call. We read every condition on a model's device in 12 releases from 0.31.0
-to 0.42.1. Only ``DiffusionPipeline.device`` treats meta differently; see ``diffusers-meta-pipeline-device``.
+Why the property, and not the pipelines' calls: prompt weighting libraries and user code read
+``pipe.text_encoder.device`` outside any call. We read every condition on a model's device in 12 releases from 0.31.0 to
+0.42.1. Only ``DiffusionPipeline.device`` treats meta differently; see ``diffusers-meta-pipeline-device``.
 ``_execution_device`` reads the hooks, ``enable_*_offload`` remove the hooks before they read the device, ``.to`` only
 prints it, and loading reads it before there are hooks. ``model.to(model.device)`` of an offloaded model, as in loading
 an IP-Adapter, now fails at once; upstream moves the adapter's fresh weights to meta, where they are lost, and the run
 fails. Two narrower patches were rejected. Inside pipeline calls only: libraries and user code that read the device
-outside of a call would fail as before, and the result would depend on the caller. Only in the pipelines that are known
-to read it: each release adds new ones. Five of upstream's own tests assert meta to detect offloading; they fail with
-this fix. Programs that need this should check ``next(model.parameters()).is_meta``, or skip this fix and its twin.
+outside a call would fail as before, and the result would depend on the caller. Only in the pipelines known to read it:
+each release adds new ones. Five of upstream's own tests assert meta to detect offloading; they fail with this fix.
+Programs that need this should check ``next(model.parameters()).is_meta``, or skip this fix and its twin.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" from a 
     ``self.device`` instead of ``self._execution_device`` (LongCat-Image, SEGA, LEdits++), and from user code that sends
     its own tensors to ``pipe.device``.
 Cause: ``DiffusionPipeline.device`` is the device of one component, and under ``enable_sequential_cpu_offload`` the
-    weights of every component are meta tensors between two forward passes.
+    weights of every component are meta tensors between forward passes.
 Upstream: https://github.com/huggingface/diffusers/issues/10958. Since 0.40 the property prefers a component that is
-    neither on the CPU nor on meta, so that a pipeline with components on several devices returns the accelerator on
-    which it computes.
+    neither on the CPU nor on meta, so that a pipeline with components on several devices returns the accelerator it
+    computes on.
 Patch: components whose weights an offloading hook holds are ignored, since they accept inputs from any device;
     upstream's own rule is applied to the others. If all are held by hooks, the result is the execution device of the
     first.
@@ -53,7 +53,7 @@ def broken(pipeline_utils: ModuleType) -> bool:
 
     from ...offloading.hooks import offloaded_stand_in
 
-    class Component(torch.nn.Module):  # no ModelMixin: its device may be patched already
+    class Component(torch.nn.Module):  # not a ModelMixin, whose device may already be patched
         device = torch.device("meta")
 
     base: Any = resolve(pipeline_utils, "DiffusionPipeline")
@@ -73,7 +73,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
     def make(upstream):
         if not isinstance(upstream, property):
-            raise TargetMissing("DiffusionPipeline.device is no property")
+            raise TargetMissing("DiffusionPipeline.device is not a property")
         chosen_device: Any = upstream.fget
 
         def device(self):

@@ -2,8 +2,8 @@
 
 Symptom: TypeError "Linear4bit.forward() got an unexpected keyword argument 'input'" (the same with ``Linear8bitLt`` and
     ``GGUFLinear``) from every AnimateDiff pipeline whose UNet is quantized.
-Cause: ``AnimateDiffTransformer3D.forward`` calls ``proj_in(input=...)`` and ``proj_out(input=...)``, as the argument is
-    named in ``torch.nn.Linear``. The layers that take its place name it ``x`` or ``inputs``.
+Cause: ``AnimateDiffTransformer3D.forward`` calls ``proj_in(input=...)`` and ``proj_out(input=...)``, the argument's
+    name in ``torch.nn.Linear``. The layers that replace it name it ``x`` or ``inputs``.
 Upstream: not reported.
 Patch: these two calls pass it by position.
 """
@@ -81,5 +81,5 @@ def patch(unet_motion_model: ModuleType, draft: Draft) -> None:
     exchange = Exchange()
     code = recompiled(function, exchange)
     if exchange.found != len(_CALLED):
-        raise TargetMissing("AnimateDiffTransformer3D calls its layers in another way")
+        raise TargetMissing("AnimateDiffTransformer3D calls its layers differently")
     draft.replace(function, "__code__", code)

@@ -2,8 +2,7 @@
 
 Symptom: ``from_pretrained(..., quantization_config=..., device_map={"": "cuda:1"})`` raises NotImplementedError
     "Currently, providing `device_map` is not supported for quantized models" ("is automatically inferred" in 0.31.0 and
-    0.32.0); without a device_map the model is loaded onto ``torch.cuda.current_device()``, which raises where there is
-    no CUDA.
+    0.32.0); without a device_map the model is loaded onto ``torch.cuda.current_device()``, which raises without CUDA.
 Cause: ``ModelMixin.from_pretrained`` rejects the request and sets ``param_device = torch.cuda.current_device()``
     (0.31.0: a bare int) for every quantized model.
 Upstream: https://github.com/huggingface/diffusers/issues/10798; 0.33.0 takes the device map from the quantizer and
@@ -12,9 +11,9 @@ Patch: the model is loaded onto the requested device; without a request it is lo
     available accelerator, with its index. For a request that cannot be met (a device that does not exist, a plan over
     several devices) a clear error is raised before anything is allocated. `diffusers_quantfix.loading.device` decides.
 
-The function is 500 lines long, and both places are in its middle. A wrapper around it does not know whether the
-checkpoint is quantized (that is in the config which the function fetches), and cannot prevent the call of
-``torch.cuda`` on a machine without CUDA. So only those two places are replaced in the function's own source.
+The function is 500 lines long, and both places are in its middle. A wrapper cannot know whether the checkpoint is
+quantized (the function itself fetches that config), and cannot prevent the ``torch.cuda`` call on a machine without
+CUDA. So only those two places are replaced in the function's own source.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
 
 def _with_chosen_device(function: FunctionType) -> CodeType:
-    """The code of ``from_pretrained`` with the rejection of a device_map and the call of CUDA replaced.
+    """The code of ``from_pretrained`` with the rejection of a device_map and the CUDA call replaced.
 
     Raises:
         TargetMissing: one of the two places does not occur exactly once.
-        OSError: the source of diffusers is missing (installed as bytecode only).
+        OSError: the diffusers source is missing (installed as bytecode only).
     """
     import ast
 
@@ -92,9 +91,7 @@ def _with_chosen_device(function: FunctionType) -> CodeType:
     exchange = Exchange()
     code = recompiled(function, exchange)
     if (exchange.refusals, exchange.questions) != (1, 1):
-        raise TargetMissing(
-            "ModelMixin.from_pretrained chooses the device of a quantized model in another way"
-        )
+        raise TargetMissing("ModelMixin.from_pretrained chooses the device of a quantized model differently")
     return code
 
 

@@ -1,11 +1,11 @@
 """Pix2Pix Zero cannot run with a quantized UNet.
 
 Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" from ``prepare_unet`` of Pix2Pix
-    Zero, in 4 or 8 bits.
-Cause: ``prepare_unet`` makes all weights of the cross attention require gradients, quantized ones too. The pipeline
-    needs the gradient of its latents only.
+    Zero, in 4-bit or 8-bit.
+Cause: ``prepare_unet`` makes all cross-attention weights require gradients, even quantized ones. The pipeline only
+    needs the gradient of its latents.
 Upstream: not reported.
-Patch: ``prepare_unet`` leaves weights out that are quantized.
+Patch: ``prepare_unet`` skips quantized weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Unet:
 
 
 def broken(module: ModuleType) -> bool:
-    """Must a packed weight have a gradient?"""
+    """Is a packed weight made to require a gradient?"""
     import torch
 
     attention = torch.nn.Module()

@@ -2,12 +2,12 @@
 
 Symptom: ``to(dtype)`` and ``to(device, dtype)`` of a pipeline or modular pipeline with a GGUF, torchao or quanto model
     raise ValueError "Casting a quantized model to a new `dtype` is unsupported", with some components cast and moved,
-    others not. With a text encoder of transformers it is "The dtype of a weights Tensor cannot be changed" (quanto) in
-    the middle of the encoder, or the encoder is silently half cast (torchao).
-Cause: ``DiffusionPipeline.to`` and ``ModularPipeline.to`` skip the cast for bitsandbytes components only, and pass the
+    others not. With a transformers text encoder it is "The dtype of a weights Tensor cannot be changed" (quanto),
+    midway through the encoder, or the encoder is silently left half cast (torchao).
+Cause: ``DiffusionPipeline.to`` and ``ModularPipeline.to`` skip the cast only for bitsandbytes components, and pass the
     dtype on to all others.
 Upstream: not reported.
-Patch: a quantized component of any library is moved and not cast, with a warning, as upstream does for bitsandbytes.
+Patch: a component quantized by any library is moved but not cast, with a warning, as upstream does for bitsandbytes.
     ``model.to(dtype)`` on a quantized model itself still raises.
 """
 

@@ -1,14 +1,14 @@
-"""quanto quantizes the layers inside of modules that are not to be converted.
+"""quanto quantizes the layers inside modules that should not be converted.
 
-Symptom: with ``QuantoConfig(modules_to_not_convert=["transformer_blocks"])`` every layer is quantized, without a word;
-    the same for the path of one layer. Modules that a model keeps in float32 are quantized too, and some then fail with
+Symptom: with ``QuantoConfig(modules_to_not_convert=["transformer_blocks"])`` every layer is silently quantized; the
+    same for the path of one layer. Modules that a model keeps in float32 are quantized too, and some then fail on
     another dtype.
-Cause: ``_replace_with_quanto_layers`` compares the last part of a name only, while bitsandbytes and torchao compare the
-    modules above as well.
+Cause: ``_replace_with_quanto_layers`` compares only the last part of a name, while bitsandbytes and torchao also
+    compare the parent modules.
 Upstream: not reported.
-Patch: a layer that is named, or lies in a module that is named, stays a plain one. A saved checkpoint is loaded as it
-    is: a layer is quantized if its weight is. Without the fix, the plain layers of such a checkpoint stay on meta, and
-    the first run raises RuntimeError "... not on the expected device meta".
+Patch: a layer that is named, or inside a named module, stays plain. A saved checkpoint is loaded as it is: a layer is
+    quantized if its weight is. Without the fix, the plain layers of such a checkpoint stay on meta, and the first run
+    raises RuntimeError "... not on the expected device meta".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REPLACE, _LOAD = "_replace_with_quanto_layers", "_load_pretrained_model"
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Does it put no path together?  To call it would import quanto."""
+    """Does it never join a path?  Calling it would import quanto."""
     replace = resolve(_utils(), _REPLACE)
     return not written_in(replace, __name__) and "join" not in names_used(replace)
 
@@ -83,7 +83,7 @@ def _is_quanto(quantizer: Any) -> bool:
 
 
 def _named_layers(model: Any, names: list[str]) -> dict[str, Any]:
-    """The linear layers that are named, or lie in a module that is: path -> layer."""
+    """The linear layers that are named, or inside a named module: path -> layer."""
     import torch
 
     return {
@@ -94,7 +94,7 @@ def _named_layers(model: Any, names: list[str]) -> dict[str, Any]:
 
 
 def _plain_where_saved_plain(model: Any, keys: frozenset[str]) -> None:
-    """Exchange, on meta, the quantized layers whose weights the checkpoint has unquantized."""
+    """Replace, on meta, the quantized layers whose weights are unquantized in the checkpoint."""
     import torch
     from optimum.quanto import QLinear
 

@@ -1,8 +1,8 @@
-"""load_lora_weights fails where quanto has quantized the Flux transformer.
+"""load_lora_weights fails if quanto has quantized the Flux transformer.
 
 Symptom: ``KeyError: 'single_transformer_blocks.0.attn.to_k.weight'`` in ``load_lora_weights``.
-Cause: ``FluxLoraLoaderMixin._maybe_expand_lora_state_dict`` looks the weights up in ``transformer.state_dict()``, which
-    for a layer of quanto holds ``weight._data`` and ``weight._scale`` and no ``weight``. It needs their shapes only.
+Cause: ``FluxLoraLoaderMixin._maybe_expand_lora_state_dict`` looks up the weights in ``transformer.state_dict()``, which
+    for a quanto layer holds ``weight._data`` and ``weight._scale`` but no ``weight``. It only needs their shapes.
 Upstream: https://github.com/huggingface/diffusers/issues/10512 (open) and
     https://github.com/huggingface/diffusers/issues/10550.
 Patch: the method receives a view of the transformer whose ``state_dict()`` also has every parameter under its own name.
@@ -76,7 +76,7 @@ class _View:
         return getattr(self._model, name)
 
     def state_dict(self) -> Any:
-        """The model's own state dict, plus the parameters that are missing in it."""
+        """The model's own state dict, plus the parameters missing from it."""
         found = self._model.state_dict()
         for name, parameter in self._model.named_parameters():
             found.setdefault(name, parameter)

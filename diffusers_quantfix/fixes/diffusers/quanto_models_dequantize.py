@@ -1,10 +1,10 @@
-"""Models of diffusers and transformers that quanto quantized cannot be dequantized.
+"""diffusers and transformers models quantized by quanto cannot be dequantized.
 
-Symptom: ``model.dequantize()`` ends in NotImplementedError "QuantizationMethod.QUANTO has no implementation of
+Symptom: ``model.dequantize()`` raises NotImplementedError "QuantizationMethod.QUANTO has no implementation of
     `dequantize`, please raise an issue on GitHub", in transformers "quanto has no implementation".
 Cause: ``QuantoQuantizer`` and ``QuantoHfQuantizer`` have no ``_dequantize`` of their own.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: the method is added; it replaces quanto's linear layers by torch's, with the dequantized weights.
+Patch: the method is added; it replaces quanto's linear layers with torch's, with the dequantized weights.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""diffusers loads a damaged checkpoint of quanto's weights without an error.
+"""diffusers loads a damaged checkpoint of quanto weights without an error.
 
-Symptom: a saved model with weights of quanto whose ``weight._scale`` or ``weight._shift`` has another shape, or whose
-    ``weight._shift`` is missing, gives wrong output; without ``weight._scale`` or ``weight._data`` it cannot be run.
-    ``from_pretrained`` says nothing.
-Cause: for the parts of a weight diffusers leaves the comparison of shapes to its quantizer, and ``QuantoQuantizer``
-    does not compare; its ``update_missing_keys`` drops the names of all parts, whose tensors stay on meta.
+Symptom: a saved model with quanto weights whose ``weight._scale`` or ``weight._shift`` has the wrong shape, or whose
+    ``weight._shift`` is missing, gives wrong output; without ``weight._scale`` or ``weight._data`` it cannot run.
+    ``from_pretrained`` reports nothing.
+Cause: for the parts of a weight diffusers leaves the shape check to its quantizer, and ``QuantoQuantizer`` has none;
+    its ``update_missing_keys`` drops the names of all missing parts, whose tensors stay on meta.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: both raise ValueError with the name of the tensor, before anything is loaded or while it is. A scale with one
-    number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone. So is a layer of
-    which the checkpoint has no weight: it stays on meta, where the user may put another one in its place, and is named
-    in the warning about missing keys, as a plain layer is; until then its forward pass raises RuntimeError.
+Patch: both raise ValueError with the tensor's name, before or during loading. A scale with one number per row, in
+    whatever shape, is used as the row scale; one for the last axis is left alone. So is a layer whose weight is missing
+    from the checkpoint: it stays on meta, so that the user may replace it, and is named in the warning about missing
+    keys, as a plain layer is; until then its forward pass raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PARTS = ("_data", "_scale", "_shift", "_data._data")
 
 
 def broken(quanto_quantizer: ModuleType) -> bool:
-    """Is a shape compared that no weight of the model has?"""
+    """Is a part of the wrong shape accepted?"""
     import torch
 
     quantizer_class = resolve(quanto_quantizer, "QuantoQuantizer")
@@ -79,7 +79,7 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
                 )
             for name in {_weight_of(key) for key in missing}:
                 model.get_submodule(name).register_forward_pre_hook(_has_its_weight)
-            # For the warning that diffusers logs where it is a plain layer.
+            # For the warning that diffusers logs for a plain layer.
             return [*found, *sorted(missing - set(found))]
 
         return update_missing_keys
@@ -99,10 +99,10 @@ def patch(quanto_quantizer: ModuleType, draft: Draft) -> None:
 
 
 def _compare(param_name: str, current_param: Any, loaded_param: Any, columns: int | None = None) -> None:
-    """Raise ValueError where the part of a checkpoint does not fit the model's.
+    """Raise ValueError if a part in the checkpoint does not fit the model's.
 
     Args:
-        columns: how many numbers a scale of the last axis has; None where that is not known.
+        columns: how many numbers a scale of the last axis has; None if unknown.
     """
     shape, wanted = tuple(loaded_param.shape), tuple(current_param.shape)
     if shape == wanted:
@@ -118,7 +118,7 @@ def _compare(param_name: str, current_param: Any, loaded_param: Any, columns: in
 
 
 def _fitted(model: Any, loaded_param: Any, param_name: str) -> Any:
-    """The part of a checkpoint in the shape of the model's, where it has as many numbers.
+    """The checkpoint's part in the shape of the model's, if it has as many numbers.
 
     Raises:
         ValueError: it does not fit.
@@ -128,7 +128,7 @@ def _fitted(model: Any, loaded_param: Any, param_name: str) -> Any:
     current = getattr(weight, name)
     if loaded_param.shape == current.shape or name not in ("_scale", "_shift"):
         return loaded_param
-    # A scale for each group, or for each row: only then is there one for the last axis.
+    # A scale per group, or per row: only in the latter case can there be one for the last axis.
     columns = weight.shape[-1] if current.shape[0] == weight.shape[0] else 0
     _compare(param_name, current, loaded_param, columns)
     rows = loaded_param.numel() == current.numel() and tuple(loaded_param.shape) != (1, columns)
@@ -136,7 +136,7 @@ def _fitted(model: Any, loaded_param: Any, param_name: str) -> Any:
 
 
 def _torn(model: Any, missing: set[str]) -> list[str]:
-    """Those of these parts of weights that belong to a weight of which the checkpoint has another part."""
+    """The missing parts whose weight has another part in the checkpoint."""
     if not missing:
         return []
     found = {_weight_of(key) for key in model.state_dict() if key not in missing and _is_part(model, key)}
@@ -144,12 +144,12 @@ def _torn(model: Any, missing: set[str]) -> list[str]:
 
 
 def _has_its_weight(layer: Any, args: tuple[Any, ...]) -> None:
-    """A hook before the forward pass of a layer whose weight was missing: torch computes with one on meta, silently."""
-    # Between the passes of an offloaded layer its weight is on meta, too: accelerate brings it after this hook.
+    """A forward pre-hook of a layer whose weight was missing: torch silently computes with a weight on meta."""
+    # An offloaded layer's weight is also on meta between passes: accelerate onloads it after this hook.
     if layer.weight.is_meta and not hasattr(layer, "_hf_hook"):
         raise RuntimeError(
             f"the checkpoint had no weight for this {type(layer).__name__} of {layer.in_features} to "
-            f"{layer.out_features} features, and it was given none since: see the warning about missing keys."
+            f"{layer.out_features} features, and none has been set since: see the warning about missing keys."
         )
 
 
@@ -158,7 +158,7 @@ def _weight_of(key: str) -> str:
 
 
 def _is_part(model: Any, key: str) -> bool:
-    """Is ``key`` the name of a tensor inside of a weight of quanto?"""
+    """Whether ``key`` is the name of a tensor inside a quanto weight."""
     from optimum.quanto import QModuleMixin
 
     name, _, part = key.rpartition(".weight.")

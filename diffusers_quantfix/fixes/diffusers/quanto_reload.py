@@ -1,7 +1,7 @@
-"""A saved model with weights of quanto is on meta after loading.
+"""A saved model with quanto weights is on meta after loading.
 
-Symptom: after ``from_pretrained`` of such a checkpoint ``model.device`` is ``meta``; a pipeline on the CPU ends in
-    RuntimeError "Tensor on device cpu is not on the expected device meta!", sequential offload in NotImplementedError
+Symptom: after ``from_pretrained`` of such a checkpoint ``model.device`` is ``meta``; a pipeline on the CPU raises
+    RuntimeError "Tensor on device cpu is not on the expected device meta!", sequential offload NotImplementedError
     "Cannot copy out of meta tensor; no data!". After ``.to(device)`` it works.
 Cause: the model is created with quantized weights on meta, and ``QuantoQuantizer.create_quantized_param`` puts the
     loaded tensors inside them. The device of a tensor subclass is fixed when it is created.

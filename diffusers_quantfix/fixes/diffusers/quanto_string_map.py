@@ -2,10 +2,10 @@
 
 Symptom: TypeError "'in <string>' requires string as left operand, not NoneType" from ``from_pretrained`` with a
     ``QuantoConfig`` and ``device_map="auto"``, "balanced", "balanced_low_0" or "sequential".
-Cause: without ``modules_to_not_convert`` the quantizer's list of them is ``[None]``, and the plan searches each of them
-    in the names of the parameters. The quantizers of bitsandbytes and torchao take the None out.
+Cause: without ``modules_to_not_convert`` the quantizer's list of them is ``[None]``, and the plan looks for each entry
+    in the parameter names. The bitsandbytes and torchao quantizers remove the None.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: the None is taken out of the list after the layers have been replaced.
+Patch: the None is removed from the list after the layers have been replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METHOD = "_process_model_before_weight_loading"
 
 
 def broken(quanto_quantizer: ModuleType) -> bool:
-    """Let it prepare a model of which no layer is replaced, and look at the list."""
+    """Let it prepare a model without replacing layers, and check the list."""
     from types import FunctionType, SimpleNamespace
 
     method = resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}")

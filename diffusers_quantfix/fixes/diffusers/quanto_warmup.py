@@ -1,11 +1,11 @@
-"""A saved model with weights of quanto cannot be loaded with a device_map.
+"""A saved model with quanto weights cannot be loaded with a device_map.
 
 Symptom: AttributeError "Parameter or buffer with name=...weight._data not found in model" from ``from_pretrained`` of a
-    model that quanto quantized, with any ``device_map`` that names an accelerator.
-Cause: the caching allocator is warmed up for the names in the checkpoint, and the parts of quanto's weights
-    (``weight._data``, ``weight._scale``) are no parameters of the model.
+    model quantized by quanto, with any ``device_map`` that names an accelerator.
+Cause: the caching allocator is warmed up for the names in the checkpoint, and the parts of quanto weights
+    (``weight._data``, ``weight._scale``) are not parameters of the model.
 Upstream: not reported; diffusers drops quanto with 1.0.
-Patch: what the model of such a checkpoint does not have is left out of the warm-up, which only saves time.
+Patch: these parts are left out of the warm-up, which only saves time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The LoRA of a quantized model cannot be saved with ``save_lora_adapter``.
 
 Symptom: ValueError "Casting a quantized model to a new `dtype` is unsupported" from ``model.save_lora_adapter(...)``;
-    before 0.37 "`.to` is not supported for `8-bit` bitsandbytes models" with 8 bits.
+    before 0.37 "`.to` is not supported for `8-bit` bitsandbytes models" in 8-bit.
 Cause: ``save_lora_adapter`` calls ``self.to(dtype=None)``, or ``self.to(dtype=torch.float32)`` with
-    ``upcast_before_saving=True``; ``ModelMixin.to`` of a quantized model refuses any dtype, None included.
+    ``upcast_before_saving=True``; ``ModelMixin.to`` of a quantized model refuses any dtype, even None.
 Upstream: not reported.
 Patch: ``save_lora_adapter`` of a quantized model gets a view of the model whose ``to`` casts nothing. With
     ``upcast_before_saving=True`` the LoRA is written in float32; the model keeps its dtypes.
@@ -37,7 +37,7 @@ FIX = Fix(
 
 
 def broken(peft: ModuleType) -> bool:
-    """Does it pass a dtype and nothing else to ``.to`` of the model?"""
+    """Does it pass only a dtype to the model's ``.to``?"""
     method = resolve(peft, "PeftAdapterMixin.save_lora_adapter")
     if written_in(method, __name__):
         return False
@@ -56,7 +56,7 @@ def patch(peft: ModuleType, draft: Draft) -> None:
 
 
 class _Uncast:
-    """A view of a quantized model: ``to(dtype=...)`` changes the dtype of the adapter in its state dict only."""
+    """A view of a quantized model: ``to(dtype=...)`` changes only the adapter's dtype in its state dict."""
 
     def __init__(self, model: Any, dtype: Any = None) -> None:
         self._model = model
@@ -69,7 +69,7 @@ class _Uncast:
         return _Uncast(self._model, dtype)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """All tensors of the model, [name: tensor]; those of adapters in the asked dtype."""
+        """All tensors of the model, name -> tensor; those of adapters in the requested dtype."""
         tensors = self._model.state_dict(*args, **kwargs)
         if self._dtype is None:
             return dict(tensors)
@@ -80,5 +80,5 @@ class _Uncast:
 
 
 def _is_of_an_adapter(name: str) -> bool:
-    """Whether peft saves the tensor of that name with a LoRA: a factor, a layer kept beside it, or a bias."""
+    """Whether peft saves the tensor of that name with a LoRA: a factor, a layer saved along with it, or a bias."""
     return "lora_" in name or ".modules_to_save." in name or name.endswith("bias")

@@ -1,14 +1,14 @@
 """A quantized model with a LoRA is saved in a form that cannot be loaded.
 
 Symptom: after ``load_lora_weights()``, with or without ``fuse_lora()``, ``transformer.save_pretrained()`` of a
-    quantized model writes a checkpoint that loads with warnings only ("Some weights of the model checkpoint were not
-    used") and leaves the layers of the LoRA on ``meta``: "Cannot copy out of meta tensor; no data!".
-Cause: peft puts its layers in the place of those of the model, whose names in the state dict then contain
-    ``base_layer``. ``ModelMixin.save_pretrained`` writes the names as they are; no loader looks for them.
+    quantized model writes a checkpoint that loads with only warnings ("Some weights of the model checkpoint were not
+    used") and leaves the layers with the LoRA on ``meta``: "Cannot copy out of meta tensor; no data!".
+Cause: peft wraps the model's layers in its own, so that their names in the state dict contain ``base_layer``.
+    ``ModelMixin.save_pretrained`` writes the names as they are; no loader looks for them.
 Upstream: not reported; the situation is that of https://github.com/huggingface/diffusers/issues/10496. Plain models are
-    saved in the same way.
-Patch: after ``fuse_lora()`` the merged weights are saved under the names of the model. A LoRA that is not merged would
-    be lost in that: an error says so before anything is written. Models without quantization are saved as before.
+    saved the same way.
+Patch: after ``fuse_lora()`` the merged weights are saved under the model's names. This would lose an unmerged LoRA: an
+    error says so before anything is written. Unquantized models are saved as before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOT_MERGED = (
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Does ``save_pretrained`` write the names of the state dict without looking for those of peft?"""
+    """Does ``save_pretrained`` write the names of the state dict without checking for peft's?"""
     save = resolve(modeling_utils, "ModelMixin.save_pretrained")
     names = names_used(save)
     return (
@@ -74,7 +74,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
 
 def adapter_layers(model: Any) -> dict[str, Any]:
-    """The layers of peft in ``model``, by name."""
+    """peft's layers in ``model``, by name."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
     if tuners is None:
         return {}
@@ -82,7 +82,7 @@ def adapter_layers(model: Any) -> dict[str, Any]:
 
 
 def under_their_own_names(layers: dict[str, Any]) -> Any:
-    """A hook that leaves of each of ``layers`` in a state dict its base layer only, under the name of the layer."""
+    """A hook that keeps only the base layer of each of ``layers`` in a state dict, under the layer's name."""
 
     def hook(module: Any, state_dict: Any, prefix: str, local_metadata: Any) -> None:
         for key in list(state_dict):

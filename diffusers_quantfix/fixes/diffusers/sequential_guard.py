@@ -1,7 +1,7 @@
 """pipe.to("cuda") partially moves a sequentially offloaded pipeline with quantized components.
 
 Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``pipe.to("cuda")`` after
-    ``enable_sequential_cpu_offload()``, with some components moved and others not, where the same call without
+    ``enable_sequential_cpu_offload()``, with some components moved and others not, whereas the same call without
     quantized components raises "It seems like you have activated sequential model offloading".
 Cause: the guard in ``DiffusionPipeline.to`` is skipped when any component was quantized by bitsandbytes, since hooks
     that only align the inputs of such a component look like offloading hooks.
@@ -39,7 +39,7 @@ _GUARDED = ("cuda", "xpu")  # as upstream
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Send a pipeline with one component, 4-bit and offloaded, to a GPU, as far as the guard."""
+    """Move a pipeline with one component, 4-bit and offloaded, to a GPU, as far as the guard."""
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
     _sentence(pipeline)
     component = _offloaded_4bit_model()
@@ -81,7 +81,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
 
 def _sentence(pipeline: Any) -> str:
-    """Upstream's error message for a sequentially offloaded pipeline that is sent to a GPU."""
+    """Upstream's error message for moving a sequentially offloaded pipeline to a GPU."""
     for constant in function_of(resolve(pipeline, "to")).__code__.co_consts:
         if isinstance(constant, str) and _SAYS in constant:
             return constant

@@ -1,12 +1,12 @@
-"""The renderer of Shap-E ignores the object with quantized layers, or cannot run.
+"""Shap-E's renderer ignores the object with quantized layers, or cannot run.
 
-Symptom: with quanto, every image of Shap-E shows the same thing; with bitsandbytes and torchao an error such as "shape
-    '[64, 93, 64]' is invalid for input of size 190464" ends the run.
-Cause: ``ShapERenderer`` computes the weights of its MLP from the latents, and copies them into the state dict of the
-    MLP under the names of plain layers. quanto's have other names, and are passed over; packed weights take no copy.
+Symptom: with quanto, every Shap-E image shows the same thing; with bitsandbytes and torchao the run fails with an error
+    such as "shape '[64, 93, 64]' is invalid for input of size 190464".
+Cause: ``ShapERenderer`` computes its MLP's weights from the latents, and copies them into the MLP's state dict under
+    the names of plain layers. quanto's have other names, and are skipped; packed weights cannot be copied into.
 Upstream: not reported.
-Patch: an error that says what to do instead, before the first copy. There is nothing to quantize: the weights of the
-    MLP are new for every object.
+Patch: an error that says what to do instead, before the first copy. There is nothing to quantize: the MLP's weights are
+    computed anew for every object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A quantized checkpoint cannot be loaded when a file ends between a weight and its quant state.
 
 Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
-    components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
-    that ``save_pretrained`` has written, with ``max_shard_size`` or above 10 GB.
+    components" (4-bit) or "Missing quantization component `SCB`" (8-bit) from ``from_pretrained`` of a checkpoint
+    written by ``save_pretrained`` with ``max_shard_size`` or above 10 GB.
 Cause: the files are split at a given size, without regard to companions, and read one at a time. Up to 0.32 they were
     merged first.
 Upstream: https://github.com/huggingface/diffusers/pull/14435 patched the 8-bit part in 0.40.0;
@@ -42,7 +42,7 @@ _APART = "_quantfix_apart"
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Whether neither upstream nor this fix merges the files; a stand-in would have to write and read some."""
+    """Whether neither upstream nor this fix merges the files; a stand-in would have to write and read files."""
     load = resolve(modeling_utils, f"ModelMixin.{_LOAD}")
     if written_in(load, __name__):
         return False
@@ -61,7 +61,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
             apart = look_ahead(quantizer, files)
             if not apart:
                 return original(cls, *args, **kwargs)
-            setattr(quantizer, _APART, apart)  # threads that load the files at once share the quantizer
+            setattr(quantizer, _APART, apart)  # threads that load the files in parallel share the quantizer
             try:
                 return original(cls, *args, **kwargs)
             finally:

@@ -1,15 +1,15 @@
 """``from_single_file`` loads a quantized model onto the CPU and ignores ``device_map``.
 
 Symptom: ``from_single_file(..., quantization_config=..., device_map="cuda:1")`` silently leaves the model on the CPU
-    (0.32.0-0.35.2). From 0.36.0 on ``{"": "cuda:1"}`` does so, after it has allocated the model's size there, ``1``
+    (0.32.0-0.35.2). From 0.36.0 on ``{"": "cuda:1"}`` does the same, after allocating the model's size there, ``1``
     raises "'int' object has no attribute 'items'", and ``"cuda:1"`` raises "does not support `device_map='cuda:1'`".
 Cause: ``FromOriginalModelMixin.from_single_file`` never uses ``device_map`` for the parameters. They go to
-    ``torch.device(device) if device else "cpu"``, so that ``device=0`` means the CPU too.
+    ``torch.device(device) if device else "cpu"``, so ``device=0`` also means the CPU.
 Upstream: https://github.com/huggingface/diffusers/issues/10798 requests it; there is no issue about single files.
 Patch: a request for one device, by ``device_map`` or ``device``, becomes upstream's own ``device`` argument, with its
     index. Without a request a bitsandbytes model goes to the current accelerator, as with ``from_pretrained``, on
-    diffusers before 0.33, and for 8 bits with a bitsandbytes that has no CPU support. Models that are not quantized,
-    and all others without a request (GGUF above all), are loaded as before.
+    diffusers before 0.33, and in 8-bit with a bitsandbytes without CPU support. Unquantized models, and all others
+    without a request (above all GGUF), are loaded as before.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _with_chosen_device(kwargs: dict[str, Any]) -> dict[str, Any]:
     if device_map is not None:
         places.add(chosen_device(device_map, config, pre_quantized=True))
     if device is not None:
-        places.add(chosen_device(device))  # upstream's own argument: on the CPU it may stay unchanged
+        places.add(chosen_device(device))  # upstream's own argument: for the CPU it may stay unchanged
     if len(places) > 1:
         raise ValueError(
             f"device_map={device_map!r} and device={device!r} ask for different devices: pass one of the two."

@@ -4,12 +4,12 @@ Symptom: the model is not quantized, without an error, after ``from_single_file`
     ``quantization_config`` (torchao). With bitsandbytes ValueError "Missing quantization component `SCB`" or "Supplied
     state dict for ... does not contain `bitsandbytes__*`"; with quanto "Cannot copy out of meta tensor; no data!".
 Cause: ``FromOriginalModelMixin.from_single_file`` makes the quantizer without ``pre_quantized``, whose default is True.
-    ``from_pretrained`` decides it by the configuration in the folder; a single file has none.
+    ``from_pretrained`` decides by the config in the folder; a single file has none.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/single_file_model.py; not
-    reported. The page of the documentation about quanto says that ``from_single_file`` quantizes.
-Patch: before the quantizer prepares the model, it looks at the names in the file. Without one that only a checkpoint of
-    its method has, the weights are quantized while they are loaded, as ``from_pretrained`` does it. The model's
-    configuration gets the quantization config, without which it cannot be loaded after saving.
+    reported. The documentation page about quanto says that ``from_single_file`` quantizes.
+Patch: before the quantizer prepares the model, it checks the names in the file. If none is specific to a checkpoint of
+    its method, the weights are quantized while loading, as ``from_pretrained`` does. The model's config gets the
+    quantization config, without which it cannot be loaded after saving.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIX = Fix(
     since="0.1.0",
 )
 
-# What the names in a checkpoint contain that the method has quantized.
+# What names contain in a checkpoint quantized by the method.
 _QUANTIZED = {
     "bitsandbytes": (".absmax", ".quant_map", ".quant_state.", ".SCB", ".weight_format"),
     "quanto": ("._data", "._scale"),
@@ -52,7 +52,7 @@ _QUANTIZED = {
 
 
 def broken(single_file_model: ModuleType) -> bool:
-    """Is the quantizer made without a word about ``pre_quantized``?"""
+    """Is the quantizer made without ``pre_quantized``?"""
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
     names = names_used(method)
     if "quantization_config" not in names or written_in(_quantizer().preprocess_model, __name__):
@@ -75,7 +75,7 @@ def _quantizer() -> Any:
 def patch(single_file_model: ModuleType, draft: Draft) -> None:
     def make(original):
         def preprocess_model(self, model, **kwargs):
-            # Only from_single_file gives the tensors.
+            # Only from_single_file passes the tensors.
             tensors, method = kwargs.get("state_dict"), method_of(self.quantization_config)
             if not tensors or method not in _QUANTIZED:
                 return original(self, model, **kwargs)
@@ -92,7 +92,7 @@ def patch(single_file_model: ModuleType, draft: Draft) -> None:
 
 
 def is_plain(tensors: Mapping[str, Any], method: str) -> bool:
-    """Whether a checkpoint is none of ``method``, and its weights are numbers of 16 bits or more."""
+    """Whether a checkpoint is not one of ``method``, and its weights are floating, of 16 bits or more."""
     marks = _QUANTIZED.get(method)
     if marks is None or any(mark in name for name in tensors for mark in marks):
         return False

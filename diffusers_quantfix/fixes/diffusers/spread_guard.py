@@ -4,7 +4,7 @@ Symptom: RuntimeError "Expected all tensors to be on the same device, but found 
     cuda:1!" from every call of a pipeline after ``pipe.to("cuda:0")``, when a 4-bit or 8-bit component was loaded with
     a ``device_map`` over several devices. Without quantization the same ``to`` raises a ValueError.
 Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes. The weights
-    move, and the hooks of the component still send the inputs of each layer to where its weights were.
+    move, but the component's hooks still send each layer's inputs to where its weights were.
 Upstream: not reported; the condition came with https://github.com/huggingface/diffusers/pull/9840 (0.32.0).
 Patch: such a pipeline is refused before anything moves, with a ValueError that names the component.
 """
@@ -39,7 +39,7 @@ _GUARDED = ("cuda", "xpu")  # as upstream
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Send a pipeline with one component, 4-bit and on two devices, to a GPU, as far as the guard."""
+    """Move a pipeline with one component, 4-bit and on two devices, to a GPU, as far as the guard."""
     component = _spread_4bit_model()
     if component is None:
         return False
@@ -54,7 +54,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def to(self, *args, **kwargs):
             device = eight_bit.asked_device(args, kwargs)
-            # For a pipeline with a device map of its own upstream says what is wrong.
+            # For a pipeline with its own device map upstream says what is wrong.
             if (
                 device is not None
                 and device.type in _GUARDED
@@ -82,7 +82,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
 
 def _spread_4bit_model() -> Any:
-    """A module without weights whose hook only sends inputs, as accelerate's do where nothing is offloaded."""
+    """A module without weights whose hook only moves inputs, as accelerate's do if nothing is offloaded."""
     hooks: Any = sys.modules.get("accelerate.hooks")
     if not hasattr(hooks, "AlignDevicesHook"):
         return None

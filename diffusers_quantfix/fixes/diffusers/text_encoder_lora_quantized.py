@@ -2,12 +2,12 @@
 
 Symptom: ValueError "You cannot cast a bitsandbytes model in a new `dtype`", or from older releases "`.to` is not
     supported for `4-bit` or `8-bit` bitsandbytes models", from ``load_lora_weights`` with keys for a text encoder. The
-    hooks of the pipeline, removed before, are lost.
+    pipeline's hooks, removed before, are lost.
 Cause: ``_load_lora_into_text_encoder`` ends with ``text_encoder.to(device=text_encoder.device,
-    dtype=text_encoder.dtype)``. That changes nothing but the new layers, but is refused as a cast.
+    dtype=text_encoder.dtype)``. That only moves the new layers, but is refused as a cast.
 Upstream: https://github.com/huggingface/diffusers/issues/11570, closed; the line has not changed.
-Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the encoder's own dtype moves the new layers
-    only.
+Patch: while a LoRA is loaded into a quantized text encoder, ``.to`` with the encoder's own dtype moves only the new
+    layers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
 
 
 def _mixins(lora_pipeline: ModuleType) -> list[type]:
-    """The classes that load a LoRA into a text encoder, each with a method of its own."""
+    """The classes that load a LoRA into a text encoder, each with its own method."""
     resolve(lora_pipeline, f"StableDiffusionLoraLoaderMixin.{_METHOD}")
     mixins = {
         value

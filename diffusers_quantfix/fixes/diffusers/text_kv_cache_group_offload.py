@@ -1,12 +1,12 @@
-"""TextKVCache that is enabled after block-level group offload finds the weights of a block on the CPU.
+"""TextKVCache enabled after block-level group offload finds a block's weights on the CPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     from ``new_forward`` of diffusers/hooks/text_kv_cache.py, after ``enable_group_offload(offload_type="block_level")``
-    and then ``enable_cache(TextKVCacheConfig())``. In the other order it works.
-Cause: the hook of the cache runs layers of the block itself, before the hook below it, which brings them.
+    and then ``enable_cache(TextKVCacheConfig())``. The other order works.
+Cause: the cache's hook runs layers of the block itself, before the hook below it, which onloads them.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/text_kv_cache.py#L125; not reported.
-Patch: for a prompt that the block has not seen, the hook below brings the block first; it then does so twice, once for
-    each prompt of an image.
+Patch: for a prompt that the block has not seen, the hook below onloads the block first, and then again as usual; this
+    happens once for each prompt of an image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIX = Fix(
 
 
 def broken(text_kv_cache: ModuleType) -> bool:
-    """Does the hook of a block run a layer of it by itself?  A stand-in would import a model of diffusers."""
+    """Does a block's hook itself run a layer of the block?  A stand-in would import a diffusers model."""
     new_forward = resolve(text_kv_cache, "TextKVCacheBlockHook.new_forward")
     return "encoder_proj" in names_used(new_forward) and not written_in(new_forward, __name__)
 
@@ -54,7 +54,7 @@ def patch(text_kv_cache: ModuleType, draft: Draft) -> None:
 
 
 def _group_hook_below(module: Any, name: str) -> Any:
-    """The hook that brings the weights of ``module``, if it runs after the one of this name."""
+    """The hook that onloads the weights of ``module``, if it runs after the one of this name."""
     registry = module._diffusers_hook
     order = registry._hook_order
     if "group_offloading" in order[: order.index(name)]:
@@ -66,5 +66,5 @@ def _has_seen_prompt(hook: Any) -> bool:
     try:
         prompt = hook.state_manager.get_state().key
         return prompt in hook.block_state_manager.get_state().kv_cache
-    except ValueError:  # outside of a ``cache_context``, before the first pass
+    except ValueError:  # outside a ``cache_context``, before the first pass
         return False

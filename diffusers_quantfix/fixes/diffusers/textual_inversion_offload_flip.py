@@ -4,9 +4,8 @@ Symptom: every run is slow after ``load_textual_inversion()``: the whole pipelin
     ``enable_sequential_cpu_offload``, which was never requested. Or it is not offloaded at all, although some
     components were.
 Cause: the same as for a LoRA (``diffusers-lora-offload-flip``), in a second copy of the code: every root hook of class
-    ``AlignDevicesHook`` counts as sequential offload, the last component that has a hook decides, and the whole
-    pipeline is offloaded again. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that
-    are on meta.
+    ``AlignDevicesHook`` counts as sequential offload, the last component with a hook decides, and the whole pipeline is
+    offloaded again. ``unload_textual_inversion`` does not look at hooks at all, and copies embeddings that are on meta.
 Upstream: https://github.com/huggingface/diffusers/issues/7539, https://github.com/huggingface/diffusers/pull/8750;
     open.
 Patch: during loading, the offloading hooks of the text encoders are removed; then the same hooks are restored.

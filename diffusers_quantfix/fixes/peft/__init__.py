@@ -1,1 +1,1 @@
-"""Fixes of peft."""
+"""Fixes for bugs in peft."""

@@ -1,13 +1,13 @@
 """A new DEFT on 8-bit layers makes noise, and cannot be added to 4-bit or GGUF ones.
 
-Symptom: with a new DEFT the output of an 8-bit model of bitsandbytes is noise, a hundred times too large, without an
+Symptom: with a new DEFT the output of an 8-bit bitsandbytes model is noise, a hundred times too large, without an
     error, until its R is trained or loaded; with 4-bit weights RuntimeError "mat1 and mat2 shapes cannot be
-    multiplied", with GGUF ones "The size of tensor a (64) must match the size of tensor b (68)".
-Cause: ``reset_deft_parameters`` computes the R with which the adapter changes nothing from ``base_layer.weight``: from
-    the int8 numbers without the scales of their rows, or from packed bytes.
+    multiplied", with GGUF weights "The size of tensor a (64) must match the size of tensor b (68)".
+Cause: ``reset_deft_parameters`` computes the R that makes the adapter a no-op from ``base_layer.weight``: from int8
+    codes without their row scales, or from packed bytes.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/deft/layer.py; not reported.
-Patch: it computes it from the dequantized weight, which peft has a function for; a weight of bitsandbytes that is not
-    packed yet, or is not to be, is taken as it is.
+Patch: it computes R from the dequantized weight, which peft has a function for; a bitsandbytes weight that is not
+    packed yet, or never will be, is used as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIX = Fix(
     id="peft-deft-packed-weight",
     module="peft.tuners.deft.layer",
     claims={"peft": ">=0.20.0,<=0.21.2"},
-    # the message alone is that of any layer
+    # any layer may raise the message alone
     patterns=(r"tuners/deft.{0,2000}(mat1 and mat2 shapes cannot be multiplied|The size of tensor a)",),
     harm="wrong result",
     frames=(r"tuners/deft", r"\bDEFT\b|DeftConfig"),
@@ -40,7 +40,7 @@ W = transpose(weight.detach().to(torch.float32), self.fan_in_fan_out)"""
 
 
 def broken(layer: ModuleType) -> bool:
-    """Does its text take the weight as it is, with nothing of ours in its place?"""
+    """Does its source use the weight as it is, and is it not yet patched?"""
     try:
         function, code = _corrected(layer)
     except TargetMissing:

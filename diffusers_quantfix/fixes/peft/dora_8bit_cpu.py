@@ -1,12 +1,12 @@
-"""A DoRA adapter for an 8-bit layer on the CPU loses the weight of the layer.
+"""A DoRA adapter for an 8-bit layer on the CPU loses the layer's weight.
 
 Symptom: after a DoRA is loaded into an 8-bit model that is on the CPU (offloaded, for example), every targeted
     ``base_layer.weight`` is on ``meta``: NotImplementedError "Cannot copy out of meta tensor; no data!", or noise.
 Cause: ``dequantize_module_weight`` ends with ``module.weight = module.weight.to(device)`` for a weight on the CPU.
-    diffusers and ``low_cpu_mem_usage=True`` call it within ``init_empty_weights``, where every parameter that is
-    assigned goes to ``meta``.
+    diffusers and ``low_cpu_mem_usage=True`` call it within ``init_empty_weights``, where every assigned parameter goes
+    to ``meta``.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py; not reported.
-Patch: the layer gets its own weight back, the very same object.
+Patch: the layer gets its own weight back, the same object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIX = Fix(
 
 
 def broken(integrations: ModuleType) -> bool:
-    """Does it assign the weight of the layer, with nothing of ours around it?"""
+    """Does it assign the layer's weight, and is it not yet patched?"""
     import dis
 
     function = resolve(integrations, "dequantize_module_weight")

@@ -1,11 +1,11 @@
-"""A DoRA cannot be put into a 4-bit layer that has hooks.
+"""A DoRA cannot be added to a 4-bit layer that has hooks.
 
 Symptom: TypeError "cannot pickle 'module' object" or "cannot pickle 'Stream' object" when a DoRA is loaded into a 4-bit
     model under group offloading at leaf level.
-Cause: ``DoraLinearLayer.update_layer`` works on a deep copy of the layer. Its hooks are copied too, and with them what
+Cause: ``DoraLinearLayer.update_layer`` works on a deep copy of the layer. Its hooks are copied too, along with what
     they hold: streams, modules, other layers.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/dora.py; not reported.
-Patch: the copy is made of the layer without its hooks.
+Patch: the layer is copied without its hooks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FIX = Fix(
     since="0.1.0",
 )
 
-# What hooks of diffusers and accelerate put on a layer.
+# What the hooks of diffusers and accelerate set on a layer.
 _HOOKS = ("_diffusers_hook", "_hf_hook", "_old_forward", "forward")
 
 
 def broken(dora: ModuleType) -> bool:
-    """Does it make a deep copy, of whatever it is given?"""
+    """Does it make a deep copy of whatever it is given?"""
     function = resolve(dora, "DoraLinearLayer.update_layer")
     return not written_in(function, __name__) and "deepcopy" in names_used(function)
 

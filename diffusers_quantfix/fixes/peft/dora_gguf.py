@@ -3,9 +3,9 @@
 Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
     another pair of sizes, when a DoRA is loaded into a model from a GGUF file.
 Cause: DoRA needs the norm of the weight. ``dequantize_module_weight`` does not know GGUF and returns the packed bytes,
-    whose rows have another length.
+    whose rows have a different length.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/integrations.py; not reported.
-Patch: the function returns the dequantized weight, in the dtype in which the layer computes.
+Patch: the function returns the dequantized weight, in the layer's compute dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIX = Fix(
     id="peft-dora-gguf",
     module="peft.utils.integrations",
     claims={"peft": ">=0.13.2,<=0.21.2", "diffusers": ">=0.32.0", "gguf": ""},
-    # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
+    # Anchored at the start: trying a match at every "gguf" of a long log takes quadratic time.
     patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
     frames=(r"\bdora\b|use_dora", "GGUF", "peft/"),
     hot=True,
@@ -36,7 +36,7 @@ _WEIGHTS = "diffusers.quantizers.gguf.utils"
 
 
 def broken(integrations: ModuleType) -> bool:
-    """Ask about a layer whose weight has the class name of GGUF's: is it returned as it is?
+    """Pass a layer whose weight has GGUF's class name: is the weight returned as it is?
 
     Raises:
         Undecided: diffusers has not imported its GGUF weights yet; until then there are none.
@@ -55,7 +55,7 @@ def broken(integrations: ModuleType) -> bool:
     layer.weight = GGUFParameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
     try:
         return resolve(integrations, "dequantize_module_weight")(layer) is layer.weight
-    except AttributeError:  # it asks the weight for what a real one has
+    except AttributeError:  # it reads an attribute that only a real one has
         return False
 
 

@@ -1,12 +1,12 @@
-"""Merging a LoRA into an 8-bit model on the CPU raises where there is a GPU.
+"""Merging a LoRA into an 8-bit model on the CPU raises if there is a GPU.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device" from ``merge_adapter()`` of an 8-bit model on the
-    CPU, or from ``fuse_lora()`` under ``enable_model_cpu_offload``, where the model is on the CPU between two runs.
-Cause: ``dequantize_bnb_weight`` takes a weight on the CPU to the GPU first, but not its scales in ``layer.state``.
+    CPU, or from ``fuse_lora()`` under ``enable_model_cpu_offload``, where the model is on the CPU between runs.
+Cause: ``dequantize_bnb_weight`` first moves a CPU weight to the GPU, but not its scales in ``layer.state``.
 Upstream: https://github.com/huggingface/peft/pull/2820, https://github.com/huggingface/peft/pull/3418; patched in peft
-    0.18.0, which leaves the weight where it is; 0.20.0 moves the scales, too.
-Patch: for a weight on the CPU the function is given a copy of the state with the scales where it takes the weight. The
-    layer and its state are not changed.
+    0.18.0, which leaves the weight where it is; 0.20.0 moves the scales too.
+Patch: for a weight on the CPU the function gets a copy of the state with the scales on the device it moves the weight
+    to. The layer and its state are not changed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FIX = Fix(
 
 
 def broken(integrations: ModuleType) -> bool:
-    """Does it take a weight to the GPU, and multiply it there, with nothing of ours around it?"""
+    """Does it move a weight to the GPU and multiply it there, and is it not yet patched?"""
     function = resolve(integrations, "dequantize_bnb_weight")
     code = function_of(function).__code__
     return (
         not written_in(function, __name__)
         and "cuda" in (*code.co_names, *code.co_consts)
-        and "igemmlt" not in code.co_names  # before 0.14, where another kernel computes it
+        and "igemmlt" not in code.co_names  # before 0.14, where a different kernel computes it
     )
 
 

@@ -1,14 +1,14 @@
-"""An adapter cannot be loaded into an 8-bit model without memory for it.
+"""An adapter with empty weights (on meta) cannot be loaded into an 8-bit model.
 
 Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from ``load_lora_weights`` of a pipeline with an
     8-bit model, from ``load_lora_adapter`` of such a model, or from ``PeftModel.from_pretrained(...,
     low_cpu_mem_usage=True)``.
-Cause: a layer with a ``state``, as those of bitsandbytes in 8 bits have, is moved with its new adapter to where it is.
+Cause: a layer with a ``state``, such as an 8-bit bitsandbytes layer, is moved with its new adapter to its own device.
     With ``low_cpu_mem_usage=True``, diffusers' default, the adapter is on ``meta`` until its data is loaded.
 Upstream: https://github.com/huggingface/diffusers/issues/10550, closed by https://github.com/huggingface/peft/pull/2325
-    in 0.15.0, which takes that statement away for LoRA only. Since 0.18 the same statement of ``BaseTuner`` is that of
-    LoKr and others.
-Patch: an adapter on ``meta`` stays there until its data comes, as that of any other layer does.
+    in 0.15.0, which removes that statement for LoRA only. Since 0.18 LoKr and others use the same statement in
+    ``BaseTuner``.
+Patch: an adapter on ``meta`` stays there until its data is loaded, as on any other layer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIX = Fix(
 
 
 def broken(module: ModuleType) -> bool:
-    """Give it a layer with a ``state`` and an adapter on meta."""
+    """Pass it a layer with a ``state`` and an adapter on meta."""
     return moves_empty_layers(resolve(_tuner(module), "_replace_module"))
 
 

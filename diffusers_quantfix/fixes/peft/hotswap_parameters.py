@@ -1,13 +1,13 @@
-"""The hotswap of a LoRA leaves plain tensors in place of parameters.
+"""Hotswapping a LoRA leaves plain tensors in place of parameters.
 
 Symptom: TypeError "new() received an invalid combination of arguments" from ``load_lora_weights(..., hotswap=True)``
-    under ``enable_sequential_cpu_offload()``. Without offloading no error, but ``model.parameters()`` has tensors that
-    cannot be trained, and the state dict that was passed holds the weights of the old LoRA afterwards.
-Cause: ``hotswap_adapter_from_state_dict`` exchanges the parameter with the tensor of the state dict by
-    ``torch.utils.swap_tensors``, which exchanges their classes too: always before peft 0.20, since then where the new
-    rank is larger. accelerate makes the tensors on meta with the class of the parameter.
+    under ``enable_sequential_cpu_offload()``. Without offloading there is no error, but ``model.parameters()`` has
+    tensors that cannot be trained, and the state dict passed in then holds the old LoRA's weights.
+Cause: ``hotswap_adapter_from_state_dict`` swaps the parameter with the state dict's tensor by
+    ``torch.utils.swap_tensors``, which also swaps their classes: always before peft 0.20, since then only if the new
+    rank is larger. accelerate creates its meta tensors with the class of the parameter.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/hotswap.py; not reported.
-Patch: the function gets parameters, which are copies of the tensors on the device of those that they replace.
+Patch: the function gets parameters: copies of the tensors, on the device of those they replace.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def broken(hotswap: ModuleType) -> bool:
     adapter.weight = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
     config = SimpleNamespace(rank_pattern={}, alpha_pattern={}, r=2, lora_alpha=2, use_rslora=False)
     new = {"layer.lora_A.default.weight": torch.zeros(2, 1, device="cpu")}
-    # peft 0.14 has no config here: it neither changes the rank nor the scaling.
+    # peft 0.14 has no config here: it changes neither the rank nor the scaling.
     swap(model, new, "default", **({"config": config} if "config" in signature(swap).parameters else {}))
     return not isinstance(adapter.weight, torch.nn.Parameter)
 
@@ -63,8 +63,8 @@ def patch(hotswap: ModuleType, draft: Draft) -> None:
 
 
 def _parameters(model: object, state_dict: dict[str, object]) -> dict[str, object]:
-    """The tensors as parameters like those of ``model`` that they replace; what replaces none stays, for upstream's
-    own error."""
+    """The tensors as parameters like those of ``model`` that they replace; a tensor that replaces none stays, for
+    upstream's own error."""
     from operator import attrgetter
 
     import torch

@@ -1,14 +1,14 @@
-"""An HRA, PEANuT or MiSS takes the 8-bit numbers of a weight for the weight.
+"""HRA, PEANuT and MiSS adapters treat int8 codes as weights.
 
 Symptom: the output of an 8-bit bitsandbytes model with an HRA, PEANuT, MiSS or Bone is a million times too large,
-    without an error. It is so merged or not. The last two have it before 0.20, with ``init_weights="bat"``. With an HRA
-    in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype". With 4-bit and GGUF weights
+    without an error. Merging does not matter. The last two are affected before 0.20, with ``init_weights="bat"``. With
+    an HRA in 0.15 and before RuntimeError "expected m1 and m2 to have the same dtype". With 4-bit and GGUF weights
     RuntimeError "mat1 and mat2 shapes cannot be multiplied" at the first run.
-Cause: ``forward`` of their layers computes with ``weight.data`` of the layer below; that of ``Linear8bitLt`` has int8
-    numbers from -127 to 127, without the scales of their rows. Those of 4-bit and GGUF weights have another shape.
+Cause: the ``forward`` of their layers computes with the base layer's ``weight.data``; that of ``Linear8bitLt`` is int8
+    codes from -127 to 127, without their row scales. That of 4-bit and GGUF weights has a different shape.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/hra/layer.py; not reported; 0.20.0
     dequantizes for MiSS.
-Patch: a clear error where such an adapter is to be added to such a layer, before anything is added.
+Patch: a clear error when such an adapter would be added to such a layer, before anything is added.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIX = Fix(
     frames=(r"\b(HRA|PEANuT|Peanut|MiSS|Bone)(Config)?\b", "Linear8bitLt|load_in_8bit|8.?bit|int8"),
 )
 
-# The tuner's module, what computes in its layer, and the init_weights that do so; None: whatever they are.
+# The tuner's module, the method of its layer that computes, and the affected init_weights (None: all).
 _KINDS = (
     ("hra", "HRALinear.forward", None),
     ("peanut", "Linear.get_delta_weight", None),
@@ -44,7 +44,7 @@ _KINDS = (
 
 
 def broken(tuners: ModuleType) -> bool:
-    """Does a kind of adapter compute with the numbers of a weight, and does nothing of ours look at that?"""
+    """Does a kind of adapter compute with a weight's raw numbers, and is ``inject_adapter`` not yet patched?"""
     inject = resolve(tuners, "tuners_utils.BaseTuner.inject_adapter")
     return not written_in(inject, __name__) and any(True for _ in _affected(tuners))
 
@@ -83,7 +83,7 @@ def _affected(tuners: ModuleType) -> Iterator[tuple[str, str | None]]:
 def _refuse(
     tuner: Any, model: Any, config: Any, only: str | None, state_dict: Any, tuners_utils: ModuleType
 ) -> None:
-    """Raise where the adapter is for a quantized layer.
+    """Raise if the adapter is for a quantized layer.
 
     Raises:
         ValueError: it is; names the layer.
@@ -102,7 +102,7 @@ def _refuse(
         targets = {key.rsplit(f".{tuner.prefix}", 1)[0] for key in state_dict}
         found = [name for name in quantized if name in targets]
     else:
-        # The copies are what peft would make of the config: default targets of an architecture, "all-linear".
+        # The config as peft would resolve it: the architecture's default targets, "all-linear".
         config = tuner._prepare_adapter_config(copy.copy(config), tuner.get_model_config(model))
         config = tuners_utils._maybe_include_all_linear_layers(copy.copy(config), model)
         found = [name for name in quantized if tuner._check_target_module_exists(config, name)]
@@ -113,22 +113,22 @@ def _refuse(
         other = "" if only is None else f", another init_weights than {only!r}"
         raise ValueError(
             f"a {type(config).__name__.removesuffix('Config')} adapter with init_weights={config.init_weights!r} "
-            f"cannot be added to {found[0]!r}, {'an' if kind == '8-bit' else 'a'} {kind} layer: it would take the "
-            f"{numbers} of its weight for the weight, and {ends}. Use a LoRA{other}, leave {kind} layers out of "
-            "target_modules, load the model without quantization, or call dequantize() of the model before the "
+            f"cannot be added to {found[0]!r}, {'an' if kind == '8-bit' else 'a'} {kind} layer: it would use the "
+            f"{numbers} of its weight as the weight, and {ends}. Use a LoRA{other}, leave {kind} layers out of "
+            "target_modules, load the model without quantization, or call the model's dequantize() before the "
             "adapter is added"
         )
 
 
 def _kind_of(layer: Any) -> str:
-    """How the weight of ``layer`` is quantized, in a word; empty where it is not, or not in a form that matters."""
+    """How the weight of ``layer`` is quantized, in a word; empty if it is not, or not in a form that matters."""
     weight = getattr(layer, "weight", None)
     name = type(weight).__name__
-    # One that is not quantized yet will be, unless it has float16 weights for good.
+    # One that is not quantized yet will be, unless it keeps float16 weights.
     if name == "Int8Params" and not getattr(weight, "has_fp16_weights", False):
         return "8-bit"
     if weight is not None and name in ("Params4bit", "GGUFParameter") and hasattr(layer, "in_features"):
-        # Before it is packed upstream computes with it.
+        # Before it is packed, upstream can compute with it.
         packed = tuple(weight.shape) != (layer.out_features, layer.in_features)
         return {"Params4bit": "4-bit", "GGUFParameter": "GGUF"}[name] if packed else ""
     return ""

@@ -1,9 +1,9 @@
-"""Merging an adapter into a GGUF model with peft fails in the middle.
+"""Merging an adapter into a GGUF model with peft fails halfway.
 
 Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
     another pair of sizes, from ``merge_adapter()`` or ``merge_and_unload()``. Layers that the file keeps unquantized
-    are merged by then.
-Cause: as of ``diffusers-fuse-lora-gguf``: peft adds the product of the adapter to the packed bytes.
+    are already merged by then.
+Cause: as for ``diffusers-fuse-lora-gguf``: peft adds the adapter's product to the packed bytes.
 Upstream: not reported; for ``fuse_lora`` https://github.com/huggingface/diffusers/issues/12047 (open).
 Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
 """
@@ -23,7 +23,7 @@ FIX = Fix(
     id="peft-merge-gguf",
     module="peft.tuners.tuners_utils",
     claims={"peft": ">=0.13.2,<=0.21.2", "diffusers": ">=0.32.0", "gguf": ""},
-    # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
+    # Anchored at the start: trying a match at every "gguf" of a long log takes quadratic time.
     patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
     frames=("merge_adapter|merge_and_unload", "GGUF", "peft/"),
     since="0.1.0",
@@ -33,7 +33,7 @@ _CHECK = "BaseTuner._check_merge_allowed"
 
 
 def broken(tuners_utils: ModuleType) -> bool:
-    """Is there nothing of GGUF in what peft asks before it merges, and nothing of ours around it?"""
+    """Does peft's check before a merge not mention GGUF, and is it not yet patched?"""
     if not knows_gguf():
         return False
     check = resolve(tuners_utils, _CHECK)

@@ -1,16 +1,16 @@
-"""Merging a LoRA, LoKr or LoHa into weights of quanto has no effect.
+"""Merging a LoRA, LoKr or LoHa into quanto weights has no effect.
 
-Symptom: after ``fuse_lora()``, ``merge_adapter()`` or ``merge_and_unload()`` of a model with weights of quanto the
-    output is that without the adapter.
-Cause: ``merge`` adds the product of the adapter to ``base_layer.weight.data``. For a tensor of quanto the sum is a new,
+Symptom: after ``fuse_lora()``, ``merge_adapter()`` or ``merge_and_unload()`` of a model with quanto weights the output
+    is the same as without the adapter.
+Cause: ``merge`` adds the adapter's product to ``base_layer.weight.data``. For a quanto tensor the sum is a new,
     dequantized tensor, and assigning it to ``.data`` changes nothing that the layer uses; the adapter counts as merged.
-    So do the layers of LoRA, and those that LoKr, LoHa and others share.
+    This applies to the layers of LoRA, and to those shared by LoKr, LoHa and others.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/layer.py,
-    https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lycoris_utils.py; not reported; peft has layers of
-    its own for other quantization methods, and none for quanto.
-Patch: while peft merges, the layer has a plain weight; then it is quantized anew, as quanto quantizes it. The packed
-    weight from before is kept in host memory until the adapter is taken out or unloaded, so that unmerging gives the
-    very same bits back. When merging fails, the layer is what it was.
+    https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lycoris_utils.py; not reported; peft has its own
+    layers for other quantization methods, but none for quanto.
+Patch: while peft merges, the layer has a plain weight; then it is quantized again, the way quanto does it. The previous
+    packed weight is kept in host memory until the adapter is unmerged or unloaded, so that unmerging restores exactly
+    the same bits. If merging fails, the layer is restored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix, Target
 
-# Of LoRA those of linear layers and convolutions: quanto quantizes no others.
+# For LoRA, those of linear layers and convolutions: quanto quantizes no others.
 _CLASSES = ("Linear", "_ConvNd", "Conv2d", "LycorisLayer")
 
 FIX = Fix(
@@ -47,7 +47,7 @@ FIX = Fix(
 
 
 def broken(module: ModuleType) -> bool:
-    """Does a class add to the data of the weight, and is not yet patched?"""
+    """Does a class add to the weight's data, and is it not yet patched?"""
     return any(adds_to_data(cls) for cls in _classes(module))
 
 
@@ -64,5 +64,5 @@ def _classes(module: ModuleType) -> list[type]:
         if name in _CLASSES and cls.__module__ == module.__name__ and {"merge", "unmerge"} <= set(vars(cls))
     ]
     if not found:
-        raise TargetMissing(f"{module.__name__} has no layer with a merge of its own")
+        raise TargetMissing(f"{module.__name__} has no layer with its own merge")
     return found

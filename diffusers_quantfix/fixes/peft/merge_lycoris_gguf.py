@@ -1,11 +1,12 @@
-"""``merge_and_unload`` of a LoKr or LoHa of a GGUF model fails in the middle.
+"""``merge_and_unload`` of a LoKr or LoHa of a GGUF model fails halfway.
 
 Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
-    another pair of sizes, from ``merge_and_unload()``. Layers that the file keeps unquantized are merged by then.
-Cause: as of ``peft-merge-gguf``; before peft 0.18.0 ``LycorisTuner`` has a ``_unload_and_optionally_merge`` of its own,
-    which does not ask ``_check_merge_allowed``.
+    another pair of sizes, from ``merge_and_unload()``. Layers that the file keeps unquantized are already merged by
+    then.
+Cause: as for ``peft-merge-gguf``; before peft 0.18.0 ``LycorisTuner`` has its own ``_unload_and_optionally_merge``,
+    which does not call ``_check_merge_allowed``.
 Upstream: not reported; for ``fuse_lora`` https://github.com/huggingface/diffusers/issues/12047 (open).
-Patch: a clear error, before anything is merged, as ``peft-merge-gguf`` raises it from peft 0.18.0 on.
+Patch: a clear error before anything is merged, as ``peft-merge-gguf`` raises from peft 0.18.0 on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FIX = Fix(
     id="peft-merge-lycoris-gguf",
     module="peft.tuners.lycoris_utils",
     claims={"peft": ">=0.7.0,<0.18.0", "diffusers": "", "gguf": ""},
-    # From the beginning, once: a search from every "gguf" of a long log takes time that grows with its square.
+    # Anchored at the start: trying a match at every "gguf" of a long log takes quadratic time.
     patterns=(
         r"\A(?=.*gguf)(?=.*(lokr|loha|lycoris)).*The size of tensor a .{0,20}must match the size of tensor b",
     ),
@@ -33,7 +34,7 @@ FIX = Fix(
         "lycoris_utils.py:_unload_and_optionally_merge",
         "GGUF",
     ),
-    fixed_in="peft 0.18.0",  # in so far as that function asks there, with peft-merge-gguf
+    fixed_in="peft 0.18.0",  # together with peft-merge-gguf: the function calls the check there
     since="0.1.0",
 )
 
@@ -41,7 +42,7 @@ _NAME = "_unload_and_optionally_merge"
 
 
 def broken(lycoris_utils: ModuleType) -> bool:
-    """Has the class a way to merge of its own, which asks nothing, with nothing of ours around it?"""
+    """Does the class have its own merge function, without the check and not yet patched?"""
     tuner = resolve(lycoris_utils, "LycorisTuner")
     if not knows_gguf() or _NAME not in vars(tuner):
         return False

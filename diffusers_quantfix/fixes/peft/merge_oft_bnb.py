@@ -1,13 +1,13 @@
-"""An OFT merged into weights of bitsandbytes transposes them, and has no effect.
+"""An OFT merged into bitsandbytes weights transposes them, and has no effect.
 
 Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of an OFT the output of a 4-bit or 8-bit model is wrong,
-    off by more than its own size, without an error; for layers that are not square RuntimeError, "mat1 and mat2 shapes
-    cannot be multiplied" or another one. ``unmerge_adapter()`` of 4-bit weights transposes them again, and does not
-    take the OFT out.
+    off by more than its own size, without an error; for layers that are not square it is RuntimeError "mat1 and mat2
+    shapes cannot be multiplied" or another error. ``unmerge_adapter()`` of 4-bit weights transposes them again, and
+    does not remove the OFT.
 Cause: ``merge``, and ``unmerge`` of ``Linear4bit``, compute the product ``w_data`` of the rotation and the weight, and
     then overwrite it: ``w_data = output.to(...)``, where ``output`` is the transposed weight.
 Upstream: https://github.com/huggingface/peft/blob/v0.18.1/src/peft/tuners/oft/bnb.py; not reported; peft 0.21.0
-    replaced the classes. In 0.20.0 an OFT cannot be added to layers of bitsandbytes: TypeError, missing 1 required
+    replaced the classes. In 0.20.0 an OFT cannot be added to bitsandbytes layers: TypeError, missing 1 required
     positional argument: 'config'.
 Patch: that statement converts the product, in the methods' own code.
 """
@@ -44,15 +44,15 @@ def broken(bnb: ModuleType) -> bool:
 def patch(bnb: ModuleType, draft: Draft) -> None:
     corrected = list(_corrected(bnb))
     if not corrected:
-        raise TargetMissing(f"{bnb.__name__} merges in another way")
+        raise TargetMissing(f"{bnb.__name__} merges differently")
     for function, code in corrected:
         draft.replace(function, "__code__", code)
 
 
 def _corrected(bnb: ModuleType) -> Iterator[tuple[FunctionType, CodeType]]:
-    """The methods whose text overwrites the product, each with the code that does not.
+    """The methods whose source overwrites the product, each with corrected code.
 
-    Which of the classes peft defines depends on bitsandbytes. ``unmerge`` of ``Linear8bitLt`` is right.
+    Which of the classes peft defines depends on bitsandbytes. ``unmerge`` of ``Linear8bitLt`` is correct.
     """
     for name in ("Linear8bitLt", "Linear4bit"):
         for method in ("merge", "unmerge") if hasattr(bnb, name) else ():

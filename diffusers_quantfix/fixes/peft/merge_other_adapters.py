@@ -1,13 +1,13 @@
-"""Merging an adapter that is no LoRA into quantized weights has no effect.
+"""Merging an adapter other than a LoRA into quantized weights has no effect.
 
-Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of a model that quanto has quantized the output is that
+Symptom: after ``merge_adapter()`` or ``merge_and_unload()`` of a model quantized by quanto the output is the same as
     without the adapter (VeRA, OFT, BOFT, MiSS, SHiRA, HiRA, RandLora, FourierFT, HRA and others; IA3 still scales the
-    bias); in 8 bits with C3A, DEFT and HRA, before 0.20 with MiSS and Bone too; noise with RandLora. In 4 bits with
+    bias); in 8-bit with C3A, DEFT and HRA, before 0.20 with MiSS and Bone too; noise with RandLora. In 4-bit with
     RandLora, PVeRA, before 0.20 VeRA: RuntimeError "shape '[128, 128]' is invalid for input of size 131072", or noise.
-Cause: their layers compute a plain weight and assign it to ``.data``, which a layer of quanto, or an 8-bit layer that
-    has run, does not look at. The classes for 4 bits pass on that the weight is quantized already.
+Cause: their layers compute a plain weight and assign it to ``.data``, which a quanto layer, or an 8-bit layer that has
+    run, does not read. The classes for 4-bit create the new weight marked as already quantized.
 Upstream: not reported; https://github.com/huggingface/peft/pull/2000 (closed) would have added layers for quanto.
-Patch: a clear error, where all adapters of a model are concerned before anything is merged, else from the layer.
+Patch: a clear error: before anything is merged if all of a model's adapters are affected, otherwise from the layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIX = Fix(
 
 
 def broken(tuners_utils: ModuleType) -> bool:
-    """Does peft know nothing of quanto, and is nothing of ours around what each layer asks before it merges?"""
+    """Does peft not handle quanto, and is the check that each layer makes before a merge not yet patched?"""
     known = vars(sys.modules["peft.import_utils"]) if "peft.import_utils" in sys.modules else ()
     check = resolve(tuners_utils, "check_adapters_to_merge")
     return not written_in(check, __name__) and not any("quanto" in name.lower() for name in known)
@@ -52,7 +52,7 @@ def patch(tuners_utils: ModuleType, draft: Draft) -> None:
 
     def all_layers(original):
         def _check_merge_allowed(self):
-            # A merge of some may leave out the layers that cannot; each layer looks at that.
+            # Merging only some adapters may skip the layers that cannot be merged; each layer checks that.
             names = list(self.peft_config)
             for layer in self.model.modules():
                 ours = isinstance(layer, tuners_utils.BaseTunerLayer) and not layer.merged

@@ -1,15 +1,15 @@
-"""A DoRA, or several LoRAs, cannot be merged into weights of torchao.
+"""A DoRA, or several LoRAs, cannot be merged into torchao weights.
 
-Symptom: after ``fuse_lora()`` or ``merge_and_unload()`` of a DoRA the output of a model with weights of torchao is
-    wrong; with two LoRAs: UnboundLocalError "cannot access local variable 'weight' where it is not associated with a
-    value" (before Python 3.11: "local variable 'weight' referenced before assignment"), and the first one stays merged
-    in the first layer; KeyError with the name of a LoRA that is not on all layers which the other one is on.
-Cause: ``TorchaoLoraLinear.merge`` adds the product of the LoRA, whatever else its variant does, deletes the variable of
-    the weight after the first adapter, and asks for the product of an adapter that the layer has not.
+Symptom: after ``fuse_lora()`` or ``merge_and_unload()`` of a DoRA the output of a model with torchao weights is wrong;
+    with two LoRAs: UnboundLocalError "cannot access local variable 'weight' where it is not associated with a value"
+    (before Python 3.11: "local variable 'weight' referenced before assignment"), and the first one stays merged in the
+    first layer; KeyError with the name of a LoRA that is not on all of the other one's layers.
+Cause: ``TorchaoLoraLinear.merge`` adds only the LoRA's product, whatever else its variant does, deletes the weight
+    variable after the first adapter, and computes the product even of an adapter that the layer does not have.
 Upstream: https://github.com/huggingface/peft/issues/3728, open, and https://github.com/huggingface/peft/pull/3729,
-    closed, of several adapters; the rest is not reported.
-Patch: in these cases the layer has a plain weight while the method of its base class, peft's layer of plain weights,
-    merges or takes out; then it is quantized anew, as upstream does it. When that fails, the layer is what it was.
+    closed, are about several adapters; the rest is not reported.
+Patch: in these cases the layer has a plain weight while the method of its base class, peft's layer for plain weights,
+    merges or unmerges; then it is quantized again, as upstream does. If that fails, the layer is restored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIX = Fix(
 
 
 def broken(torchao: ModuleType) -> bool:
-    """Does ``merge`` treat a DoRA as a LoRA, with nothing of ours around it?"""
+    """Does ``merge`` treat a DoRA as a LoRA, and is it not yet patched?"""
     resolve(torchao, "TorchaoLoraLinear.merge")
     return knows_no_variants(torchao.TorchaoLoraLinear)
 

@@ -2,11 +2,11 @@
 
 Symptom: RuntimeError from the forward pass of a 4-bit or GGUF model: "mat1 and mat2 shapes cannot be multiplied (4x64
     and 1x2048)" with a LoHa, "shape '[2048, 1]' is invalid for input of size 4096" with a LoKr, or with other sizes.
-Cause: ``update_layer`` and ``get_delta_weight`` of a LoHa, and ``get_delta_weight`` of a LoKr, take the shape of
-    ``base_layer.weight``, which is that of the packed bytes, for that of the layer.
+Cause: ``update_layer`` and ``get_delta_weight`` of a LoHa, and ``get_delta_weight`` of a LoKr, use the shape of
+    ``base_layer.weight``, which is that of the packed bytes, as the layer's shape.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/loha/layer.py,
     https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lokr/layer.py; not reported.
-Patch: a linear layer is asked for its numbers of features.
+Patch: for a linear layer, the shape comes from its numbers of features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIX = Fix(
         Target("peft-lokr-packed-weight", "peft.tuners.lokr.layer", {"peft": ">=0.13.2,<=0.21.2"}),
     ),
     patterns=(
-        # the message alone is that of any layer
+        # any layer may raise the message alone
         r"tuners/loha.{0,2000}mat1 and mat2 shapes cannot be multiplied",
         r"shapes cannot be.{0,200}\bLoHa\b",
         r"shape .\[\d+, \d+\]. is invalid for input of size \d+",

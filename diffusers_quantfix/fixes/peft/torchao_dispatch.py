@@ -1,19 +1,19 @@
-"""A LoRA cannot be loaded beside some releases of torchao, nor fused into some of its weights.
+"""A LoRA cannot be loaded alongside some torchao releases, nor fused into some of its weights.
 
 Symptom: after ``torchao.quantize_(model, ...)`` ``load_lora_weights`` raises TypeError "TorchaoLoraLinear.__init__()
-    missing 1 required keyword-only argument: 'get_apply_tensor_subclass'". Of any model, quantized or not, it raises
+    missing 1 required keyword-only argument: 'get_apply_tensor_subclass'". For any model, quantized or not, it raises
     ImportError "cannot import name 'LinearActivationQuantizedTensor'" (torchao 0.18, peft before 0.19) or "Found an
     incompatible version of torchao" (torchao before 0.16, peft from 0.19 on). ``fuse_lora()`` raises
     NotImplementedError "Float8Tensor dispatch: attempting to run unimplemented operator" (peft before 0.19).
-Cause: ``dispatch_torchao`` is asked about every layer that no other backend takes, and looks at torchao before it looks
-    at the weight. Its layer needs the config of the quantization, which only a model has that transformers or diffusers
-    quantized. Before peft 0.19 it knows two of torchao's classes; the other weights get the layer of plain ones, which
-    cannot merge.
+Cause: ``dispatch_torchao`` is called for every layer that no other backend accepts, and checks torchao before it checks
+    the weight. Its layer needs the quantization config, which only a model quantized by transformers or diffusers has.
+    Before peft 0.19 it knows only two of torchao's classes; other weights get the layer for plain ones, which cannot
+    merge.
 Upstream: https://github.com/huggingface/peft/issues/2285 and https://github.com/huggingface/peft/issues/3223, fixed by
     https://github.com/huggingface/peft/pull/3234 (0.20.0); https://github.com/huggingface/peft/pull/3101 (0.19.0); the
-    check of the version for plain layers is open.
-Patch: ``dispatch_torchao`` is asked about weights of torchao only, takes all of them, and needs no config. Without one
-    a LoRA can be loaded, run and trained; merging it raises ValueError before anything is changed, as in 0.20.
+    version check for plain layers is open.
+Patch: ``dispatch_torchao`` handles only torchao weights, but all of them, and needs no config. Without one a LoRA can
+    be loaded, run and trained; merging it raises ValueError before anything is changed, as in 0.20.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CONFIG = "get_apply_tensor_subclass"
 
 
 def broken(torchao: ModuleType) -> bool:
-    """Does its layer need a config, or is a plain layer refused beside the torchao that is installed?"""
+    """Does its layer need a config, or is a plain layer refused with the installed torchao?"""
     if written_in(torchao.dispatch_torchao, __name__):
         return False
     init = function_of(resolve(torchao, "TorchaoLoraLinear.__init__"))
@@ -79,8 +79,8 @@ def patch(torchao: ModuleType, draft: Draft) -> None:
             try:
                 layer = original(target, adapter_name, *args, **kwargs)
             except ImportError:
-                torchao.is_torchao_available()  # which raises where peft refuses this torchao
-                layer = None  # a class is gone from it
+                torchao.is_torchao_available()  # raises if peft refuses this torchao
+                layer = None  # this torchao no longer has the class
             if layer is None and type(base) is torch.nn.Linear and not kwargs.get("lora_bias"):
                 kwargs.pop("lora_config", None)
                 layer = layer_class(target, adapter_name, **kwargs)
@@ -94,21 +94,21 @@ def patch(torchao: ModuleType, draft: Draft) -> None:
 
 
 def _is_packed(layer: Any) -> bool:
-    """Whether the weight of a layer is of torchao, which is imported where there is one."""
+    """Whether a layer's weight is torchao's; torchao is imported if any is."""
     base_tensor = getattr(sys.modules.get("torchao.utils"), "TorchAOBaseTensor", None)
     return base_tensor is not None and isinstance(getattr(layer, "weight", None), base_tensor)
 
 
 def _refusing(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """How to wrap ``merge`` or ``unmerge``: without a config the weight could not be quantized again."""
+    """Wraps ``merge`` or ``unmerge`` to refuse: without a config the weight could not be quantized again."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def merge_or_unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
             if self.get_apply_tensor_subclass is None and _has_work(self, verb, *args, **kwargs):
                 raise ValueError(
                     f"{type(self).__name__} cannot {verb} an adapter: its weight was quantized by"
-                    " `torchao.quantize_()`, and how it was is not known. Let diffusers or transformers quantize the"
-                    " model (`quantization_config=TorchAoConfig(...)`), or fuse the adapter first and quantize then."
+                    " `torchao.quantize_()`, and the config is not known. Let diffusers or transformers quantize the"
+                    " model (`quantization_config=TorchAoConfig(...)`), or fuse the adapter first and then quantize."
                 )
             return original(self, *args, **kwargs)
 

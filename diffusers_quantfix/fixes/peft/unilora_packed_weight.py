@@ -1,12 +1,12 @@
 """A UniLora on 4-bit, 8-bit or GGUF layers has no effect.
 
-Symptom: with a UniLora the output of a model whose weights are packed is that without it, and training it changes
+Symptom: with packed weights the output of a model with a UniLora is the same as without it, and training it changes
     nothing, without an error.
-Cause: ``update_scaling`` converts the scales of the two factors, which lie between 0 and 1, to the dtype of
-    ``base_layer.weight``. That of packed weights is an integer type (uint8, int8), where they become 0 (an index that
-    is used once keeps its scale of 1).
+Cause: ``update_scaling`` converts the scales of the two factors, which are between 0 and 1, to the dtype of
+    ``base_layer.weight``. For packed weights that is an integer type (uint8, int8), in which they become 0 (an index
+    used only once keeps its scale of 1).
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/unilora/layer.py; not reported.
-Patch: beside a weight that has no floating point type the scales keep their own type, float32.
+Patch: if the weight's dtype is not floating, the scales keep their own type, float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLOATING = f"{_OF_THE_WEIGHT} if base_layer.weight.is_floating_point() else uni
 
 
 def broken(layer: ModuleType) -> bool:
-    """Give it a layer with a weight of bytes, and the scale 0.5: is that an integer then?"""
+    """Pass it a layer with a byte weight, and the scale 0.5: does the scale become an integer?"""
     from types import SimpleNamespace
 
     import torch
@@ -50,7 +50,7 @@ def broken(layer: ModuleType) -> bool:
     )
     try:
         update_scaling(asked, "default", half, half)
-    except AttributeError:  # it asks the layer for more
+    except AttributeError:  # it reads more from the layer
         return False
     return any(
         not scale.is_floating_point()

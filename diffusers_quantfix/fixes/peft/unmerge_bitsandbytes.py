@@ -1,18 +1,18 @@
-"""Taking an adapter out of weights of bitsandbytes does not give these weights back.
+"""Unmerging an adapter from bitsandbytes weights does not restore the weights.
 
 Symptom: after ``unfuse_lora()`` or ``unmerge_adapter()`` of a LoRA, HiRA, OFT, PVeRA, RoAd or VeRA the output of a
     4-bit or 8-bit model is not what it was before ``fuse_lora()`` or ``merge_adapter()``, and differs more each time.
     (Into 4-bit weights a PVeRA or VeRA cannot be merged: ``peft-merge-other-adapters``.)
 Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the adapter (HiRA multiplies and
-    divides, OFT and RoAd rotate), and quantize the result anew. Each time all values are rounded, other ones in each
-    block as its greatest value is another.
+    divides, OFT and RoAd rotate), and quantize the result again. Each time all values are rounded, and differently as
+    each block's largest value changes.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/bnb.py; not reported; both warn that
     there are rounding errors. From peft 0.20 on VeRA, from 0.21 on OFT have other classes:
     ``peft-unmerge-other-adapters``. In 0.20 an OFT cannot be added to these layers.
-Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is taken out, and then is
-    the weight again, wherever that is now; the bias, which a RoAd turns too, comes back as well. If it was given other
-    values in between, if a merged adapter was deleted, or if the CPU has no memory to keep it (logged once), upstream's
-    way is left. When either fails, the layer is what it was.
+Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is unmerged, and then
+    becomes the weight again, on its current device; the bias, which a RoAd also rotates, is restored too. If the weight
+    was changed in between, if a merged adapter was deleted, or if the CPU has no memory to keep it (logged once),
+    upstream's method remains. If either fails, the layer is restored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIX = Fix(
             "peft-unmerge-oft",
             "peft.tuners.oft.bnb",
             {"peft": ">=0.16.0,<0.21.0", "bitsandbytes": ""},
-            fixed_in="peft 0.21.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
+            fixed_in="peft 0.21.0",  # there it has another class: see peft-unmerge-other-adapters
         ),
         Target(
             "peft-unmerge-pvera", "peft.tuners.pvera.bnb", {"peft": ">=0.19.0,<=0.21.2", "bitsandbytes": ""}
@@ -47,7 +47,7 @@ FIX = Fix(
             "peft-unmerge-vera",
             "peft.tuners.vera.bnb",
             {"peft": ">=0.14.0,<0.20.0", "bitsandbytes": ""},
-            fixed_in="peft 0.20.0",  # in so far as its class is another one there, with peft-unmerge-other-adapters
+            fixed_in="peft 0.20.0",  # there it has another class: see peft-unmerge-other-adapters
         ),
     ),
     harm="wrong result",
@@ -61,7 +61,7 @@ FIX = Fix(
 
 
 def broken(bnb: ModuleType) -> bool:
-    """Does ``unmerge`` of a class quantize, and is not yet patched?"""
+    """Does ``unmerge`` of a class quantize, and is it not yet patched?"""
     return round_again(bnb)
 
 

@@ -1,12 +1,12 @@
-"""Taking an adapter that is no LoRA out of quantized weights does not give these weights back.
+"""Unmerging an adapter other than a LoRA from quantized weights does not restore the weights.
 
-Symptom: the output of a model with weights of bitsandbytes or torchao is not what it was before, after
-    ``unmerge_adapter()`` of a VeRA, OFT, BOFT, MiSS or SHiRA. It differs more each time.
+Symptom: after ``unmerge_adapter()`` of a VeRA, OFT, BOFT, MiSS or SHiRA the output of a model with bitsandbytes or
+    torchao weights is not what it was before. It differs more each time.
 Cause: ``merge`` and ``unmerge`` get the dequantized weight from the layer's ``quantization_backend``, add or subtract
-    the product of the adapter, and let that quantize the sum anew. Each time all values are rounded.
+    the adapter's product, and let it quantize the sum again. Each time all values are rounded.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/utils/quantization_utils.py; not reported.
-Patch: that of ``peft-unmerge-bnb`` and ``peft-unmerge-torchao``: the packed weight from before the first merge is kept
-    on the CPU until the last adapter is taken out. A layer that is not quantized is left to upstream's methods.
+Patch: as in ``peft-unmerge-bnb`` and ``peft-unmerge-torchao``: the packed weight from before the first merge is kept on
+    the CPU until the last adapter is unmerged. A layer that is not quantized is left to upstream's methods.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FIX = Fix(
 
 
 def broken(tuners: ModuleType) -> bool:
-    """Does ``unmerge`` of a class quantize, with nothing of ours around it?"""
+    """Does ``unmerge`` of a class quantize, and is it not yet patched?"""
     return any(rounds_again(cls, "set_base_weight") for cls in _classes(tuners))
 
 
@@ -56,7 +56,7 @@ def patch(tuners: ModuleType, draft: Draft) -> None:
 
 
 def _classes(tuners: ModuleType) -> Iterator[type]:
-    """Those whose ``unmerge`` gives the weight to the layer's backend.
+    """The classes whose ``unmerge`` passes the weight to the layer's backend.
 
     Raises:
         TargetMissing: there is none.

@@ -1,14 +1,14 @@
-"""Taking a LoRA out of weights of torchao does not give these weights back.
+"""Unmerging a LoRA from torchao weights does not restore the weights.
 
-Symptom: after ``unfuse_lora()`` or ``unmerge_adapter()`` the output of a model with weights of torchao is not what it
-    was before ``fuse_lora()`` or ``merge_adapter()``, and differs more each time.
-Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the product of the LoRA, and quantize the sum
-    anew. Each time all values are rounded, other ones as the greatest value of each row or group is another.
+Symptom: after ``unfuse_lora()`` or ``unmerge_adapter()`` the output of a model with torchao weights is not what it was
+    before ``fuse_lora()`` or ``merge_adapter()``, and differs more each time.
+Cause: ``merge`` and ``unmerge`` dequantize the weight, add or subtract the LoRA's product, and quantize the sum again.
+    Each time all values are rounded, and differently as the largest value of each row or group changes.
 Upstream: https://github.com/huggingface/peft/blob/v0.21.2/src/peft/tuners/lora/torchao.py; not reported.
-Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is taken out, and then is
-    the weight again, wherever that is now. If it was given other values in between, if a merged adapter was deleted, or
-    if the CPU has no memory to keep it (logged once), upstream's way is left. When either fails, the layer is what it
-    was.
+Patch: the packed weight from before the first merge is kept on the CPU until the last adapter is unmerged, and then
+    becomes the weight again, on its current device. If the weight was changed in between, if a merged adapter was
+    deleted, or if the CPU has no memory to keep it (logged once), upstream's method remains. If either fails, the layer
+    is restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIX = Fix(
 
 
 def broken(torchao: ModuleType) -> bool:
-    """Does ``unmerge`` quantize, with nothing of ours around it?"""
+    """Does ``unmerge`` quantize, and is it not yet patched?"""
     resolve(torchao, "TorchaoLoraLinear.unmerge")
     return rounds_again(torchao.TorchaoLoraLinear, "quantize_")
 

@@ -1,1 +1,1 @@
-"""Fixes of optimum-quanto."""
+"""Fixes for bugs in optimum-quanto."""

@@ -1,12 +1,12 @@
-"""int4 weights of quanto give a wrong output where the input is not contiguous.
+"""quanto int4 weights give wrong output if the input is not contiguous.
 
-Symptom: with ``qint4`` weights in float16 on an NVIDIA GPU of compute capability 8.0 and above, a layer that gets a
-    part of a batch of sequences, ``hidden_states[:, 77:]``, or a transposed tensor computes with other numbers, without
-    an error: wrong images where a batch has more than one. ``torch.nn.Linear`` takes everything.
-Cause: the AWQ kernels read the input from its address on, row after row, and know nothing of its strides; neither they
-    nor ``AWQWeightQBitsLinearFunction`` ask.
+Symptom: with ``qint4`` weights in float16 on an NVIDIA GPU of compute capability 8.0 and above, a layer that gets part
+    of a batch of sequences, ``hidden_states[:, 77:]``, or a transposed tensor computes with the wrong numbers, without
+    an error: wrong images in batches of more than one. ``torch.nn.Linear`` accepts any input.
+Cause: the AWQ kernels read the input from its address on, row after row, ignoring its strides; neither they nor
+    ``AWQWeightQBitsLinearFunction`` check them.
 Upstream: for the functions that raise an error there, https://github.com/huggingface/optimum-quanto/issues/327 (open).
-Patch: the function gets a contiguous copy, where the input is not contiguous.
+Patch: the function gets a contiguous copy if the input is not contiguous.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIX = Fix(
 
 
 def broken(qbits: ModuleType) -> bool:
-    """Does the function never ask how the input lies in memory? The kernel itself needs a GPU and a compiler."""
+    """Does the function never check the input's memory layout? The kernel itself needs a GPU and a compiler."""
     forward = resolve(qbits, "AWQWeightQBitsLinearFunction.forward")
     asked = {"contiguous", "is_contiguous", "stride", "reshape"}
     return not written_in(getattr(forward, "__func__", forward), __name__) and not asked & names_used(forward)

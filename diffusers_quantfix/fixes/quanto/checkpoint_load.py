@@ -1,14 +1,14 @@
-"""accelerate and torch.distributed load a checkpoint of quanto's weights without effect.
+"""accelerate and torch.distributed load a checkpoint of quanto weights without effect.
 
-Symptom: after ``load_checkpoint_in_model`` of a model that quanto has quantized, or ``set_model_state_dict`` with
-    ``full_state_dict=True``, the weights are those from before; the biases are loaded. Nothing is said.
-Cause: torch adds what the checkpoint does not have to the state dict: the parameter ``weight`` of the layer itself, as
-    the checkpoint has the inner tensors, ``weight._data`` and others. A layer of quanto that finds a ``weight`` does
-    not look at these.
+Symptom: after ``load_checkpoint_in_model`` of a model quantized by quanto, or ``set_model_state_dict`` with
+    ``full_state_dict=True``, the weights are unchanged; the biases are loaded. There is no error.
+Cause: torch adds to the state dict what the checkpoint does not have: the layer's own parameter ``weight``, since the
+    checkpoint has only its inner tensors, ``weight._data`` and others. A quanto layer that finds a ``weight`` ignores
+    these.
 Upstream: not reported.
-Patch: where the inner tensors of a weight are there, they are loaded. Those of one weight may lie in two files of a
-    checkpoint, which are loaded one after the other: what a file does not have is taken from the weight in the layer,
-    and is still missing for ``strict``.
+Patch: if there are inner tensors of a weight, they are loaded. Those of one weight may be in two files of a checkpoint,
+    which are loaded one after the other: what a file does not have is taken from the layer's weight, and still counts
+    as missing for ``strict``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FIX = Fix(
 
 
 def broken(qmodule: ModuleType) -> bool:
-    """Let a layer of two numbers load inner tensors beside its own weight; are they looked at?
+    """Let a layer of two numbers load inner tensors next to its own weight; are they read?
 
-    Only that: quanto would import the kernels of all kinds of weights for the one that is made of them.
+    Nothing more: to make a weight of them, quanto would import the kernels of all kinds of weights.
     """
     import torch
 
@@ -79,7 +79,7 @@ def patch(qmodule: ModuleType, draft: Draft) -> None:
         return _load_from_state_dict
 
     def complete(layer, state_dict, name, missing_keys):
-        """Add what is missing of the weight to ``state_dict``, from the weight that ``layer`` has."""
+        """Add the missing parts of the weight to ``state_dict``, from the weight that ``layer`` has."""
         if not hasattr(layer.weight, "save_to_state_dict"):
             return  # not frozen
         data = "_data" if layer.weight_qtype.bits == 8 else "_data._data"

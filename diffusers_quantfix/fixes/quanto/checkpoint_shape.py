@@ -1,14 +1,13 @@
-"""A damaged checkpoint of quanto's weights is loaded without an error.
+"""A damaged checkpoint of quanto weights is loaded without an error.
 
 Symptom: after ``requantize`` or ``QuantizedDiffusersModel.from_pretrained`` of a checkpoint whose ``weight._scale`` has
-    another shape, the output is wrong; where it is missing, the weight is memory that nothing was written to. Nothing
-    is said.
-Cause: ``QModuleMixin._load_from_state_dict`` assigns the inner tensors as they are, and passes over a weight of which
-    one is missing; ``requantize`` loads with ``strict=False`` and does not look at what is missing.
+    the wrong shape, the output is wrong; if it is missing, the weight is uninitialized memory. There is no error.
+Cause: ``QModuleMixin._load_from_state_dict`` assigns the inner tensors as they are, and skips a weight with one
+    missing; ``requantize`` loads with ``strict=False`` and ignores missing keys.
 Upstream: not reported.
-Patch: a shape that does not fit is an error of ``load_state_dict``, as it is for the parameters of torch, with its
-    words. So is a part of a weight without the others where the layer has only a plain weight to lose. A scale with one
-    number for each row, in whatever shape, is taken for the rows; one for the last axis is left alone.
+Patch: a shape that does not fit is an error of ``load_state_dict``, as for torch's parameters, with the same message.
+    So is an incomplete weight if the layer only has a plain, unfrozen one. A scale with one number per row, in whatever
+    shape, is used as the row scale; one for the last axis is left alone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FIX = Fix(
 def broken(qmodule: ModuleType) -> bool:
     """Let a layer of two numbers load a scale of the wrong shape; is it used without an error?
 
-    Not for more: quanto would import the kernels of all kinds of weights for the one that is made of it.
+    Nothing more: to make a weight of it, quanto would import the kernels of all kinds of weights.
     """
     import torch
 
@@ -77,7 +76,7 @@ def patch(qmodule: ModuleType, draft: Draft) -> None:
                 return original(self, state_dict, prefix, *args, **kwargs)
             given = signature.bind(self, state_dict, prefix, *args, **kwargs).arguments
             given["error_msgs"].extend(errors)
-            # The weight stays as it is, as torch leaves a parameter; it is not missing.
+            # The weight stays as it is, as torch leaves a parameter; it does not count as missing.
             rest = {key: value for key, value in state_dict.items() if not key.startswith(f"{prefix}weight.")}
             missing = given["missing_keys"]
             known = len(missing)
@@ -91,13 +90,13 @@ def patch(qmodule: ModuleType, draft: Draft) -> None:
 
 
 def _compared(layer: Any, state_dict: Any, name: str) -> tuple[list[str], dict[str, Any]]:
-    """What is wrong with the inner tensors of one weight, and which of them another shape makes right.
+    """What is wrong with the inner tensors of one weight, and which of them only need reshaping.
 
-    One number may have any shape, and is the scale of all rows: quanto saves the scale of a single row as a scalar, an
-    optimizer of the user may give one for the whole weight, and so do weights in float8 that were not made by quanto.
+    A single number may have any shape, and is the scale of all rows: quanto saves the scale of a single row as a
+    scalar, a user's optimizer may give one for the whole weight, and so do float8 weights not made by quanto.
 
     Returns:
-        (errors in the words of torch, name -> the tensor in the shape of the model's), both mostly empty.
+        (errors in torch's words, name -> the tensor in the shape of the model's), both usually empty.
     """
     errors: list[str] = []
     reshaped: dict[str, Any] = {}
@@ -124,7 +123,9 @@ def _compared(layer: Any, state_dict: Any, name: str) -> tuple[list[str], dict[s
             f"model is {wanted}."
         )
     missing = [key for key in expected if key not in found]
-    if missing and not hasattr(layer.weight, "save_to_state_dict"):  # not frozen: it has no other one to keep
+    if missing and not hasattr(
+        layer.weight, "save_to_state_dict"
+    ):  # not frozen: it has no quantized one to keep
         errors.append(f"{', '.join(missing)}: missing, while the checkpoint has {', '.join(found)}.")
     return errors, reshaped
 
@@ -132,7 +133,7 @@ def _compared(layer: Any, state_dict: Any, name: str) -> tuple[list[str], dict[s
 def _along_the_last_axis(shape: tuple[int, ...], wanted: tuple[int, ...], size: tuple[int, ...]) -> bool:
     """Is it the scale that ``quantize_weight(..., axis=-1)`` makes? quanto loads it, and computes with it.
 
-    Of a square weight this is the shape of a transposed scale of the rows as well: nothing distinguishes the two.
+    For a square weight a transposed row scale has the same shape: nothing distinguishes the two.
     """
     return wanted[0] == size[0] and shape == (*(1 for _ in size[1:]), size[-1])
 

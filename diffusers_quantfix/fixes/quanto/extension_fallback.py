@@ -1,9 +1,9 @@
-"""int4 and int2 weights of quanto need a working compiler.
+"""quanto int4 and int2 weights need a working compiler.
 
-Symptom: the first forward pass (or move, or load) of a model with int4 or int2 weights ends in RuntimeError "Error
+Symptom: the first forward pass (or move, or load) of a model with int4 or int2 weights raises RuntimeError "Error
     building extension 'quanto_cpp'" or 'quanto_cuda', "Ninja is required to load C++ extensions", "CUDA_HOME
     environment variable is not set" or "identifier `__asm__` is undefined" (0.2.6, 0.2.7). 0.2.5 falls back to Python
-    for unpacking, but compiles anew, and fails, at every call.
+    for unpacking, but compiles again, and fails, at every call.
 Cause: ``Extension.lib`` compiles C++ or CUDA code on the user's machine, and lets every failure through.
 Upstream: https://github.com/huggingface/optimum-quanto/issues/353,
     https://github.com/huggingface/optimum-quanto/issues/360 and
@@ -38,8 +38,8 @@ FIX = Fix(
     frames=("optimum/quanto/", "qint4|qint2|int4|int2"),
     hot=True,
     options={
-        quanto_extension.BUILD: "compile the extensions of quanto on Windows too, with the flags that it takes there",
-        quanto_extension.NO_BUILD: "never compile an extension of quanto; PyTorch unpacks and multiplies",
+        quanto_extension.BUILD: "compile quanto's extensions on Windows too, with the flags needed there",
+        quanto_extension.NO_BUILD: "never compile quanto's extensions; PyTorch unpacks and multiplies",
     },
 )
 
@@ -48,7 +48,7 @@ _TELLING = ("error:", "error ", "not found", "no such file", "undefined", "canno
 
 
 def broken(extension: ModuleType) -> bool:
-    """Does the property itself call ``load``, with nothing around it?"""
+    """Does the property itself call ``load``, without a wrapper?"""
     return "load" in resolve(extension, "Extension.lib").fget.__code__.co_names
 
 
@@ -59,7 +59,7 @@ def patch(extension: ModuleType, draft: Draft) -> None:
         def lib(self):
             if self._lib is not None:
                 return self._lib
-            # Kept on the extension: one attempt per process, also after the fix was taken back and applied again.
+            # Kept on the extension: one attempt per process, even after the fix was reverted and applied again.
             known = vars(self).get(_STAND_IN)
             if known is None:
                 with lock:
@@ -78,7 +78,7 @@ def patch(extension: ModuleType, draft: Draft) -> None:
                         ]
                     return original.fget(self)
                 except Exception as error:
-                    if self._lib is not None:  # it is loaded; only its version could not be noted
+                    if self._lib is not None:  # it is loaded; only its version could not be recorded
                         return self._lib
                     reason, level = f"could not be compiled: {first_line_of_the_cause(error)}", "warning"
                 finally:
@@ -94,10 +94,10 @@ def patch(extension: ModuleType, draft: Draft) -> None:
 
 
 def first_line_of_the_cause(error: BaseException) -> str:
-    """The line of a compiler's log that tells what is wrong, or else the first line of the error."""
+    """The line of a compiler's log that says what is wrong, or else the first line of the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
-        # Not the heading, which has the first command in it, and no command, which is long and may contain any word.
+        # Skip the heading, which contains the first command, and commands, which are long and may contain any word.
         if line.startswith("Error building extension") or len(line) > 300:
             continue
         if any(word in line.lower() for word in _TELLING):

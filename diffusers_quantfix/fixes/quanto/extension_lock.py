@@ -2,15 +2,15 @@
 
 Symptom: the first forward pass (or move, or load) of a model with int4 or int2 weights never returns, with no message
     and no load on the CPU; ``optimum/quanto/library/extensions/cpp/build/lock`` exists.
-Cause: ``torch.utils.cpp_extension.load`` creates that file, compiles, and deletes it. A process that is killed
-    meanwhile (SIGTERM, out of memory, a notebook's kernel restarted) leaves it there, and ``FileBaton.wait`` of every
-    later process waits until someone deletes it. The file does not say who created it, or whether that process lives.
-    From torch 2.14 on the lock is one of the operating system (pytorch issue 189245), which ends with its process.
+Cause: ``torch.utils.cpp_extension.load`` creates that file, compiles, and deletes it. A process killed meanwhile
+    (SIGTERM, out of memory, a notebook kernel restarted) leaves it there, and ``FileBaton.wait`` of every later process
+    waits until someone deletes it. The file does not say who created it, or whether that process is alive. From torch
+    2.14 on it is an operating-system lock (pytorch issue 189245), which ends with its process.
 Upstream: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/file_baton.py; torch/utils/file_baton.py; not
     reported for quanto.
-Patch: for the extensions of quanto, and for no other, the wait ends with an error when nothing in the build folder has
-    changed for 45 seconds. With ``quanto-extension-fallback`` PyTorch then does the work in this process; a compile
-    that is really under way is not disturbed. A lock is deleted only when nothing there has changed for 30 minutes.
+Patch: for quanto's extensions only, the wait ends with an error when nothing in the build folder has changed for 45
+    seconds. With ``quanto-extension-fallback`` PyTorch then does the work in this process; a running compile is not
+    disturbed. A lock is deleted only when nothing there has changed for 30 minutes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ABANDONED = 1800.0  # seconds without a change after which a lock is deleted: no
 
 
 def broken(extension: ModuleType) -> bool:
-    """Has the wait no way to end but the lock's end, and are we not around both?"""
+    """Can the wait end only with the lock, and are the two functions not both patched?"""
     from torch.utils import cpp_extension
 
     FileBaton = getattr(cpp_extension, "FileBaton", None)
@@ -91,7 +91,7 @@ def wait_while_it_changes(lock: str) -> None:
             seen, since = found, time.monotonic()
         elif time.monotonic() - since > QUIET:
             raise TimeoutError(
-                f"the lock of another process did not go away in {QUIET:.0f} s; unless one is compiling just now, "
+                f"the lock of another process did not go away in {QUIET:.0f} s; unless one is compiling right now, "
                 f"delete {lock}"
             )
         time.sleep(0.1)
@@ -105,31 +105,31 @@ def delete_if_abandoned(lock: str) -> None:
         newest = max(changed for _, changed, _ in files_beside(lock))
         if time.time() - newest / 1e9 < ABANDONED:
             return
-        # Two processes may come here at once, and the slower one must not take the new lock of the other. (Windows
-        # renames no file that a process has open: there a lock in use is safe anyway.)
+        # Two processes may get here at once, and the slower one must not take the other's new lock. (Windows does not
+        # rename a file that a process has open: there a lock in use is safe anyway.)
         os.rename(lock, aside)
         if os.stat(aside).st_mtime_ns != found.st_mtime_ns:
             os.link(aside, lock)
             os.remove(aside)
             return
         os.remove(aside)
-    except (OSError, ValueError):  # gone meanwhile, or a folder that we cannot write to
+    except (OSError, ValueError):  # gone meanwhile, or the folder is not writable
         return
     tell(
         "warning",
-        f"deleted {lock}, which a process that was killed had left; the extension is compiled again",
+        f"deleted {lock}, left by a killed process; the extension is compiled again",
     )
 
 
 def files_beside(lock: str) -> list[tuple[str, int, int]]:
-    """Name, time of the last change (ns) and size of every file in the folder of ``lock``."""
+    """Name, time of last change (ns) and size of every file in the folder of ``lock``."""
     found = []
     try:
         with os.scandir(os.path.dirname(lock)) as entries:
             for entry in entries:
-                status = os.stat(entry.path)  # not that of the entry, which Windows answers from an old note
+                status = os.stat(entry.path)  # not the entry's own, which may be stale on Windows
                 found.append((entry.name, status.st_mtime_ns, status.st_size))
-    except OSError:  # deleted just now
+    except OSError:  # just deleted
         pass
     return sorted(found)
 

@@ -1,16 +1,16 @@
-"""float8 weights of quanto need nvcc and give noise on NVIDIA GPUs.
+"""quanto float8 weights need nvcc and give noise on NVIDIA GPUs.
 
 Symptom: a noise image from FLUX with float8 weights (``qfloat8``); "Error building extension 'quanto_cuda'",
-    "identifier `__asm__` is undefined", where nothing can be compiled (on Windows, without a CUDA toolkit). The noise
-    is that of GPUs of compute capability 8.0 and above.
+    "identifier `__asm__` is undefined" if nothing can be compiled (on Windows, without a CUDA toolkit). The noise
+    occurs on GPUs of compute capability 8.0 and above.
 Cause: ``WeightQBytesTensor.create`` repacks float8 weights for the Marlin kernel without being asked. The kernel's
     linear function never adds the bias (see ``quanto-marlin-bias``).
 Upstream: https://github.com/huggingface/optimum-quanto/issues/332 and
     https://github.com/huggingface/optimum-quanto/issues/360, PR 409 (unmerged);
     https://github.com/huggingface/diffusers/issues/10467 and https://github.com/huggingface/diffusers/issues/11540.
-Patch: ``create`` gives the plain class, whose linear function casts, scales, multiplies and adds the bias with PyTorch
-    on every system, without any compiler. Data that Marlin has packed already stays as it is, also on its way from GPU
-    to GPU. With ``DIFFUSERS_QUANTFIX=quanto:marlin`` upstream decides as before, where its kernel can be compiled.
+Patch: ``create`` returns the plain class, whose linear function casts, scales, multiplies and adds the bias with
+    PyTorch on every system, without a compiler. Data already packed by Marlin stays as it is, even when moved from GPU
+    to GPU. With ``DIFFUSERS_QUANTFIX=quanto:marlin`` upstream decides as before, if its kernel can be compiled.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def patch(qbytes: ModuleType, draft: Draft) -> None:
 
 
 def still_packed(*arguments: Any) -> Any:
-    """The Marlin class for data that moved from GPU to GPU: upstream takes it for plain data."""
+    """The Marlin class for data moved from GPU to GPU: upstream treats it as plain data."""
     from optimum.quanto.tensor.weights.marlin import MarlinF8QBytesTensor
 
     return MarlinF8QBytesTensor(*arguments)

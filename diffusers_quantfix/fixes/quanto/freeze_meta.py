@@ -1,12 +1,12 @@
-"""Freezing a model of quanto on meta calculates each of its weights.
+"""Freezing a quanto model on meta computes each of its weights.
 
-Symptom: ``from_pretrained`` of a saved model with weights of quanto takes one to two milliseconds per layer, more than
-    two thirds of them before it reads anything.
+Symptom: ``from_pretrained`` of a saved model with quanto weights takes one to two milliseconds per layer, more than two
+    thirds of it before reading anything.
 Cause: diffusers prepares the model on meta and calls ``freeze``, so that its state dict has the names of the
     checkpoint. Each weight is quantized, and torch works out the shape of each step in Python.
 Upstream: https://github.com/huggingface/optimum-quanto/blob/v0.2.7/optimum/quanto/quantize.py#L143; not reported.
-Patch: of the layers on meta that differ in nothing, the first is quantized, and the others get weights of their own
-    like its weight. A layer with data, or with an optimizer or a class of the user's own, is left to quanto.
+Patch: of identical layers on meta, only the first is quantized, and the others get their own weights like its weight. A
+    layer with data, or with a user-defined optimizer or class, is left to quanto.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FIX = Fix(
 
 
 def broken(quantize: ModuleType) -> bool:
-    """Is each layer frozen by itself, wherever its weight is?  To freeze one on meta would load half of torch."""
+    """Is each layer frozen separately, wherever its weight is?  Freezing one on meta would load half of torch."""
     import importlib
 
-    # In 0.2.5 an operator of torch without a way to run on meta: freezing there ends in RuntimeError.
+    # In 0.2.5 a torch operator without a meta implementation: freezing on meta raises RuntimeError.
     library = importlib.import_module("optimum.quanto.library.quantize")
     if hasattr(resolve(library, "quantize_symmetric"), "register_fake"):
         return False
@@ -55,7 +55,7 @@ def patch(quantize: ModuleType, draft: Draft) -> None:
 
     mixin = resolve(quantize, "QModuleMixin")
     plain = torch.nn.Parameter
-    # Those that quanto chooses itself: without state, so that equal weights have equal scales.
+    # Those that quanto itself chooses: stateless, so equal weights have equal scales.
     optimizers = tuple(
         getattr(sys.modules[mixin.__module__], name) for name in ("AbsmaxOptimizer", "MaxOptimizer")
     )
@@ -81,7 +81,7 @@ def patch(quantize: ModuleType, draft: Draft) -> None:
                     first[same] = layer.weight
 
     def kind(layer):
-        """What the quantized weight of a layer on meta depends on; None where that is not known, or it has data."""
+        """What the quantized weight of a layer on meta depends on; None if unknown, or if it has data."""
         if not isinstance(layer, mixin) or layer.weight_qtype is None:
             return None
         weight = layer._parameters.get("weight")
@@ -100,7 +100,7 @@ def patch(quantize: ModuleType, draft: Draft) -> None:
         )  # fmt: skip
 
     def like(weight):
-        # A parameter detaches what it is made of, and so are the tensors inside, whose memory is shared until here.
+        # A parameter detaches what it is made from, including the tensors inside, whose memory is shared so far.
         new = plain(weight)
         own(new)
         return new

@@ -1,11 +1,11 @@
-"""int4 weights of quanto in bfloat16 cannot be on the CPU.
+"""quanto int4 weights in bfloat16 cannot be on the CPU.
 
 Symptom: NotImplementedError "Could not run 'aten::_convert_weight_to_int4pack' with arguments from the 'CPU' backend"
     when a bfloat16 model is quantized to ``qint4``, loaded or moved to the CPU.
-Cause: ``WeightQBitsTensor.create`` repacks such weights for torch's tinygemm kernel, whose function for the CPU has had
-    another name since torch 2.6.
+Cause: ``WeightQBitsTensor.create`` repacks such weights for torch's tinygemm kernel, whose CPU function has had another
+    name since torch 2.6.
 Upstream: https://github.com/huggingface/optimum-quanto/releases/tag/v0.2.7; changed in optimum-quanto 0.2.7.
-Patch: on the CPU ``create`` gives the plain class, which dequantizes and multiplies, as for every other type.
+Patch: on the CPU ``create`` returns the plain class, which dequantizes and multiplies, as for every other type.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""int8 weights of quanto crash or give garbage on a CPU with bfloat16.
+"""quanto int8 weights crash or give garbage on a CPU with bfloat16.
 
 Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weights and bfloat16 activations on the CPU,
     often right after it was loaded from a checkpoint; with one row of activations nan, inf or other garbage instead.
-    Transposed activations end in "A must be contiguous on the last dimension".
-Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs rows that are a
-    multiple of 16 long, and with more than three rows of activations a weight whose memory is aligned to 16 bytes,
-    which a tensor within a safetensors file is not; with AVX2 a multiple of 8. quanto asks for a multiple of 4 only.
+    Transposed activations raise "A must be contiguous on the last dimension".
+Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs row lengths that are a
+    multiple of 16, and with more than three rows of activations a weight aligned to 16 bytes, which a tensor within a
+    safetensors file is not; with AVX2 a multiple of 8. quanto only checks for a multiple of 4.
 Upstream: not reported. quanto: library/qbytes_mm.py; torch: aten/src/ATen/native/cpu/int8mm_kernel.cpp.
-Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, by a copy where that is needed.
-    Zeros change no sum. It gets contiguous rows of activations too.
+Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, copied if necessary. Zeros change
+    no sum. It also gets contiguous rows of activations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROW = 16  # bytes, and so many int8 weights
 
 
 def broken(qbytes_mm: ModuleType) -> bool:
-    """Does quanto call the kernel without a look at rows and memory, on a CPU where that goes wrong?"""
+    """Does quanto call the kernel without checking rows and alignment, on a CPU where that goes wrong?"""
     import torch
 
     function = resolve(qbytes_mm, "qbytes_int8pack_mm")

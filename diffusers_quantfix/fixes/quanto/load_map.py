@@ -1,11 +1,11 @@
-"""``torch.load`` with a dict of devices leaves weights of quanto on two devices.
+"""``torch.load`` with a dict of devices leaves quanto weights on two devices.
 
 Symptom: after ``torch.load(file, map_location={"cuda:0": "cuda:1"})`` RuntimeError "Expected all tensors to be on the
     same device"; ``.to("cuda:0")`` moves nothing.
-Cause: torch looks the device of a wrapper up by ``torch.device`` in a dict whose keys are text. The inner tensors go
-    where the dict says, and the wrapper still tells the device that was saved.
+Cause: torch looks up a wrapper's device by ``torch.device`` in a dict whose keys are strings. The inner tensors go
+    where the dict says, but the wrapper still reports the saved device.
 Upstream: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131; not reported.
-Patch: a tensor of quanto that is unpickled tells the device of its inner tensors.
+Patch: an unpickled quanto tensor reports the device of its inner tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def patch(weights: ModuleType, draft: Draft) -> None:
     import torch
 
     def make(original):
-        # What torch does where a class has no method of its own.
+        # What torch does if a class has no such method.
         return following(torch._utils._set_obj_state)
 
     draft.wrap_plain(sys.modules["optimum.quanto.tensor.qtensor"].QTensor, "__setstate__", make)

@@ -3,12 +3,12 @@
 Symptom: a noise image from FLUX with float8 weights (``qfloat8``) on an NVIDIA GPU, without an error. The GPU is of
     compute capability 8.0 or above. With float32 activations an AssertionError or "expected scalar type" from the
     kernel.
-Cause: ``MarlinF8QBytesLinearFunction.forward`` has a parameter ``bias`` and never uses it, and does not bring the input
-    to the half precision that the kernel takes.
+Cause: ``MarlinF8QBytesLinearFunction.forward`` has a parameter ``bias`` and never uses it, and does not cast the input
+    to the half precision that the kernel requires.
 Upstream: https://github.com/huggingface/optimum-quanto/issues/332, PR 409 (unmerged);
     https://github.com/huggingface/diffusers/issues/11540.
-Patch: the input is cast to the type of the scales, as the plain path does it, and the bias is added. By default no
-    weight comes here any more (``quanto-fp8-plain``): this is for Marlin by choice and for data packed before.
+Patch: the input is cast to the dtype of the scales, as in the plain path, and the bias is added. By default no weight
+    gets here any more (``quanto-fp8-plain``): this is for Marlin by choice and for data packed earlier.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def broken(qbits: ModuleType) -> bool:
 
     forward = resolve(qbits, "MarlinF8QBytesLinearFunction.forward")
     code = getattr(forward, "__func__", forward).__code__
-    # One instruction may read two variables since Python 3.13.
+    # Since Python 3.13 one instruction may read two variables.
     read = [ins.argval for ins in dis.get_instructions(code) if ins.opname.startswith("LOAD_FAST")]
     return not any("bias" in (name if isinstance(name, tuple) else (name,)) for name in read)
 

@@ -1,15 +1,15 @@
-"""A model of quanto cannot be moved while a graph for the backward pass is alive.
+"""A quanto model cannot be moved while a graph for the backward pass is alive.
 
 Symptom: RuntimeError "_apply(): Couldn't swap QLinear.weight", from ``.to()``, ``.cpu()`` or model offload after a
-    forward pass with gradients whose outputs, a loss for instance, are still there; the layers before the first failing
-    one have moved by then. An unquantized model moves. ``StableDiffusionAttendAndExcitePipeline`` ends so with
+    forward pass with gradients whose outputs, a loss for instance, are still alive; the layers before the first failing
+    one have already moved. An unquantized model moves. ``StableDiffusionAttendAndExcitePipeline`` fails this way with
     ``enable_model_cpu_offload()``.
 Cause: ``QuantizedLinearFunction`` saves the parameter itself for the backward pass. ``nn.Module._apply`` moves tensors
-    of such classes with ``torch.utils.swap_tensors``, which refuses what anybody else holds.
+    of such classes with ``torch.utils.swap_tensors``, which refuses a tensor with other references.
 Upstream: not reported.
-Patch: such a layer gets another parameter around the same inner tensors first, which is moved. The graph keeps the old
-    one where it is, as it keeps the memory of a plain weight, and its gradient, if it gets one, is passed on.
-    (Optimizers, which hold the old one, do not change weights of quanto.)
+Patch: such a layer first gets a new parameter around the same inner tensors, which is moved. The graph keeps the old
+    one where it is, as it keeps the memory of a plain weight, and its gradient, if any, is passed on. (Optimizers,
+    which hold the old one, do not change quanto weights.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SUCCESSOR = "_quantfix_successor"
 
 
 def broken(qlinear: ModuleType) -> bool:
-    """Convert a layer with a weight of two numbers that a graph keeps."""
+    """Convert a layer whose weight of two numbers is kept by a graph."""
     import torch
     from optimum.quanto.tensor.qtype import qint8
     from optimum.quanto.tensor.weights import WeightQBytesTensor
@@ -71,7 +71,7 @@ def patch(qlinear: ModuleType, draft: Draft) -> None:
     def make(original):
         def _apply(self, fn, recurse=True):
             weight = self._parameters.get("weight")
-            # One reference is that of the layer.
+            # One reference is the layer's.
             if is_wrapper(weight) and weight._use_count() > 1:
                 self._parameters["weight"] = _successor(weight)
             return original(self, fn, recurse)
@@ -82,7 +82,7 @@ def patch(qlinear: ModuleType, draft: Draft) -> None:
 
 
 def _successor(weight: Any) -> Any:
-    """Another parameter around the inner tensors of ``weight``: the same one for all layers that share it."""
+    """A new parameter around the inner tensors of ``weight``: the same one for all layers that share it."""
     import torch
 
     known = vars(weight).get(_SUCCESSOR)
@@ -98,7 +98,7 @@ def _successor(weight: Any) -> Any:
 
 
 def _pass_on(weight: Any) -> None:
-    """Give the gradient of ``weight`` to the parameter that took its place."""
+    """Pass the gradient of ``weight`` to the parameter that replaced it."""
     known = vars(weight)[_SUCCESSOR]
     gradient, weight.grad = weight.grad.to(known.device), None
     known.grad = gradient if known.grad is None else known.grad + gradient

@@ -1,13 +1,13 @@
-"""The backward pass of quanto does not find a weight that group offloading took back.
+"""quanto's backward pass fails on a weight that group offloading has offloaded.
 
-Symptom: training a LoRA on a model of optimum-quanto under block-level ``enable_group_offload`` and gradient
-    checkpointing ends in RuntimeError "Expected all tensors to be on the same device, but found at least two devices,
+Symptom: training a LoRA on an optimum-quanto model under block-level ``enable_group_offload`` and gradient
+    checkpointing raises RuntimeError "Expected all tensors to be on the same device, but found at least two devices,
     cuda:0 and cpu! (when checking argument for argument mat2 in method wrapper_CUDA_mm)". An unquantized model trains.
-Cause: ``QuantizedLinearFunction`` saves the parameter itself for the backward pass. Outside of the blocks that are
-    computed again, its inner tensors are on the CPU by then. ``torch.nn.Linear`` saves a view, which keeps the memory
-    on the device.
+Cause: ``QuantizedLinearFunction`` saves the parameter itself for the backward pass. Outside the blocks that are
+    recomputed, its inner tensors are on the CPU by then. ``torch.nn.Linear`` saves a view, which keeps the memory on
+    the device.
 Upstream: not reported.
-Patch: ``backward`` gets a copy of the weight on the device of the gradient, where it is on another one.
+Patch: ``backward`` gets a copy of the weight on the gradient's device, if that differs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIX = Fix(
 
 
 def broken(function: ModuleType) -> bool:
-    """Does the backward pass never ask where the weight is?"""
+    """Does the backward pass never check where the weight is?"""
     backward = resolve(function, "QuantizedLinearFunction.backward")
     while backward is not None:
         if written_in(backward, __name__) or "device" in names_used(backward):
@@ -49,7 +49,7 @@ def broken(function: ModuleType) -> bool:
 def patch(function: ModuleType, draft: Draft) -> None:
     def make(original):
         def backward(ctx, gO):
-            # Once: torch's checkpoint gives them a single time.
+            # Read once: torch's checkpoint returns them only once.
             taken, weight = ctx.saved_tensors
             if is_wrapper(weight):
                 holder, name = inner_places(weight)[0]

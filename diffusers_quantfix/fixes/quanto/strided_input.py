@@ -1,13 +1,13 @@
-"""8-bit weights of quanto take no input that is not contiguous.
+"""quanto 8-bit weights do not accept input that is not contiguous.
 
 Symptom: RuntimeError "view size is not compatible with input tensor's size and stride", in the forward pass of a model
-    with ``qint8`` or ``qfloat8`` weights, where a layer gets a part of a batch of sequences or a transposed tensor;
-    with ``qint4`` weights in bfloat16 on a GPU too. ``torch.nn.Linear`` takes everything.
+    with ``qint8`` or ``qfloat8`` weights, when a layer gets part of a batch of sequences or a transposed tensor; with
+    ``qint4`` weights in bfloat16 on a GPU too. ``torch.nn.Linear`` accepts any input.
 Cause: ``WeightQBytesLinearFunction``, and those of TinyGemm and Marlin, flatten their input with ``view``.
 Upstream: https://github.com/huggingface/optimum-quanto/issues/327 and
     https://github.com/huggingface/optimum-quanto/issues/339; 0.2.6 flattens with ``reshape``.
-Patch: they get an input that is flattened with ``reshape``, where it is not contiguous; what is saved for the backward
-    pass is the input itself.
+Patch: an input that is not contiguous is flattened with ``reshape`` first; the original input is saved for the backward
+    pass.
 """
 
 from __future__ import annotations

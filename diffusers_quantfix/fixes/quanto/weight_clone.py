@@ -1,13 +1,13 @@
-"""Models with weights of quanto cannot be deep-copied.
+"""Models with quanto weights cannot be deep-copied.
 
-Symptom: ``copy.deepcopy(model)`` ends in RuntimeError "The default implementation of __deepcopy__() for wrapper
+Symptom: ``copy.deepcopy(model)`` raises RuntimeError "The default implementation of __deepcopy__() for wrapper
     subclasses only works for subclass types that implement clone()".
-Cause: the tensor classes of quanto do not know ``clone``: a quantized weight becomes a dequantized one, a packed tensor
+Cause: quanto's tensor classes do not implement ``clone``: a quantized weight becomes a dequantized one, a packed tensor
     an unpacked one.
 Upstream: not reported.
-Patch: the classes of weights have a ``__deepcopy__`` of their own, which copies the tensors inside. ``clone`` stays:
-    peft's SHiRA adds to a clone in place and must get a plain tensor, as no tensor of quanto keeps such a sum. Before
-    0.20 it adds to a deep copy of ``weight.data``: a weight that is no parameter is not copied, as upstream.
+Patch: the weight classes get their own ``__deepcopy__``, which copies the tensors inside. ``clone`` stays: peft's SHiRA
+    adds to a clone in place and must get a plain tensor, as a quanto tensor does not keep such a sum. Before 0.20 it
+    adds to a deep copy of ``weight.data``: a weight that is not a parameter is not copied, as upstream.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def patch(weights: ModuleType, draft: Draft) -> None:
         def __deepcopy__(self, memo):
             if id(self) in memo or not self.is_leaf or not isinstance(self, torch.nn.Parameter):
                 return original(self, memo)  # which returns that, or raises
-            # Under inference mode a detached tensor cannot be made of one that is from outside.
+            # Under inference mode a tensor from outside it cannot be detached.
             with torch.inference_mode(False), torch.no_grad():
                 twin = copied(self, memo)
                 twin.requires_grad_(self.requires_grad)
@@ -71,10 +71,10 @@ def patch(weights: ModuleType, draft: Draft) -> None:
         return __deepcopy__
 
     def copied(tensor, memo):
-        # Each class knows how to detach itself; some cannot be rebuilt from what they tell.
+        # Each class knows how to detach itself; some cannot be rebuilt from what they report.
         twin = torch.ops.aten.detach.default(tensor)
         memo[id(tensor)] = twin
-        # The tensors inside are attributes. A packed one, of whichever class, has tensors inside, too.
+        # The tensors inside are attributes. A packed one, of whatever class, also has tensors inside.
         for inner in vars(tensor).values():
             if (
                 isinstance(inner, torch.Tensor)
@@ -82,7 +82,7 @@ def patch(weights: ModuleType, draft: Draft) -> None:
                 and id(inner) not in memo
             ):
                 copied(inner, memo)
-        # As torch does it.
+        # As torch does.
         twin.__dict__ = copy.deepcopy(vars(tensor), memo)
         return twin
 

@@ -1,12 +1,12 @@
-"""The gradient of a weight of quanto needs contiguous tensors.
+"""The gradient of a quanto weight needs contiguous tensors.
 
-Symptom: a backward pass through a model with weights of quanto, as StableDiffusionPix2PixZeroPipeline has one in each
-    step, ends in RuntimeError "view size is not compatible with input tensor's size and stride".
-Cause: quanto's weights keep ``requires_grad``, also where only the input's gradient is asked for; ``backward`` of their
-    linear function flattens the layer's input and the gradient of its output with ``view``, which takes only what is
-    contiguous. ``torch.nn.Linear`` takes everything.
+Symptom: a backward pass through a model with quanto weights, as in each step of StableDiffusionPix2PixZeroPipeline,
+    raises RuntimeError "view size is not compatible with input tensor's size and stride".
+Cause: quanto weights keep ``requires_grad`` even if only the input's gradient is needed; ``backward`` of their linear
+    function flattens the layer's input and the gradient of its output with ``view``, which needs contiguous tensors.
+    ``torch.nn.Linear`` accepts any tensor.
 Upstream: not reported.
-Patch: ``backward`` gets contiguous copies, where the gradient of a weight is asked for and they are not contiguous.
+Patch: if the weight's gradient is requested, ``backward`` gets contiguous tensors, copied if necessary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIX = Fix(
 
 
 def broken(function: ModuleType) -> bool:
-    """Ask for the gradient of a weight of one number, with a gradient of the output that is no view of two axes."""
+    """Request the gradient of a weight of one number, with an output gradient that ``view`` cannot flatten."""
     import torch
 
     gradient = torch.zeros(2, 2, 1).transpose(0, 1)

@@ -1,1 +1,1 @@
-"""Fixes of torch: where it keeps, or cannot take, a quantized model."""
+"""Fixes for bugs in torch: where it keeps a quantized model in memory, or cannot handle one."""

@@ -2,13 +2,13 @@
 
 Symptom: AttributeError "'Parameter' object has no attribute 'CB'" in the first run after ``fully_shard``; up to torch
     2.9 RuntimeError "only Tensors of floating point dtype can require gradients" from ``fully_shard`` itself, midway.
-Cause: FSDP exchanges each parameter for one of its own class. The scales of an 8-bit weight are attributes of the old
+Cause: FSDP replaces each parameter with one of its own class. The scales of an 8-bit weight are attributes of the old
     one and are lost with it.
 Upstream: not reported; for ``FullyShardedDataParallel``, which refuses such a model,
     https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1709. Before torch 2.6 the function is in
-    ``torch.distributed._composable.fsdp``, which passes on that of ``torch.distributed.fsdp`` later.
-Patch: a clear error, before anything is changed, unless the weights are named in ``ignored_params``. To shard the
-    scales with the weights, FSDP would need to know how they belong together.
+    ``torch.distributed._composable.fsdp``, which later re-exports that of ``torch.distributed.fsdp``.
+Patch: a clear error before anything is changed, unless the weights are named in ``ignored_params``. To shard the scales
+    with the weights, FSDP would need to know how they belong together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIX = Fix(
             "torch-composable-fully-shard-8bit",
             "torch.distributed._composable.fsdp.fully_shard",
             {"torch": ">=2.4.1,<2.6.0", "bitsandbytes": ""},
-            fixed_in="torch 2.6.0",  # in so far as it is the other function there
+            fixed_in="torch 2.6.0",  # where the other function replaces it
         ),
         Target(
             "torch-fully-shard-8bit",
@@ -46,7 +46,7 @@ FIX = Fix(
 
 
 def broken(fsdp: ModuleType) -> bool:
-    """Is the function written below this module, and not yet patched?"""
+    """Is the function defined in this module or below it, and not yet patched?"""
     function = resolve(fsdp, "fully_shard")
     while hasattr(function, "__wrapped__"):
         if written_in(function, int8_params.__name__):

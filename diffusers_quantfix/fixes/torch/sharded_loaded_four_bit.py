@@ -1,15 +1,14 @@
-"""FSDP loses the quant states of a model that diffusers loaded in 4 bits.
+"""FSDP loses the quant states of a model that diffusers loaded in 4-bit.
 
-Symptom: ValueError "quant_state is required" (an AssertionError without a word before bitsandbytes 0.50) in the first
-    run after ``fully_shard`` or ``FullyShardedDataParallel``. A model that was quantized while it was loaded is not
-    affected.
-Cause: FSDP exchanges each parameter for one of its own class, and the quant state is an attribute of the old one.
-    bitsandbytes recovers it from ``layer.quant_state``; but diffusers does not tell ``Params4bit.from_prequantized``
-    the layer (transformers does), so that this is None.
+Symptom: ValueError "quant_state is required" (before bitsandbytes 0.50 an AssertionError without a message) in the
+    first run after ``fully_shard`` or ``FullyShardedDataParallel``. A model quantized while loading is not affected.
+Cause: FSDP replaces each parameter with one of its own class, and the quant state is an attribute of the old one.
+    bitsandbytes recovers it from ``layer.quant_state``, but this is None because diffusers does not pass the layer to
+    ``Params4bit.from_prequantized`` (transformers does).
 Upstream: not reported; diffusers/quantizers/bitsandbytes/bnb_quantizer.py (``create_quantized_param``).
-Patch: both functions let such layers refer to the quant states of their weights before they shard. Not the loader: the
-    weight would have to know its layer too, and such a cycle keeps the memory of a deleted model until Python collects
-    it.
+Patch: before sharding, both functions let such layers refer to the quant states of their weights. The loader is not
+    patched: the weight would have to know its layer too, and such a cycle keeps a deleted model's memory until Python
+    collects it.
 """
 
 from __future__ import annotations
@@ -47,22 +46,22 @@ _CLASS, _METHOD = "BnB4BitDiffusersQuantizer", "create_quantized_param"
 
 
 def broken(fsdp: ModuleType) -> bool:
-    """Does diffusers not name the layer when it makes the weight, and is there nothing of ours around FSDP?
+    """Does diffusers not pass the layer when it makes the weight, and is FSDP not yet patched?
 
-    The loader is not waited for: who imports ``fully_shard`` by name before it would keep the function as it was.
+    It does not wait for the loader: a direct import of ``fully_shard`` before it would keep the unpatched function.
     """
     if written_in(resolve(fsdp, "FullyShardedDataParallel.__init__"), __name__):
         return False
     loader = finished(_LOADER)
     if loader is None:
         code = nested_code(nested_code(_code_on_disk(), _CLASS), _METHOD)
-    else:  # that of diffusers itself, below what other fixes put around it
+    else:  # diffusers' own, below the wrappers of other fixes
         code = function_of(resolve(loader, f"{_CLASS}.{_METHOD}")).__code__
     return not any("module" in names for names in code.co_consts if isinstance(names, tuple))
 
 
 def _code_on_disk() -> CodeType:
-    """The code of the loader, without an import of diffusers."""
+    """The loader's code, without importing diffusers."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
 

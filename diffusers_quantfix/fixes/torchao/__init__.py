@@ -1,1 +1,1 @@
-"""Fixes of torchao."""
+"""Fixes for bugs in torchao."""

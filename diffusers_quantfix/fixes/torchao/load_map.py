@@ -1,10 +1,10 @@
-"""``torch.load`` with a dict of devices leaves weights of torchao on two devices.
+"""``torch.load`` with a dict of devices leaves torchao weights on two devices.
 
 Symptom: after ``torch.load(file, map_location={"cuda:0": "cuda:1"})`` RuntimeError "Expected all tensors to be on the
     same device"; ``.to("cuda:0")`` moves nothing.
-Cause: as for quanto (``quanto-load-map``): torch does not find the device of a wrapper in the dict.
+Cause: as for quanto (``quanto-load-map``): torch does not find a wrapper's device in the dict.
 Upstream: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_utils.py#L131; not reported.
-Patch: a tensor of torchao that is unpickled tells the device of its inner tensors.
+Patch: an unpickled torchao tensor reports the device of its inner tensors.
 """
 
 from __future__ import annotations

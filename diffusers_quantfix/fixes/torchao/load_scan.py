@@ -1,13 +1,13 @@
-"""Loading a checkpoint of torchao reads all of its keys for each of its tensors.
+"""Loading a torchao checkpoint reads all of its keys for each of its tensors.
 
-Symptom: the time that ``from_pretrained`` takes for a checkpoint of torchao in safetensors grows with the square of the
-    number of layers in diffusers, and with its third power in transformers, before or while anything is loaded.
+Symptom: the time that ``from_pretrained`` takes for a torchao checkpoint in safetensors is quadratic in the number of
+    layers in diffusers, and cubic in transformers, before or while anything is loaded.
 Cause: ``unflatten_tensor_state_dict`` searches all tensors and all metadata for the parts of each tensor. transformers
     calls it once for each parameter with the metadata of all.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/safetensors/safetensors_support.py#L79; not
     reported.
-Patch: the function is called for each tensor of which a part is there, with its parts and its metadata only. What the
-    names of the checkpoint say is worked out once, and kept until another checkpoint is read; no tensors are kept.
+Patch: the function is called for each tensor that has a part present, with only its parts and its metadata. The names
+    of the checkpoint are parsed once, and the result is kept until another checkpoint is read; no tensors are kept.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def patch(safetensors_support: ModuleType, draft: Draft) -> None:
             listed = metadata.get("tensor_names")
             if not isinstance(listed, str) or not all(isinstance(key, str) for key in tensors_data_dict):
                 return original(tensors_data_dict, metadata)
-            # The text itself, not its address, which could be that of another one later.
+            # The string itself, not its id, which could later be another string's.
             if getattr(last, "listed", None) is not listed or last.count != len(metadata):
                 last.listed = None
                 last.names = Names(metadata, original)
@@ -88,10 +88,10 @@ def patch(safetensors_support: ModuleType, draft: Draft) -> None:
 
 
 class Names:
-    """What the metadata of a checkpoint say about the names of its tensors.
+    """What a checkpoint's metadata says about the names of its tensors.
 
     Attributes:
-        unusual: whether they are for torchao itself to judge: it fails, or a tensor is made of metadata alone.
+        unusual: whether they are left to torchao itself: it fails, or a tensor is made from metadata alone.
     """
 
     def __init__(self, metadata: dict[str, Any], unflatten: Callable[..., Any]) -> None:
@@ -109,13 +109,13 @@ class Names:
         self.place = {name: place for place, name in enumerate(self.names)}
         self.of_prefix = {_prefix(name): place for place, name in enumerate(self.names)}
         self.unusual = any(True for key in metadata for _ in self._owners(key)) or any(
-            # Raises where torchao does: a tensor of a kind that it does not know, a name without metadata.
+            # Raises if torchao does: for a tensor of an unknown kind, a name without metadata.
             unflatten({}, self.metadata_of(place, metadata))[0]
             for place in range(len(self.names))
         )
 
     def metadata_of(self, place: int, metadata: dict[str, Any]) -> dict[str, Any]:
-        """The metadata of one tensor alone."""
+        """The metadata of one tensor."""
         import json
 
         name = self.names[place]
@@ -123,7 +123,7 @@ class Names:
         return {**own, "tensor_names": json.dumps([name])}
 
     def parts(self, keys: Any) -> list[tuple[int, list[str]]]:
-        """The places in the list of names of those of which a part is among ``keys``, in order, with these parts."""
+        """The indices of the names with parts among ``keys``, in order, with these parts."""
         found: dict[int, list[str]] = {}
         for key in keys:
             if key in self.place:
@@ -133,7 +133,7 @@ class Names:
         return sorted(found.items())
 
     def _owners(self, key: str) -> Any:
-        """The places of the names whose parts begin as ``key`` does."""
+        """The indices of the names whose parts begin as ``key`` does."""
         end = key.find("_") + 1
         while end:
             place = self.of_prefix.get(key[:end])

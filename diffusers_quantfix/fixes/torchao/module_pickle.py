@@ -1,14 +1,14 @@
-"""Models with weights of torchao cannot be pickled.
+"""Models with torchao weights cannot be pickled.
 
 Symptom: AttributeError "'functools.partial' object has no attribute '__name__'" from ``pickle.dumps(model)``,
-    ``torch.save(model)``, or a model that is handed to a process that is spawned; "'Linear' object has no attribute
-    '_linear_extra_repr'", from a model that was written: before torchao 0.15, and up to 0.16 from
+    ``torch.save(model)``, or a model passed to a spawned process; "'Linear' object has no attribute
+    '_linear_extra_repr'" when loading a pickled model: before torchao 0.15, and up to 0.16 with
     ``IntxWeightOnlyConfig`` and others.
 Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``, or of a function
-    outside of the class; pickle stores a method by the name of its function.
+    outside the class; pickle stores a method by its function's name.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517; not reported.
-Patch: these partials and functions have the name ``extra_repr``. A model that was pickled has the ``extra_repr`` of its
-    class. A file that was written without this cannot be read with it.
+Patch: these partials and functions are named ``extra_repr``. An unpickled model has its class's ``extra_repr``. A file
+    written without this patch cannot be read with it.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def patch(quant_api: ModuleType, draft: Draft) -> None:
 
 
 def _home(quant_api: ModuleType, name: str) -> ModuleType:
-    """The module that defines one of torchao's functions: what others have imported of it is exchanged with it."""
+    """The module that defines one of torchao's functions: what other modules imported from it is replaced too."""
     held = vars(quant_api)[name]
     module = sys.modules.get(held.__module__) if isinstance(held, FunctionType) else None
     return module if module is not None and vars(module).get(name) is held else quant_api
 
 
 def _named(quant_api: ModuleType) -> dict[str, Any]:
-    """What makes the methods, by its name in the module, as it should be; without what pickle can name already."""
+    """Corrected versions of what makes the methods, by name in the module; without those pickle can already name."""
     held = vars(quant_api)
     functions = [held[name] for name in _FUNCTIONS if name in held]
     partial = "_module_extra_repr" in held

@@ -1,1 +1,1 @@
-"""Fixes for defects of transformers."""
+"""Fixes for bugs in transformers."""

@@ -2,7 +2,7 @@
 
 Symptom: after ``model.dequantize()`` a cast raises "You cannot cast a bitsandbytes model in a new `dtype`", and a
     pipeline does not cast the model; up to 4.46.3 a model saved afterwards cannot be loaded either.
-Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the flags of bitsandbytes on the model, up to
+Cause: ``HfQuantizer.dequantize`` leaves ``quantization_method`` and the bitsandbytes flags on the model, and up to
     4.46.3 also ``config.quantization_config``.
 Upstream: https://github.com/huggingface/transformers/issues/39295; fixed in 4.54.0.
 Patch: everything that the quantizer set on the model is removed together with the quantizer. Twin:

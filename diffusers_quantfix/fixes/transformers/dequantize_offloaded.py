@@ -3,10 +3,10 @@
 Symptom: ``model.dequantize()`` raises NotImplementedError "Cannot copy out of meta tensor; no data!" under sequential
     offload. Under group offload it returns, and the next run raises RuntimeError "Expected all tensors to be on the
     same device".
-Cause: the quantized layers are replaced by ordinary ones, of which the offloading hooks know nothing.
+Cause: the quantized layers are replaced by ordinary ones, which the offloading hooks do not know.
 Upstream: https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/quantizers/base.py; not reported.
-Patch: the error that models of diffusers raise here, before anything is replaced. Layers that are not quantized may be
-    offloaded (``llm_int8_enable_fp32_cpu_offload``). Twin: ``diffusers-dequantize-flags``.
+Patch: the error that diffusers models raise here, before anything is replaced. Unquantized layers may be offloaded
+    (``llm_int8_enable_fp32_cpu_offload``). Twin: ``diffusers-dequantize-flags``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def patch(base: ModuleType, draft: Draft) -> None:
 
 
 def has_offloaded_quantized_layers(model: Any) -> bool:
-    """Whether an offloading hook of accelerate holds a quantized weight in the tree of ``model``."""
+    """Whether an accelerate offloading hook holds a quantized weight anywhere in ``model``."""
     modules = model.modules() if isinstance(model, sys.modules["torch"].nn.Module) else ()
     return any(
         is_quantized(parameter)

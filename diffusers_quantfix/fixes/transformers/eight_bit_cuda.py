@@ -1,14 +1,14 @@
-"""8-bit models of transformers refuse to move.
+"""8-bit transformers models refuse to move.
 
 Symptom: ValueError "Calling `cuda()` is not supported for `8-bit` quantized models." while ``.to("cuda")`` works;
-    before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so a text encoder in 8 bits stays on the
+    before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so an 8-bit text encoder stays on the
     GPU and ``enable_model_cpu_offload`` skips it.
-Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 allows ``.to`` only, for bitsandbytes >=
+Cause: ``PreTrainedModel.cuda`` and ``.to`` raise for 8-bit models. 5.0.0 allows only ``.to``, for bitsandbytes >=
     0.48.0.
 Upstream: https://github.com/huggingface/transformers/pull/43258 (5.0.0) for ``.to``; ``.cuda`` is open.
-Patch: both methods allow an 8-bit model to move where the whole model moves (``bnb-linear8bit-move``), or to the device
-    that it is on; a call without a device (``to(memory_format=...)``) passes. Upstream handles casts, and moves of
-    models that are spread over devices or offloaded.
+Patch: both methods allow an 8-bit model to move if the whole model moves (``bnb-linear8bit-move``), or to the device it
+    is already on; a call without a device (``to(memory_format=...)``) passes. Casts, and moves of models that are
+    spread over devices or offloaded, are left to upstream.
 """
 
 from __future__ import annotations

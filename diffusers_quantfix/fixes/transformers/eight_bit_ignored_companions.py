@@ -1,12 +1,12 @@
-"""An 8-bit checkpoint cannot be loaded where the class ignores keys of modules that it has.
+"""An 8-bit checkpoint cannot be loaded if the class ignores keys of modules that it has.
 
 Symptom: ValueError "list.remove(x): x not in list", from ``from_pretrained`` of an 8-bit checkpoint. AltDiffusion's
     text encoder is one such class: it has a pooler, and ignores what matches ``pooler``.
-Cause: ``Bnb8BitHfQuantizer.create_quantized_param`` takes the scales of a weight off the list of unexpected keys; those
-    that match ``_keys_to_ignore_on_load_unexpected`` are off already. The quantizer for 4 bits asks first.
-Upstream: not reported; transformers 4.57.1 loads in another way. 4.57.0, which was yanked, does so too: the claim
-    covers it, and the probe finds it healthy.
-Patch: the keys that the quantizer takes off are put on the list first.
+Cause: ``Bnb8BitHfQuantizer.create_quantized_param`` removes a weight's scales from the list of unexpected keys; those
+    that match ``_keys_to_ignore_on_load_unexpected`` are already gone. The 4-bit quantizer checks first.
+Upstream: not reported; transformers 4.57.1 loads differently. So does 4.57.0, which was yanked: the claim covers it,
+    and the probe finds it healthy.
+Patch: the keys that the quantizer removes are added to the list first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LISTED = "unexpected_keys"
 
 
 def broken(quantizer_bnb_8bit: ModuleType) -> bool:
-    """Look for the list: to call the quantizer, bitsandbytes would have to be imported."""
+    """Look for the list: calling the quantizer would import bitsandbytes."""
     method = vars(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer")).get(_NAME)
     if method is None or written_in(method, __name__):
         return False

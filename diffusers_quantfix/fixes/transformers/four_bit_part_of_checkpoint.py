@@ -1,12 +1,12 @@
 """A 4-bit checkpoint with more modules than the model cannot be loaded.
 
 Symptom: AttributeError "T5EncoderModel has no attribute `decoder`", from ``from_pretrained`` of a text encoder whose
-    checkpoint is that of the whole model in 4 bits.
-Cause: ``Bnb4BitHfQuantizer.param_needs_quantization`` says yes to every quant state by its name, of modules too that
-    the model does not have; ``create_quantized_param`` looks for the module. The weights themselves were left out by
-    then.
-Upstream: not reported; 5.0.0 loads in another way.
-Patch: a quant state of a weight that the model does not have is passed over, as the weight is.
+    checkpoint is that of the whole 4-bit model.
+Cause: ``Bnb4BitHfQuantizer.param_needs_quantization`` returns True for every quant state by its name, even for modules
+    that the model does not have; ``create_quantized_param`` then looks for the module. The weights themselves have been
+    dropped by then.
+Upstream: not reported; 5.0.0 loads differently.
+Patch: a quant state of a weight that the model does not have is skipped, like the weight.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _NAME = "create_quantized_param"
 
 
 def broken(quantizer_bnb_4bit: ModuleType) -> bool:
-    """Give it a quant state of a weight that the model does not have."""
+    """Pass it a quant state of a weight that the model does not have."""
     import torch
 
     upstream = resolve(quantizer_bnb_4bit, "Bnb4BitHfQuantizer")
-    if _NAME not in vars(upstream):  # from 5.0.0 on it loads in another way
+    if _NAME not in vars(upstream):  # from 5.0.0 on it loads differently
         return False
 
     class Quantizer(upstream):  # type: ignore[misc, valid-type]

@@ -4,16 +4,16 @@ Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Ten
     device meta!" under ``enable_sequential_cpu_offload``, from a pipeline that sends the token ids to
     ``self.text_encoder.device`` (EasyAnimate, LongCat-Image, Ideogram 4, Pix2PixZero, CogView4 before its release),
     from prompt weighting libraries, and from a model's own ``generate`` or ``forward``.
-Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between two forward passes a hook of accelerate
-    holds the weights, and the parameters are meta tensors; nothing can be sent to that device.
+Cause: ``PreTrainedModel.device`` is the device of the first parameter. Between forward passes an accelerate hook holds
+    the weights, and the parameters are meta tensors; nothing can be sent to that device.
 Upstream: https://github.com/huggingface/diffusers/issues/10958; https://github.com/huggingface/diffusers/pull/11195
     patched the one pipeline that was reported. ``BarkModel.device`` reads the hook's device in the same way;
     ``generate`` works around meta in two places (PR 44848 of transformers).
-Patch: the property calls upstream first. Where that returns meta and an offloading hook holds the weights, it returns
-    the hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, meta
-    too.
+Patch: the property calls upstream first. If that returns meta and an offloading hook holds the weights, it returns the
+    hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, even
+    meta.
 
-Why the property, and not the calls of pipelines: see the twin, ``diffusers-meta-component-device``. We read every
+Why the property, and not the pipelines' calls: see the twin, ``diffusers-meta-component-device``. We read every
 condition on a model's device in 13 releases from 4.44.2 to 5.23.0; one needs meta. ``generate`` compiles the forward of
 a model with a static cache if its device is a GPU. It skips an offloaded model only because meta is not a GPU.
 According to transformers the compiled forward of an offloaded model crashes; elsewhere transformers detects offloading

@@ -1,15 +1,15 @@
-"""A quantized text encoder that was loaded from a quantized checkpoint cannot be saved.
+"""A quantized text encoder loaded from a quantized checkpoint cannot be saved.
 
 Symptom: NotImplementedError from ``revert_weight_conversion`` in ``save_pretrained()`` of a model whose checkpoint was
-    quantized already (bitsandbytes in 4 or 8 bits, torchao), whatever its class. With modules on the CPU or the disk,
-    RuntimeError "We could not revert some weight conversions because of offlading". A model that was quantized while it
-    was loaded can be saved.
-Cause: ``from_pretrained`` keeps every conversion that it used, that of the quantizer too, which builds one weight of
-    the tensors of the file. ``save_pretrained`` reverses them all, and ``Bnb4bitDeserialize``, ``Bnb8bitDeserialize``
-    and ``TorchAoDeserialize`` have no ``reverse_op``.
+    already quantized (bitsandbytes 4-bit or 8-bit, torchao), whatever its class. With modules on the CPU or the disk,
+    RuntimeError "We could not revert some weight conversions because of offlading". A model quantized while loading can
+    be saved.
+Cause: ``from_pretrained`` keeps every conversion that it used, including the quantizer's, which builds one weight from
+    several tensors of the file. ``save_pretrained`` reverses them all, but ``Bnb4bitDeserialize``,
+    ``Bnb8bitDeserialize`` and ``TorchAoDeserialize`` have no ``reverse_op``.
 Upstream: https://github.com/huggingface/transformers/pull/45743, closed.
-Patch: these conversions are left out when the others are reversed. A state dict is to be saved, and that has the
-    tensors of the file already. The model itself is not changed.
+Patch: these conversions are skipped when the others are reversed. What is saved is a state dict, and that already has
+    the tensors of the file. The model itself is not changed.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _OPERATIONS = (
     ("bitsandbytes", "Bnb8bitDeserialize"),
     ("torchao", "TorchAoDeserialize"),
 )
-# Of these the state dict to be saved was seen to have the names of the file.
+# For these methods the state dict to be saved was seen to have the names of the file.
 _METHODS = ("bitsandbytes", "torchao")
 
 
 def broken(core_model_loading: ModuleType) -> bool:
-    """Do the operations lack a reverse, and does saving a stand-in of one such conversion ask for it?"""
+    """Do the operations lack a reverse, and does saving a stand-in with one such conversion need it?"""
     from types import SimpleNamespace
 
     operation_class: Any = resolve(core_model_loading, "ConversionOps")
@@ -81,7 +81,7 @@ def broken(core_model_loading: ModuleType) -> bool:
 
 
 def _has_reverse(core_model_loading: ModuleType, integration: str, operation: str) -> bool:
-    """Read it in the code of the module, whose import would import bitsandbytes or torchao."""
+    """Read it from the module's code, since importing it would import bitsandbytes or torchao."""
     from importlib.util import find_spec
 
     name = f"{core_model_loading.__package__}.integrations.{integration}"

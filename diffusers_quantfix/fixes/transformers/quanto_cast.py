@@ -1,12 +1,12 @@
-"""A cast of a quanto model of transformers fails midway and leaves it half cast.
+"""Casting a transformers model quantized by quanto fails midway and leaves it half cast.
 
-Symptom: ``text_encoder.to(dtype)`` or ``.bfloat16()`` ends in ValueError "The dtype of a weights Tensor cannot be
-    changed". After it the embeddings and norms before the first quantized layer have the new dtype for good: the next
-    run ends in "expected scalar type BFloat16 but found Float", or its output is another one.
-Cause: ``PreTrainedModel`` refuses ``half()`` and ``float()`` of a quantized model, and ``to`` of one of bitsandbytes;
+Symptom: ``text_encoder.to(dtype)`` or ``.bfloat16()`` raises ValueError "The dtype of a weights Tensor cannot be
+    changed". After that the embeddings and norms before the first quantized layer keep the new dtype: the next run
+    raises "expected scalar type BFloat16 but found Float", or its output differs.
+Cause: ``PreTrainedModel`` refuses ``half()`` and ``float()`` of a quantized model, and ``to`` of a bitsandbytes model;
     for quanto the cast begins, and the first quantized weight raises.
 Upstream: not reported.
-Patch: the cast to another dtype raises before anything is changed, and says what to do.
+Patch: a cast to another dtype raises before anything is changed, and says what to do.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ FIX = Fix(
 )
 
 _REFUSED = (
-    "A model that quanto quantized cannot be cast from {} to {}; nothing was changed. Load it anew, with "
-    "`from_pretrained(..., torch_dtype={})`, or call `dequantize()` before."
+    "A model quantized by quanto cannot be cast from {} to {}; nothing was changed. Reload it with "
+    "`from_pretrained(..., torch_dtype={})`, or call `dequantize()` first."
 )
 _METHODS = ("bfloat16", "double", "type")
 
@@ -49,7 +49,7 @@ _METHODS = ("bfloat16", "double", "type")
 def broken(modeling_utils: ModuleType) -> bool:
     """Does a cast of a model with ``quantization_method`` "quanto" begin?
 
-    A stand-in without weights is told to: nothing is there that could be cast.
+    The stand-in has no weights, so nothing is cast.
     """
     torch = sys.modules["torch"]
     cls = resolve(modeling_utils, "PreTrainedModel")
@@ -102,7 +102,7 @@ def dtype_of_a_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def refuse(model: Any, dtype: Any) -> None:
-    """Raise an error if ``model`` has weights of quanto of another floating dtype.
+    """Raise an error if ``model`` has quanto weights of another floating dtype.
 
     Raises:
         ValueError: it has.

@@ -1,16 +1,15 @@
 """A quantized text encoder cannot be loaded when a file ends between a weight and its quant state.
 
 Symptom: "Supplied state dict for ... does not contain `bitsandbytes__*` and possibly other `quantized_stats`
-    components" (4 bits) or "Missing quantization component `SCB`" (8 bits) from ``from_pretrained`` of a checkpoint
-    that ``save_pretrained`` has written, with ``max_shard_size`` or above 5 GB.
+    components" (4-bit) or "Missing quantization component `SCB`" (8-bit) from ``from_pretrained`` of a checkpoint
+    written by ``save_pretrained`` with ``max_shard_size`` or above 5 GB.
 Cause: the files are split at a given size, without regard to companions, and read one at a time; the quantizers look
-    for the companions of a weight only in the file of the weight.
-Upstream: https://github.com/huggingface/transformers/issues/40327; from 4.57.1 on the quantizers keep the parts that
-    were read until the rest is read. 4.57.0, which was yanked, does so too: the claim covers it, and the probe finds it
-    healthy.
+    for a weight's companions only in the weight's own file.
+Upstream: https://github.com/huggingface/transformers/issues/40327; from 4.57.1 on the quantizers keep the parts read so
+    far until the rest is read. So does 4.57.0, which was yanked: the claim covers it, and the probe finds it healthy.
 Patch: companions in another file are read together with their weight, and skipped when that other file is read. The
     keys are found in the headers of the files before the first file is read, and are passed with the paths to
-    ``load_state_dict``: all releases read each file there, before any key is renamed, also in separate threads. Twin:
+    ``load_state_dict``: all releases read each file there, before any key is renamed, even in separate threads. Twin:
     ``diffusers-sharded-companions``.
 """
 
@@ -57,13 +56,13 @@ _REFUSALS = (
 
 
 class _Path(str):
-    """The path of a file, with the companions of its checkpoint that are in another file than their weight."""
+    """A file's path, with the companions in its checkpoint that are not in the same file as their weight."""
 
     apart: Apart
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Look for the quantizers' messages: to call a quantizer, a stand-in would have to import bitsandbytes."""
+    """Look for the quantizers' messages: calling a quantizer would import bitsandbytes."""
     load = resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
     if written_in(load, __name__):
         return False

@@ -2,10 +2,10 @@
 
 Symptom: a Siglip2VisionModel in 4 or 8 bits (Z-Image-Omni has one) gives almost the same embedding for every image, or
     ends in an error about dtypes in its first layer.
-Cause: ``Siglip2VisionEmbeddings.forward`` casts the pixels to the dtype of the weight of ``patch_embedding``, a Linear:
-    uint8 or int8, which leaves the integer part of values between -1 and 1.
+Cause: ``Siglip2VisionEmbeddings.forward`` casts the pixels to the dtype of ``patch_embedding.weight``, a Linear's:
+    uint8 or int8, which keeps only the integer part of values between -1 and 1.
 Upstream: not reported.
-Patch: where the weight is packed, ``forward`` sees a weight of the dtype of the layer's bias instead.
+Patch: if the weight is packed, ``forward`` sees a weight with the dtype of the layer's bias instead.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Models without input embeddings cannot be loaded with torchao.
 
-Symptom: ``from_pretrained`` of ClapModel, or of Kandinsky's MultilingualCLIP, with ``TorchAoConfig`` ends in
-    NotImplementedError "`get_input_embeddings` not auto-handled for ClapModel"; with transformers 5 in RuntimeError "We
+Symptom: ``from_pretrained`` of ClapModel, or of Kandinsky's MultilingualCLIP, with ``TorchAoConfig`` raises
+    NotImplementedError "`get_input_embeddings` not auto-handled for ClapModel"; with transformers 5 RuntimeError "We
     encountered some issues during automatic conversion of the weights". Without the config they load.
 Cause: for each weight that it quantizes, torchao's quantizer asks the model for its input embeddings, to see whether
-    the weight is theirs. A model of several encoders, or of one under another name, raises.
-Upstream: not reported; transformers 4.51.3 did not ask.
-Patch: while such a model is loaded, its answer is that it has none.
+    the weight is theirs. A model with several encoders, or with one under another name, raises.
+Upstream: not reported; transformers 4.51.3 does not ask.
+Patch: while such a model is loaded, it answers that it has none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = "get_input_embeddings"
 
 
 def broken(quantizer_torchao: ModuleType) -> bool:
-    """Does what quantizes a weight ask for the embeddings, without expecting the error?"""
+    """Does the function that quantizes a weight ask for the embeddings, without catching the error?"""
     cls = resolve(quantizer_torchao, "TorchAoHfQuantizer")
     before = resolve(cls, "_process_model_before_weight_loading")
     resolve(cls, "_process_model_after_weight_loading")
@@ -45,7 +45,7 @@ def broken(quantizer_torchao: ModuleType) -> bool:
         return False
     if hasattr(cls, "create_quantized_param"):  # transformers 4
         names = names_used(resolve(cls, "create_quantized_param"))
-    else:  # in a module that transformers imports for a model of torchao
+    else:  # in a module that transformers imports for a torchao model
         names = names_in(unimported_code("transformers.integrations.torchao", "TorchAoQuantize.convert"))
     return _NAME in names and "NotImplementedError" not in names
 
