@@ -19,6 +19,7 @@ def test_the_wheel_holds_the_package_and_the_start_up_files(wheel: pathlib.Path)
     assert tops == {"diffusers_quantfix", *startup}
     assert "diffusers_quantfix/py.typed" in names
     assert not any(name.startswith("diffusers_quantfix/startup") for name in names)
+    assert not any(name.endswith(".md") for name in names), "the pages are for the repository"
 
 
 def test_the_licence_is_in_the_wheel_and_in_the_source_archive(wheel: pathlib.Path, sdist: pathlib.Path):
