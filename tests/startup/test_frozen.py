@@ -14,6 +14,7 @@ import zipfile
 
 import pytest
 
+from tests.marks import rest_is_long
 from tests.startup.conftest import ROOT, Environment, checked
 
 PACKAGE = ROOT / "diffusers_quantfix"
@@ -118,7 +119,7 @@ def pyinstaller(own_environment: Environment) -> Environment:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["--onedir", "--onefile"])
+@pytest.mark.parametrize("kind", rest_is_long(["--onedir", "--onefile"], "--onedir"))
 def test_a_small_program(pyinstaller: Environment, tmp_path, kind):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("IMPORTS", "import transformers.modeling_utils"))

@@ -61,6 +61,7 @@ print(json.dumps(diffusers_quantfix.status().to_dict()))
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_the_board_is_the_same_without_metadata(stack_environment: Environment):
     """Vendored, frozen, or built by Bazel."""
     done = checked(stack_environment.run("-c", WITHOUT_METADATA, HF_HUB_OFFLINE="1"))
