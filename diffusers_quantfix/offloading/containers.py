@@ -1,8 +1,10 @@
-"""Modules that are never called: ``ParameterDict`` and ``ParameterList``, in which LoKr and LoHa keep their factors.
+"""Submodules that are never called: ``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa,
+and layers whose weight their parent reads directly.
 
-Code that offloads a model module by module must onload their contents when their parent is called.
+Offloading module by module must bring their weights when their parent is called.
 
-Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py.
+Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py,
+diffusers/models/autoencoders/vae.py, transformers/models/siglip2/modeling_siglip2.py.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["bring_containers", "is_container"]
+
+# Class name of a module -> its layers whose weight it reads without calling them
+_READ = {"Siglip2VisionEmbeddings": ("position_embedding",), "VectorQuantizer": ("embedding",)}
 
 
 def is_container(module: Any) -> bool:
@@ -39,8 +44,9 @@ def bring_containers(module: Any) -> None:
 
 def _offloaded(module: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the containers right below ``module`` that an offloading hook holds, with that hook."""
-    for container in module.children():
-        if is_container(container):
+    read = _READ.get(type(module).__name__, ())
+    for name, container in module.named_children():
+        if name in read or is_container(container):
             for hook in align_hooks(container):
                 if hook.offload:
                     yield container, hook

@@ -83,3 +83,51 @@ def test_the_hook_is_copied_and_pickled_with_its_model(gpu):
     hooked = next(module for module in model.modules() if hasattr(module, "lokr_w1"))
     assert_equal(lycoris_models.run(copy.deepcopy(model), "cpu"), expected)
     assert pickle.loads(pickle.dumps(hooked._hf_hook)).pre_forward is hooked._hf_hook.pre_forward
+
+
+def quantizer():
+    """Of a VQModel; its embedding is not called."""
+    vae = pytest.importorskip("diffusers.models.autoencoders.vae")
+    torch.manual_seed(0)
+    return vae.VectorQuantizer(8, 4, beta=0.25, sane_index_shape=False)
+
+
+def siglip():
+    """The embeddings of SigLIP 2, which reads the weight of those of positions."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "Siglip2VisionConfig"):
+        pytest.skip("this transformers has no SigLIP 2")
+    module = pytest.importorskip("transformers.models.siglip2.modeling_siglip2")
+    torch.manual_seed(0)
+    config = transformers.Siglip2VisionConfig(hidden_size=8, patch_size=2, num_patches=4, num_channels=1)
+    return module.Siglip2VisionEmbeddings(config)
+
+
+def of_quantizer(model, device):
+    return model(torch.randn(1, 4, 2, 2, generator=torch.Generator().manual_seed(1)).to(device))[0].cpu()
+
+
+def of_siglip(model, device):
+    patches = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(1)).to(device)
+    return model(patches, torch.tensor([[2, 2]], device=device)).detach().cpu()
+
+
+@pytest.mark.defect(FIX_ID, shows=rf"{SHOWS}|must have the same device type")
+@pytest.mark.parametrize(
+    ("build", "run"), [(quantizer, of_quantizer), (siglip, of_siglip)], ids=["quantizer", "siglip"]
+)
+def test_an_embedding_whose_weight_is_read(gpu, build, run):
+    device = gpu.devices[0]
+    with torch.no_grad():
+        expected = run(build().to(device), device)
+        before = gpu.allocated(device)
+        model = build()
+        offloaded.offload(model, device=device)
+
+        def check(output):
+            assert_equal(output, expected)
+            assert gpu.allocated(device) == before, "weights stayed on the device"
+
+        for _ in range(2):
+            check(run(model, device))
+        assert_goes_on(lambda: run(model, device), check)

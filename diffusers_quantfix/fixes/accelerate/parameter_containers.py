@@ -1,12 +1,14 @@
-"""Adapters with factors in a ParameterDict (LoKr, LoHa) cannot run under sequential offload.
+"""Weights of submodules that are never called stay offloaded: ParameterDict (LoKr, LoHa), some embeddings.
 
-Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from a LoKr or LoHa under
-    ``enable_sequential_cpu_offload()``. With the CPU as the execution device there is no error: torch reads
-    uninitialized memory, and each run gives a different image, or a black one.
-Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that onloads them when the
-    module is called. A ``ParameterDict`` or ``ParameterList`` is never called.
+Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from a LoKr or LoHa, or from
+    SigLIP 2 (Z-Image-Omni), and "X1 and X2 must have the same device type. X1: cuda X2: meta" from a VQModel (latent
+    diffusion, super resolution), under ``enable_sequential_cpu_offload()``. With the CPU as the execution device an
+    adapter raises no error: torch reads uninitialized memory, and each run gives a different image, or a black one.
+Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that brings them when the
+    module is called. A ``ParameterDict`` or ``ParameterList`` is never called, and ``VectorQuantizer`` and
+    ``Siglip2VisionEmbeddings`` read the weight of an embedding without calling it.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
-Patch: the module that owns them gets a hook that calls theirs.
+Patch: their parent gets a hook that calls theirs.
 """
 
 from __future__ import annotations
@@ -24,21 +26,28 @@ FIX = Fix(
     module="accelerate.hooks",
     claims={"accelerate": ">=0.34.2,<=1.15.0"},
     harm="wrong result",
-    patterns=(r"tuners/lo(kr|ha)/layer.{0,4000}Tensor on device meta is not on the expected device",),
-    frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "accelerate/hooks.py:new_forward"),
+    patterns=(
+        r"tuners/lo(kr|ha)/layer.{0,4000}Tensor on device meta is not on the expected device",
+        r"modeling_siglip2.{0,4000}Tensor on device meta is not on the expected device",
+        "X1 and X2 must have the same device type. X1: cuda X2: meta",
+    ),
+    frames=("tuners/lo(kr|ha)", "lo(kr|ha)", "vq_model|siglip2", "accelerate/hooks.py:new_forward"),
     since="0.1.0",
 )
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Offload a module with nothing but such a container; does it get a hook?"""
+    """Offload modules that have nothing but such a container or embedding; do they have a hook?"""
     import torch
 
     module = torch.nn.Module()
     module.factors = torch.nn.ParameterDict({"one": torch.nn.Parameter(torch.zeros(1))})
+    reader = type("VectorQuantizer", (torch.nn.Module,), {})()
+    reader.embedding = torch.nn.Embedding(1, 1)
     attach = resolve(hooks, "attach_align_device_hook")
-    attach(module, torch.device("cpu"), offload=True, weights_map=module.state_dict())
-    return not hasattr(module, "_hf_hook")
+    for one in (module, reader):
+        attach(one, torch.device("cpu"), offload=True, weights_map=one.state_dict())
+    return not hasattr(module, "_hf_hook") or not hasattr(reader, "_hf_hook")
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
