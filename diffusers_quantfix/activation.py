@@ -127,13 +127,8 @@ def _runner() -> "Runner":
     if _the_runner is None:
         try:
             from .process_runner import RUNNER  # the import system ensures that there is only one
-        except (
-            SyntaxError,
-            ValueError,
-            EOFError,
-            OSError,
-        ):  # a damaged file: do not try again at each of sixty imports
-            _watcher.stop()
+        except (SyntaxError, ValueError, EOFError, OSError):
+            _watcher.stop()  # a damaged file: do not try again at each of sixty imports
             raise
         _the_runner = RUNNER
         _heed(settings())  # by now there may be a notebook, which did not exist when the start-up file ran

@@ -335,10 +335,7 @@ class Decider:
             fix.patch(module, draft)  # writes nothing
         except ForeignPatch as foreign:
             return foreign.what
-        except (
-            Exception,
-            SystemExit,
-        ):  # it may assume that the bug is present; the slots named so far are known
+        except (Exception, SystemExit):  # it may assume the bug; the slots named so far are known
             pass
         for entry in draft.entries:
             home = foreign_home(entry.owner, entry.old)
