@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.marks import rest_is_long
+
 # Program -> the library that it needs
 PROGRAMS = {
     "import accelerate": "accelerate",
@@ -23,6 +25,12 @@ PROGRAMS = {
     "import transformers.modeling_utils": "transformers",
     "import bitsandbytes; from diffusers import FluxPipeline": "diffusers",
 }
+OFTEN = (
+    "import optimum.quanto",
+    "import peft",
+    "import torchao.quantization",
+    "import bitsandbytes; from diffusers import FluxPipeline",
+)
 # Ours, what we require, and Python's own.
 OURS = {"diffusers_quantfix", "packaging", "wrapt", *sys.stdlib_module_names}
 
@@ -41,7 +49,7 @@ def modules(program: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", rest_is_long(PROGRAMS, *OFTEN))
 def test_an_import(program) -> None:
     if find_spec(PROGRAMS[program]) is None:
         pytest.skip(f"{PROGRAMS[program]} is not installed")

@@ -58,38 +58,3 @@ def test_probes_answer_as_in_a_new_process_and_leave_no_trace():
         answers = outcome["answers"]
         assert {name: answer for name, answer in answers.items() if answer != expected[name]} == {}, state
         assert outcome["changed"] == [], state
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "library",
-    ["accelerate", "bitsandbytes", "peft", "torchao", "transformers.modeling_utils", "torch.distributed.fsdp",
-     "optimum.quanto", "diffusers.models.modeling_utils"],
-)  # fmt: skip
-def test_an_import_of_a_library_imports_no_other(library):
-    """peft brought diffusers along, with gguf and a line on standard error."""
-    pytest.importorskip(library.partition(".")[0])
-    program = f"import diffusers_quantfix, {library}, sys; print(*sys.modules)"
-    loaded = []
-    for package in ("off", ""):
-        environment = {**os.environ, "DIFFUSERS_QUANTFIX": package, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program],
-            env=environment, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        loaded.append(set(done.stdout.split()))
-    more = {name.partition(".")[0] for name in loaded[1] - loaded[0]} - {
-        name.partition(".")[0] for name in loaded[0]
-    }
-    standard = set(sys.stdlib_module_names) | {"diffusers_quantfix", "packaging", "wrapt"}
-    assert more - standard == set()
-    submodules = {
-        name for name in loaded[1] - loaded[0]
-        if name.partition(".")[0] not in {*standard, library.partition(".")[0], "torch"}
-    }  # fmt: skip
-    known = {"transformers.integrations.torchao"}
-    if (
-        "bitsandbytes" in loaded[0]
-    ):  # a probe adds a LoRA to a plain layer, and peft asks for its layers of bitsandbytes
-        known.add("peft.tuners.lora.bnb")
-    assert submodules <= known, "a part of another library is one more as well"
