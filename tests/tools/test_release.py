@@ -130,7 +130,7 @@ def test_twice_is_no_error(gpu, before, tmp_path):
     assert again.released == ()
     assert not any(again.freed.values())
     assert again.already[0] == "FluxPipeline"
-    assert "released before" in str(again)
+    assert "had already been released" in str(again)
     _all_freed(gpu, before)
 
 

@@ -1,4 +1,4 @@
-"""Weights of submodules that are never called stay offloaded: ParameterDict (LoKr, LoHa), some embeddings.
+"""Weights of submodules that are never called stay offloaded: ParameterDict (LoKr), some embeddings.
 
 Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from a LoKr or LoHa, or from
     SigLIP 2 (Z-Image-Omni), and "X1 and X2 must have the same device type. X1: cuda X2: meta" from a VQModel (latent

@@ -1,8 +1,8 @@
 """Loading a LoRA switches the whole pipeline to sequential CPU offload.
 
-Symptom: every run is slow after ``load_lora_weights()``: the pipeline is under ``enable_sequential_cpu_offload``, which
-    was never requested. Or the next run raises, since the components cannot be offloaded this way, or ``fuse_lora()``
-    does: "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
+Symptom: every run is slow after ``load_lora_weights()``: the pipeline is under ``enable_sequential_cpu_offload``. That
+    was never requested. Or the next run raises, since the components cannot be offloaded this way, or ``fuse_lora()``:
+    "'NoneType' object has no attribute 'to'" in ``dequantize_bnb_weight``, from 8-bit weights.
 Cause: ``_func_optionally_disable_offloading`` treats every root hook of class ``AlignDevicesHook`` as sequential
     offload, even one that only aligns inputs. ``accelerate.dispatch_model`` puts such a hook on a model that is spread
     over several GPUs, and in older releases on every 8-bit model. The removed hooks are not restored: the whole

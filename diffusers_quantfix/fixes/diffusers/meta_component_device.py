@@ -5,10 +5,11 @@ Symptom: "NotImplementedError: Cannot copy out of meta tensor; no data!" or "Ten
     (GLIGEN), or from code that does so outside a pipeline.
 Cause: ``ModelMixin.device`` is the device of the first parameter. Between forward passes an accelerate hook holds the
     weights, and the parameters are meta tensors; nothing can be sent to that device.
-Upstream: https://github.com/huggingface/diffusers/issues/10958; https://github.com/huggingface/diffusers/pull/11195
-    patched the one pipeline that was reported. Where diffusers itself offloads (group offloading) this property already
-    returns the hook's device; so does ``BarkModel.device`` of transformers for accelerate's hooks, and
-    ``get_module_execution_device`` of diffusers 0.41, which a few pipelines call instead.
+Upstream: https://github.com/huggingface/diffusers/issues/10958, https://github.com/aigc-apps/EasyAnimate/issues/185;
+    https://github.com/huggingface/diffusers/pull/11195 patched the one pipeline that was reported. Where diffusers
+    itself offloads (group offloading) this property already returns the hook's device; so does ``BarkModel.device`` of
+    transformers for accelerate's hooks, and ``get_module_execution_device`` of diffusers 0.41, which a few pipelines
+    call instead.
 Patch: the property calls upstream first. If that returns meta and an offloading hook holds the weights, it returns the
     hook's execution device, where the inputs belong. For a model without such a hook the result is unchanged, even
     meta.
