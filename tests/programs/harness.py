@@ -1,4 +1,7 @@
-"""Runs a program in a process of its own, with the package or without it."""
+"""Runs a program in a process of its own, with the package or without it.
+
+With the package the devices of the rig take time (`tests.rig.late`), on the newest releases.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests import rig
+from tests.gate import unmet
 from tests.programs import processes
 from tests.programs.processes import Hung
 
@@ -120,6 +124,8 @@ def _once(
         for name, value in os.environ.items()
         if not name.startswith(("PYTEST_", "DIFFUSERS_")) or name == rig.LATE
     }
+    if package and sys.executable == PYTHON and not unmet("diffusers>=0.42"):
+        kept[rig.LATE] = "1"
     kept |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
     kept["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{kept.get('PATH', '')}"
     start = [*launcher] if launcher and not launcher[0].startswith("-") else [PYTHON, *launcher]
