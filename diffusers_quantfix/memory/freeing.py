@@ -179,8 +179,13 @@ class _Releasing:
         """Wait for other threads to leave their models, if memory is left, up to ``until`` (``time.monotonic()``)."""
         from .frames import in_a_model
 
-        while self.left and time.monotonic() < until and in_a_model():
+        inside = bool(self.left) and in_a_model()
+        while self.left and inside and time.monotonic() < until:
             time.sleep(_TICK)
+            # Asked before the memory is looked at: the output of a call outlives the call's frames for a moment.
+            inside = in_a_model()
+            if not inside:
+                time.sleep(_TICK)
             self.left = _left(self.left)
 
     def report(self, verify: bool, search: float) -> Release:

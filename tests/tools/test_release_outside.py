@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -441,6 +442,25 @@ def test_what_a_call_that_is_running_has_is_waited_for():
     threading.Timer(0.2, leave.set).start()
     assert qf.release(other, wait=60).ok
     thread.join(60)
+
+
+def test_what_a_call_has_computed_may_outlive_it_for_a_moment(monkeypatch):
+    """Its output has the weights for the backward pass, and is dropped by a frame that is in no model any more."""
+    import torch
+
+    from diffusers_quantfix.memory import frames, freeing
+
+    model = torch.nn.Linear(SIZE, SIZE)
+    outputs = [model(torch.ones(1, SIZE))]
+    answers = [True, False]
+
+    def sleep(seconds):
+        if not answers:
+            outputs.clear()
+
+    monkeypatch.setattr(frames, "in_a_model", lambda: answers.pop(0))
+    monkeypatch.setattr(freeing, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    assert qf.release(model, wait=60).ok
 
 
 def test_an_idle_thread_that_has_the_model_is_not_waited_for():

@@ -29,6 +29,7 @@ FIX = Fix(
     patterns=(r"text_kv_cache.{0,4000}Expected all tensors to be on the same device",),
     frames=("text_kv_cache.py:new_forward", "text.?kv.?cache", "group_offload", "block_level"),
     since="0.1.0",
+    hot=True,
 )
 
 

@@ -123,9 +123,7 @@ def _compared(layer: Any, state_dict: Any, name: str) -> tuple[list[str], dict[s
             f"model is {wanted}."
         )
     missing = [key for key in expected if key not in found]
-    if missing and not hasattr(
-        layer.weight, "save_to_state_dict"
-    ):  # not frozen: it has no quantized one to keep
+    if missing and not hasattr(layer.weight, "save_to_state_dict"):  # not frozen: no quantized one to keep
         errors.append(f"{', '.join(missing)}: missing, while the checkpoint has {', '.join(found)}.")
     return errors, reshaped
 
