@@ -42,6 +42,7 @@ __all__ = [
 def wake() -> None:
     """Activate the package.  An error here never breaks an import of other code, except under ``strict``."""
     try:
+        from . import forked  # noqa: F401  # before any other module
         from .activation import activate
 
         activate()
@@ -133,6 +134,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    import_module(f"{__name__}.forked")  # before any other module
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -12,6 +12,7 @@ from .harness import ROOT
 OURS = {"diffusers_quantfix"}
 WITH_A_LIBRARY = OURS | {
     "diffusers_quantfix.first_library",
+    "diffusers_quantfix.forked",
     "diffusers_quantfix.activation",
     "diffusers_quantfix.engine",
     "diffusers_quantfix.engine.settings",

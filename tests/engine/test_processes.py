@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from .harness import PATCH, PROBE
+
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(simple, method) -> None:
@@ -167,3 +169,67 @@ def test_a_target_imported_at_the_end_of_the_interpreter(simple) -> None:
     """)
     assert outcome["at_exit"] == "patched"
     assert "diffusers_quantfix" not in outcome.err
+
+
+def test_a_fork_while_another_thread_imports_a_module_of_ours(world) -> None:
+    """At each of them, and at a module that one of them imports: before, the child waited without end."""
+    world.library()
+    world.library("other")
+    world.fix(body="import helper\n" + PROBE + PATCH)
+    world.fix("other-f", target="other.core")
+    (world.site / "helper.py").write_text("")
+    outcome = world.run(
+        """
+        import _imp, os, sys, threading, warnings
+        import diffusers_quantfix
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks with threads
+        del sys.modules["diffusers_quantfix.first_library"]  # the fake one: it is imported like the others
+        reached, go_on, done = threading.Semaphore(0), threading.Semaphore(0), []
+        class Stops:
+            def __init__(self, loader): self.loader = loader
+            def __getattr__(self, name): return getattr(self.loader, name)
+            def create_module(self, spec): return self.loader.create_module(spec)
+            def exec_module(self, module):
+                self.loader.exec_module(module)
+                # Inside a finder the process cannot fork: `os.fork` waits for the lock of all searches.
+                if threading.current_thread() is thread and not _imp.lock_held():
+                    done.append(module.__name__)
+                    reached.release()
+                    go_on.acquire()
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if not name.startswith("diffusers_quantfix.") and name != "helper":
+                    return None
+                spec = sys.modules["_frozen_importlib_external"].PathFinder.find_spec(name, path)
+                spec.loader = Stops(spec.loader)
+                return spec
+        sys.meta_path.insert(0, Finder())
+        def work():
+            import lib.core
+            done.append("")
+            reached.release()
+        thread = threading.Thread(target=work)
+        thread.start()
+        told = {}
+        while True:
+            reached.acquire()
+            if not done[-1]:
+                break
+            child = os.fork()
+            if not child:
+                import faulthandler
+                faulthandler.dump_traceback_later(5, exit=True)
+                import other.core
+                os._exit(0 if other.core.f() == "patched" else 3)
+            told[done[-1]] = os.waitpid(child, 0)[1]
+            go_on.release()
+        thread.join()
+        tell(told=told, f=sys.modules["lib.core"].f())
+    """,
+        timeout=120,
+    )
+    told = outcome["told"]
+    assert outcome["f"] == "patched"
+    assert {"diffusers_quantfix.engine.runner", "diffusers_quantfix.fixes.fix_f", "helper"} <= set(told)
+    assert len(told) > 20
+    assert not {name: status for name, status in told.items() if status}, outcome.err

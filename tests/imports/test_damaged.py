@@ -18,6 +18,7 @@ FILES = [
     "__init__.py",
     "activation.py",
     "first_library.py",
+    "forked.py",
     "user_settings.py",
     "process_runner.py",
     "surroundings.py",

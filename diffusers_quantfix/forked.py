@@ -1,0 +1,31 @@
+"""In a forked child, forgets our modules that another thread was importing when the process forked.
+
+That thread does not exist in the child, so an import of such a module would wait for its import lock without end.  What
+that thread was importing for them is forgotten too; what it was importing by itself is as without the package.
+"""
+
+import os
+import sys
+from _thread import get_ident
+
+_PACKAGE = f"{__package__}."
+
+
+def _forget_unfinished() -> None:
+    locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
+    ours = set()  # threads that were importing a module of ours
+    for name, lock in [(name, reference()) for name, reference in locks.items()]:
+        # The locks of a thread are in the order of its imports: what is imported for a module comes after it.
+        owner = getattr(lock, "owner", None)
+        if owner is None or owner == get_ident():
+            continue
+        if f"{name}.".startswith(_PACKAGE):
+            ours.add(owner)
+        if owner in ours:
+            del locks[name]
+            for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
+                del sys.modules[module]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_unfinished)
