@@ -1,1 +1,1 @@
-"""LoRA adapters on quantized layers: placing new ones, merging them."""
+"""LoRA and other peft adapters on quantized layers: placing new layers, merging and unmerging."""

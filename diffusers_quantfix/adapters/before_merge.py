@@ -1,12 +1,12 @@
-"""Taking an adapter of peft out of a quantized weight gives the very same bits back; shared by the backends.
+"""Unmerging a peft adapter from a quantized weight restores the exact bits; shared by the backends.
 
-Where peft has layers of its own for a quantization method, they dequantize the weight, add or subtract the product of
-the adapter, and quantize the sum anew. Each time the weight is rounded once more. Here the packed weight from before
-the first merge is kept in the memory of the CPU until nothing is merged any more.
+peft's layer classes for a quantization method dequantize the weight, add or subtract the adapter's delta, and quantize
+the sum again. Each merge and unmerge rounds the weight once more. Here the packed weight from before the first merge is
+kept in host memory until no adapter is merged.
 
-Each backend says what the bits of a layer are, and how they become its weight again. Bits are a pair: the parts (a
-tensor, a ``QuantState`` of bitsandbytes, or a tuple of these and of what is no tensor), and the data of the bias if
-adapters have one to add to it, else None.
+Each backend defines the bits of a layer and how to restore its weight from them. Bits are a pair: the parts (a tensor,
+a bitsandbytes ``QuantState``, or a tuple of these and of non-tensors), and the data of the bias if the adapters change
+it, else None.
 
 torch is not imported here at module level.
 
@@ -39,8 +39,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__.partition(".")[0])
 
-# The attribute of a layer of peft with its weight from before the first merge: in a tuple, as torch registers a bare
-# Parameter as one of the layer, and a class of ours would have to be there to unpickle it.
+# The attribute of a peft layer that holds its weight from before the first merge. It is a tuple: torch would register a
+# bare Parameter, and unpickling a class of ours would need this package.
 KEPT = "_quantfix_before_merge"
 _NO_ROOM = (
     "The CPU has not the memory to keep the packed weights from before this merge: taking the adapter out again "
@@ -52,11 +52,11 @@ _Bits = tuple["Any", "Any"]
 
 
 def rounds_again(cls: Any, *quantizes: str) -> bool:
-    """Whether ``unmerge`` of a layer class of peft makes a new quantized weight, with nothing of ours around it.
+    """Whether ``unmerge`` of a peft layer class makes a new quantized weight and is not yet patched.
 
     Args:
         cls: the class.
-        quantizes: names, any of which its code uses if it does.
+        quantizes: code that quantizes uses at least one of these names.
     """
     unmerge = vars(cls)["unmerge"]
     names = set(quantizes) & set(function_of(unmerge).__code__.co_names)
@@ -64,11 +64,12 @@ def rounds_again(cls: Any, *quantizes: str) -> bool:
 
 
 def keeps_bits(bits_of: Callable[[Any, Any], _Bits | None]) -> Callable[[Callable[..., Any]], Any]:
-    """How to wrap ``merge`` of a layer of peft, so that it keeps the weight from before the first adapter.
+    """Return the wrapper of a peft layer's ``merge`` that keeps the weight from before the first merge.
 
     Args:
-        bits_of: from a layer of peft and the layer below it to its bits: where they are, in an order that does not
-            depend on where that is, and in tensors that no move of the layer exchanges. None where there are none.
+        bits_of: takes a peft layer and its base layer and returns the base layer's bits, on their current device, or
+            None if there are none. The order of the tensors must not depend on the device, and moving the layer must
+            not replace them.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,14 +103,13 @@ def keeps_bits(bits_of: Callable[[Any, Any], _Bits | None]) -> Callable[[Callabl
 def puts_bits_back(
     bits_of: Callable[[Any, Any], _Bits | None], put: Callable[[Any, Any], None]
 ) -> Callable[[Callable[..., Any]], Any]:
-    """How to wrap ``unmerge`` of a layer of peft, after which the weight is the one from before the first adapter.
+    """Return the wrapper of a peft layer's ``unmerge`` that restores the weight from before the first merge.
 
-    Only if the weight is still what the last merge made it.
+    It does so only if the weight is still the result of the last merge.
 
     Args:
         bits_of: as for `keeps_bits`.
-        put: gives the layer below, its first argument, the weight of the parts, its second, which are where the weight
-            is.
+        put: ``put(base, parts)`` gives the base layer the weight made of ``parts``, which are on the weight's device.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,10 +133,10 @@ def puts_bits_back(
 
 
 def where_quantized(wrap: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
-    """``wrap`` for a class of plain and quantized layers.
+    """``wrap`` for a class that serves both plain and quantized layers.
 
-    A layer is left as it is where its ``quantization_backend`` is None or cannot merge, and where the layer below has
-    no ``weight``: for one of HQQ merging puts a new layer.
+    The original is called if the layer's ``quantization_backend`` is None or cannot merge, and if the base layer has no
+    ``weight``: merging into an HQQ layer replaces the layer.
     """
 
     def wrap_both(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +155,7 @@ def where_quantized(wrap: Callable[[Callable[..., Any]], Any]) -> Callable[[Call
 
 
 def forgets_deleted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``delete_adapter`` of a layer of peft: what was merged of a deleted adapter stays in the weight for good."""
+    """Wrap ``delete_adapter`` of a peft layer: a deleted adapter's delta stays, so the kept weight is dropped."""
 
     def delete_adapter(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
         result = original(self, adapter_name, *args, **kwargs)
@@ -168,19 +168,19 @@ def forgets_deleted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def undone_on_failure(adapter: Any, base: Any) -> Iterator[None]:
-    """If the block raises, weight, bias and state of ``base``, and what counts as merged, are what they were before.
+    """If the block raises, restore weight, bias and state of ``base``, and the list of merged adapters.
 
     Args:
-        adapter: a layer of peft.
-        base: the layer below it, which has a ``weight``.
+        adapter: a peft layer.
+        base: its base layer, which has a ``weight``.
     """
     bias = base.bias
     merged = list(adapter.merged_adapters)
     bias_before = None if bias is None else bias.data.clone()
-    # peft marks the old weight itself as not quantized, clears the state of an 8-bit layer and forgets norms of DoRA.
+    # peft marks the old weight as not quantized, clears the state of an 8-bit layer and drops cached DoRA norms.
     owners = (base.weight, base, getattr(base, "state", None))
     held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
-    # The parameters themselves: accelerate leaves weights of torchao that torch does not take for parameters.
+    # The dict of parameters itself: accelerate leaves torchao weights in it that torch does not accept as parameters.
     held += [one for one in (base._parameters, getattr(adapter, "_caches", None)) if isinstance(one, dict)]
     before = [dict(one) for one in held]
     try:
@@ -196,12 +196,12 @@ def undone_on_failure(adapter: Any, base: Any) -> Iterator[None]:
 
 
 def _present(bits: _Bits | None) -> _Bits | None:
-    """None for bits that have no data here."""
+    """The bits, or None if any of them is on meta."""
     return None if bits is None or any(tensor.is_meta for tensor in _tensors(bits)) else bits
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """All tensors, those of a quant state and of the one inside it too, each time in the same order."""
+    """All tensors in a fixed order, including those of quant states and their nested states."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -216,7 +216,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """The same with its tensors on ``device``; those that are there are not copied."""
+    """``value`` with its tensors on ``device``; tensors already there are not copied."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -227,7 +227,7 @@ def _moved(value: Any, device: Any) -> Any:
 
 
 def _unless_changed(kept: Any, now: _Bits | None) -> _Bits | None:
-    """The kept bits, if ``now`` is what the last merge has made; without those of the bias, if that alone is not."""
+    """The kept bits if ``now`` is the result of the last merge, else None; without the bias if only that differs."""
     (parts, bias), checksum, merged_bias = kept
     if now is None or _checksum(now[0]) != checksum:
         return None
@@ -237,7 +237,7 @@ def _unless_changed(kept: Any, now: _Bits | None) -> _Bits | None:
 
 
 def _checksum(parts: Any) -> tuple[int, ...] | None:
-    """Numbers that depend on every bit of the tensors; None where one has none, or no memory to compute it is left."""
+    """One number per tensor that depends on its every bit; None if a tensor has no fingerprint or memory runs out."""
     from ..weights.host_memory import fingerprint, random_numbers
 
     numbers: dict[Any, Any] = {}
@@ -256,7 +256,7 @@ def _checksum(parts: Any) -> tuple[int, ...] | None:
 
 
 def _on_the_cpu(bits: _Bits | None) -> _Bits | None:
-    """The bits in memory of the CPU; None if that has no room for them. What is there already is not copied."""
+    """The bits in host memory, or None if they do not fit. Tensors already on the CPU are not copied."""
     if bits is None:
         return None
     import torch
@@ -265,7 +265,7 @@ def _on_the_cpu(bits: _Bits | None) -> _Bits | None:
 
     if has_room(sum(tensor.nbytes for tensor in _tensors(bits))):
         try:
-            # A tensor that is made in inference mode can take no part in training later.
+            # A tensor created in inference mode could not be used in training later.
             with torch.inference_mode(False):
                 moved: _Bits = _moved(bits, "cpu")
                 return moved

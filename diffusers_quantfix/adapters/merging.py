@@ -1,17 +1,17 @@
-"""Merge adapters into the weights of an offloaded model, and take them out again.
+"""Merge adapters into the weights of an offloaded model, and unmerge them.
 
-Fusing a LoRA adds its product to the weights, unfusing takes it off. peft's layers do it with what they find: under
-sequential offload these are meta tensors, on which every operation succeeds and none has an effect; the weights that
-the next run will use are in the hooks. Under group offload with a stream the weights that are found may be copies. The
-fixes of diffusers' two ways to fuse share this routine.
+Fusing a LoRA adds its delta to the weights, unfusing subtracts it. peft's layers use the tensors that they find: under
+sequential offload these are meta tensors, on which every operation succeeds without effect, while the weights of the
+next run are in the hooks. Under group offload with a stream they may be copies. The fixes for diffusers' two ways to
+fuse share this module.
 
-One layer at a time gets its weights to the device where it is run, so that a merge needs no more memory than a run, and
-a quantized weight is quantized anew by the kernels of that device.
+One layer at a time is moved to its execution device, so that a merge needs no more memory than a run, and a quantized
+weight is quantized again by that device's kernels.
 
 Neither torch nor another library is imported here at module level.
 
 Upstream: diffusers/loaders/lora_base.py, diffusers/loaders/peft.py; peft/tuners/tuners_utils.py (``BaseTunerLayer``;
-its ``onload_layer``, of which diffusers makes no use, is meant for the same purpose).
+its ``onload_layer`` has the same purpose, but diffusers does not use it).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _VERBS = ("merge", "unmerge")
 
 @contextlib.contextmanager
 def merges_reach_weights(*models: Any) -> Iterator[None]:
-    """In the block ``merge`` and ``unmerge`` of peft's layers in ``models`` work on the weights, offloaded or not.
+    """In the block, ``merge`` and ``unmerge`` of peft layers in ``models`` change the real weights, offloaded or not.
 
-    What is no ``torch.nn.Module`` is skipped. A layer that is not offloaded is left alone. The block may be entered
-    again inside (a pipeline fuses through its models).
+    Objects that are not a ``torch.nn.Module`` are skipped, and layers that are not offloaded stay unchanged. Blocks may
+    be nested (a pipeline fuses through its models).
     """
     lent: list[tuple[Any, str]] = []
     grouped = []
@@ -64,15 +64,15 @@ def merges_reach_weights(*models: Any) -> Iterator[None]:
         for layer, verb in lent:
             del vars(layer)[verb]
         for model in grouped:
-            # Streams of diffusers keep copies of the weights that there were.
+            # With a stream, diffusers' groups keep copies of the weights from before.
             if not any(is_mapped(group) for group in _groups(model)):
                 _offloading("_maybe_remove_and_reapply_group_offloading")(model)
 
 
 def unmerge_before_disabling(*models: Any) -> None:
-    """Take out what is merged into offloaded weights of ``models``, which are about to be disabled.
+    """Unmerge the adapters of offloaded ``models``, before these adapters are disabled.
 
-    peft would do so in the next forward pass, where it finds no weights, or copies.
+    peft would do so in the next forward pass, where it finds meta tensors, or copies.
     """
     merged = [model for model in models if any(layer.merged for layer in _adapter_layers(model))]
     with merges_reach_weights(*merged):
@@ -83,7 +83,7 @@ def unmerge_before_disabling(*models: Any) -> None:
 
 
 def _lend(layer: Any, at_hand: Callable[[], Any]) -> list[tuple[Any, str]]:
-    """Give the instance methods of its own that have the weights at hand; none if it has some already."""
+    """Set ``merge`` and ``unmerge`` on the instance so that they run in ``at_hand()``, unless they are set already."""
     verbs = [verb for verb in _VERBS if verb not in vars(layer)]
     for verb in verbs:
         vars(layer)[verb] = _within(at_hand, getattr(layer, verb))
@@ -107,7 +107,7 @@ def _unhooked(layer: Any) -> Any:
 
 @contextlib.contextmanager
 def _brought(layer: Any, device: Any, back: Any) -> Iterator[None]:
-    """Group offload: the weights are on the CPU, where quantized ones cannot be quantized anew in older releases."""
+    """Group offload: the weights are on the CPU, where older releases cannot quantize."""
     layer.to(device)
     try:
         yield
@@ -123,9 +123,9 @@ def _adapter_layers(model: Any) -> list[Any]:
 
 
 def _group_config(model: Any) -> Any:
-    """How ``model`` is offloaded by groups; None if it is not, and if diffusers itself moves it to the disk and back.
+    """The group offload config of ``model``; None without group offload, or if diffusers itself offloads it to disk.
 
-    Where the package has mapped the files, what is merged is in memory from then on, and the files stay as they are.
+    Where this package has mapped the files, a merged weight stays in memory from then on, and the files do not change.
     """
     top = _offloading("_get_top_level_group_offload_hook")
     if top is None or _offloading("_maybe_remove_and_reapply_group_offloading") is None:
@@ -139,7 +139,7 @@ def _group_config(model: Any) -> Any:
 
 
 def _offload_groups(model: Any) -> None:
-    """Bring back what a stream has fetched ahead."""
+    """Offload the groups that a stream has prefetched."""
     for group in _groups(model):
         group.offload_()
 
@@ -158,9 +158,9 @@ def _offloading(name: str) -> Any:
 
 
 def offloaded_adapter_layer(cls: Any) -> Any:
-    """A bare instance of the module class ``cls`` whose ``layer`` is an offloaded layer of peft, for probes.
+    """A bare instance of the module class ``cls`` whose ``layer`` is an offloaded peft layer; for probes.
 
-    ``layer.met_meta`` says whether its weight was on meta when it was unmerged. Its hook runs on the CPU.
+    ``layer.met_meta`` says whether the weight was on meta during ``unmerge``. The hook's execution device is the CPU.
 
     Raises:
         Undecided: accelerate or peft is not imported yet; until then nothing can be offloaded or merged.

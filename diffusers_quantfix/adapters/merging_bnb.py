@@ -1,6 +1,6 @@
-"""A 4-bit or 8-bit weight of bitsandbytes from before an adapter of peft was merged.
+"""The bits of a 4-bit or 8-bit bitsandbytes weight, for `before_merge`.
 
-peft's layers round it once more with each merge and unmerge. See `before_merge`.
+peft's layers round the weight once more with each merge and unmerge.
 
 Neither torch nor another library is imported here at module level.
 
@@ -27,7 +27,7 @@ __all__ = ["bits_of", "leave_their_bits", "put", "round_again"]
 
 
 def bits_of(adapter: Any, base: Any) -> Any:
-    """The bits of ``base`` for `before_merge`: the packed weight and its scales. None if it is not packed."""
+    """The bits of ``base`` for `before_merge`: the packed weight and its scales. None if it is not quantized."""
     weight = base.weight
     kind = type(weight).__name__
     found: Any = None
@@ -39,16 +39,16 @@ def bits_of(adapter: Any, base: Any) -> Any:
             found = (rows_of(base) if in_tiles(base) else weight.data), scales
     if found is None:
         return None
-    # A LoRA may have one to add to it; a RoAd turns it as it turns the weight.
+    # A LoRA may add its own bias to it; a RoAd rotates it together with the weight.
     changes_bias = any(getattr(adapter, "lora_bias", {}).values()) or hasattr(adapter, "road_theta")
     return found, base.bias.data if base.bias is not None and changes_bias else None
 
 
 def _layers(bnb: ModuleType) -> list[type]:
-    """The layer classes of a module ``bnb`` of peft, one each for 8 and 4 bits; which of them peft defines depends.
+    """The 8-bit and 4-bit layer classes of a peft module ``bnb``; peft may define only one of them.
 
     Raises:
-        TargetMissing: there is none with a ``merge`` and an ``unmerge``.
+        TargetMissing: no class has both ``merge`` and ``unmerge``.
     """
     classes = [
         cls
@@ -61,12 +61,12 @@ def _layers(bnb: ModuleType) -> list[type]:
 
 
 def round_again(bnb: ModuleType) -> bool:
-    """Whether ``unmerge`` of one of these classes quantizes, with nothing of ours around it."""
+    """Whether ``unmerge`` of one of these classes quantizes and is not yet patched."""
     return any(rounds_again(cls, "Params4bit", "Int8Params") for cls in _layers(bnb))
 
 
 def leave_their_bits(bnb: ModuleType, draft: Draft) -> None:
-    """Wrap the methods of these classes, so that the bits from before the first merge come back."""
+    """Wrap the methods of these classes so that unmerging restores the bits from before the first merge."""
     for cls in _layers(bnb):
         draft.wrap_plain(cls, "merge", keeps_bits(bits_of))
         draft.wrap_plain(cls, "unmerge", puts_bits_back(bits_of, put))
@@ -79,9 +79,9 @@ def _four_bit(weight: Any) -> Any:
         return None
     if UNPACKED in vars(state):
         return unpacked_bytes(weight.data, state), on_device(vars(state)[UNPACKED], weight.device)
-    if getattr(state, "packing_format_for_cpu", False):  # without the fix that can undo it
+    if getattr(state, "packing_format_for_cpu", False):  # repacked without the fix that can undo it
         return None
-    # An object of its own: moving the old weight moves the state that it has.
+    # A separate object: moving the old weight moves its state.
     return weight.data, on_device(state, weight.device)
 
 
@@ -98,7 +98,7 @@ def put(base: Any, parts: Any) -> None:
         if vars(base).get("quant_state") is not None:
             base.quant_state = scales
     else:
-        # As it is before the first forward pass, which takes them into the state.
+        # As before the first forward pass, which moves them into the state.
         weight.CB, weight.SCB = weight.data, scales
         base.state.reset_grads()
     base.weight = weight

@@ -1,7 +1,7 @@
 """Refuses to merge an adapter into GGUF weights.
 
-Most formats of GGUF can only be read by diffusers, not written: a merged layer would stay dequantized. That is left to
-the user, who has ``dequantize()`` for it.
+diffusers can read most GGUF formats but not write them: a merged layer would stay dequantized. The user can choose that
+with ``dequantize()``.
 
 Neither torch nor another library is imported here.
 """
@@ -18,12 +18,12 @@ __all__ = ["refuse_merge"]
 
 
 def refuse_merge(model: Any, adapter: str, call: str) -> None:
-    """Raise where a layer that ``call`` would merge has a GGUF weight.
+    """Raise if a layer that ``call`` would merge has a GGUF weight.
 
     Args:
-        model: the model with layers of peft.
-        adapter: what is to be merged, for the sentence: "a LoRA", "an adapter".
-        call: what the user called.
+        model: the model with peft layers.
+        adapter: what is merged, for the message: "a LoRA", "an adapter".
+        call: the function that the user called, for the message.
 
     Raises:
         ValueError: there is such a layer.
@@ -38,7 +38,7 @@ def refuse_merge(model: Any, adapter: str, call: str) -> None:
 
 
 def _is_gguf(layer: Any) -> bool:
-    """Whether it is a layer of peft over one with a GGUF weight."""
+    """Whether it is a peft layer whose base layer has a GGUF weight."""
     utils = sys.modules.get("peft.tuners.tuners_utils")
     if utils is None or not isinstance(layer, utils.BaseTunerLayer):
         return False

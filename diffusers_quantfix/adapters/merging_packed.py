@@ -1,9 +1,9 @@
-"""Refuses to merge an adapter into a quantized weight that its layer of peft does not know.
+"""Refuses to merge an adapter into a quantized weight that its peft layer does not support.
 
-Only LoRA, LoKr and LoHa can be merged into weights of optimum-quanto, with fixes of ours. The others compute a plain
-weight and assign it to ``.data``, which changes nothing that the layer uses. Those without a class for bitsandbytes do
-so with 8-bit weights too, and take the bytes of 4-bit weights for numbers. Some of the classes that there are for 4
-bits do not quantize what they computed.
+Only LoRA, LoKr and LoHa can be merged into optimum-quanto weights, with our fixes. The other adapters compute a plain
+weight and assign it to ``.data``, which changes nothing that the layer uses. Adapters without a class for bitsandbytes
+do the same with 8-bit weights, and treat the packed bytes of 4-bit weights as values. Some of the 4-bit classes do not
+quantize the result.
 
 Neither torch nor another library is imported here.
 
@@ -26,18 +26,18 @@ _TOUCHES_WEIGHT = {"weight", "get_base_weight", "set_base_weight"}
 
 
 def holds(layer: Any, name: str) -> bool:
-    """Whether a layer of peft has parameters of the adapter ``name``."""
-    # UniLora of peft 0.20 names none that may be trained: they belong to the model.
+    """Whether a peft layer has parameters of the adapter ``name``."""
+    # In peft 0.20 UniLora lists no trainable ones: they belong to the model.
     attributes = layer.adapter_layer_names or layer.other_param_names
     return any(name in getattr(layer, attribute, ()) for attribute in attributes)
 
 
 def refuse_merge(layer: Any, names: Iterable[str]) -> None:
-    """Raise where adapters cannot be merged into the weight of the layer below.
+    """Raise if adapters cannot be merged into the weight of the base layer.
 
     Args:
-        layer: a layer of peft.
-        names: the adapters; those that this layer does not have have no effect.
+        layer: a peft layer.
+        names: the adapters; names that this layer does not have are ignored.
 
     Raises:
         ValueError: merging one of them would have no effect, or destroy the weight.
@@ -54,12 +54,12 @@ def refuse_merge(layer: Any, names: Iterable[str]) -> None:
 
 
 def _effect(layer: Any) -> str | None:
-    """What merging would do that is wrong; None where it is right, or raises an error by itself."""
+    """What merging would do wrong, for the message; None if it is correct or raises an error by itself."""
     merge = type(layer).merge
     original = merge
     while hasattr(original, "__wrapped__"):
         original = original.__wrapped__
-    # HiRA's own is a call of a method that its layers share.
+    # HiRA's ``merge`` calls ``_merge``, which its layers share.
     shared = names_used(type(layer)._merge) if "_merge" in names_used(original) else set()
     if not (names_used(original) | shared) & _TOUCHES_WEIGHT:
         return None
@@ -83,7 +83,7 @@ def _effect(layer: Any) -> str | None:
 
 
 def _is_garbled(layer: Any) -> bool:
-    """Whether peft multiplies the two factors of a RandLora in the wrong order, whose product may have the right shape.
+    """Whether peft multiplies the two factors of a RandLora in the wrong order; the shape may be right all the same.
 
     In peft/tuners/randlora/layer.py both are transposed, in bnb.py they are not.
     """

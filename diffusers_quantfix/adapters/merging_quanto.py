@@ -1,7 +1,7 @@
-"""Merging an adapter of peft into a weight of optimum-quanto, and taking it out again.
+"""Merging a peft adapter into an optimum-quanto weight, and unmerging it.
 
-peft's layers add their product to ``base_layer.weight.data``. For a tensor of quanto the sum is a new, dequantized
-tensor, and assigning it to ``.data`` changes nothing that the layer uses; the adapter counts as merged.
+peft's layers add their delta to ``base_layer.weight.data``. For a quanto tensor the sum is a new, dequantized tensor,
+and assigning it to ``.data`` changes nothing that the layer uses; the adapter counts as merged.
 
 Neither torch nor another library is imported here at module level.
 
@@ -25,14 +25,14 @@ __all__ = ["adds_to_data", "on_plain_weight"]
 
 
 def adds_to_data(cls: Any) -> bool:
-    """Whether ``merge`` of a layer class of peft adds to the data of the weight, with nothing of ours around it."""
+    """Whether ``merge`` of a peft layer class adds to the data of the weight and is not yet patched."""
     merge = vars(cls)["merge"]
     ours = written_in(function_of(merge), __name__) or written_in(merge, __name__)
     return not ours and {"weight", "data"} <= set(function_of(merge).__code__.co_names)
 
 
 def on_plain_weight(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``merge`` or ``unmerge`` of a layer of peft, which has a plain weight meanwhile if it is one of quanto."""
+    """Wrap ``merge`` or ``unmerge`` of a peft layer: a quanto base layer has a plain weight during the call."""
 
     def merge_or_unmerge(self: Any, *args: Any, **kwargs: Any) -> Any:
         base = _quanto_layer(self)
@@ -45,7 +45,7 @@ def on_plain_weight(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _quanto_layer(adapter: Any) -> Any:
-    """The frozen layer of quanto below a layer of peft; None if it is another one."""
+    """The base layer of a peft layer if it is a frozen quanto layer, else None."""
     module = sys.modules.get("optimum.quanto.nn.qmodule")
     if module is None:
         return None
@@ -55,7 +55,7 @@ def _quanto_layer(adapter: Any) -> Any:
 
 @contextlib.contextmanager
 def _plain_weight(adapter: Any, base: Any) -> Iterator[None]:
-    """In the block ``base.weight`` is a plain one; afterwards it is quantized, if adapters came in or went out."""
+    """In the block ``base.weight`` is plain; afterwards it is quantized again, if adapters were merged or unmerged."""
     import torch
 
     packed = base.weight
@@ -77,12 +77,12 @@ def _plain_weight(adapter: Any, base: Any) -> Iterator[None]:
             if not adapter.merged_adapters:
                 vars(adapter).pop(KEPT, None)
             elif kept is None:
-                # A weight of quanto is copied with the model only if it is a parameter.
+                # A quanto weight is copied with the model only if it is a parameter.
                 vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
 
 
 def _like(kept: Any, now: Any) -> Any:
-    """The kept weight, where the weight is now and in its dtype."""
+    """The kept weight as a parameter, with device, dtype and ``requires_grad`` of ``now``."""
     import torch
 
     weight = kept.to(now.device)

@@ -1,9 +1,9 @@
-"""Merging an adapter of peft into a weight of torchao, and taking it out again.
+"""Merging a peft adapter into a torchao weight, and unmerging it.
 
-peft's layer dequantizes the weight, adds or subtracts the product of one LoRA, and quantizes the sum anew. Each time
-the weight is rounded once more: `bits_of` and `put` are for `before_merge`. And it knows no variants of LoRA, a second
-adapter finds a variable that was deleted, and an adapter that is not on this layer is asked for its product:
-`as_plain_layers_do` lets it do what its base class does, peft's layer of plain weights.
+peft's layer dequantizes the weight, adds or subtracts the delta of one LoRA, and quantizes the sum again. Each time the
+weight is rounded once more: `bits_of` and `put` are for `before_merge`. It also ignores variants of LoRA, fails on a
+second adapter with a deleted variable, and asks an adapter that this layer does not have for its delta:
+`as_plain_layers_do` uses the base class instead, peft's layer for plain weights.
 
 Neither torch nor another library is imported here at module level.
 
@@ -26,38 +26,38 @@ __all__ = ["as_plain_layers_do", "bits_of", "knows_no_variants", "put"]
 
 
 def bits_of(adapter: Any, base: Any) -> Any:
-    """The bits of ``base`` for `before_merge`: how its weight is made, and the inner tensors.
+    """The bits of ``base`` for `before_merge`: its weight taken apart by `taken_apart`, and no bias.
 
-    Also of a plain weight: a config that names layers may match none when peft quantizes a single one anew.
+    A plain weight has bits too: a config that names layers may match none when peft quantizes a single layer again.
     """
     return taken_apart(base.weight), None
 
 
 def put(base: Any, parts: Any) -> None:
-    """Give ``base`` the weight that is made of ``parts``."""
+    """Give ``base`` the weight made of ``parts``."""
     import torch
 
     made, tensors = parts
     requires_grad = base.weight.requires_grad
-    # A weight that is made in inference mode can take no part in training later.
+    # A weight created in inference mode could not be used in training later.
     with torch.inference_mode(False):
         weight = put_together(made, tensors, requires_grad)
         if made is None:
             weight = torch.nn.Parameter(weight, requires_grad)
-        # That of a layer which accelerate offloads is none for torch.
+        # torch does not count the weight of a layer that accelerate offloads as a parameter.
         weight._is_param = True
     base.weight = weight
 
 
 def knows_no_variants(cls: Any) -> bool:
-    """Whether ``merge`` of a layer class of peft treats a DoRA as a LoRA, with nothing of ours around it."""
+    """Whether ``merge`` of a peft layer class treats a DoRA as a LoRA and is not yet patched."""
     merge = vars(cls)["merge"]
     names = {"use_dora", "lora_variant"} & set(function_of(merge).__code__.co_names)
     return not names and not written_in(merge, __name__)
 
 
 def as_plain_layers_do(cls: Any, verb: str) -> Callable[[Callable[..., Any]], Any]:
-    """How to wrap ``merge`` or ``unmerge`` of ``cls``: what its own code cannot do is done as for plain weights.
+    """Return the wrapper of ``merge`` or ``unmerge`` of ``cls``: cases it cannot handle are done as for plain weights.
 
     Args:
         cls: peft's class for torchao.
@@ -75,7 +75,7 @@ def as_plain_layers_do(cls: Any, verb: str) -> Callable[[Callable[..., Any]], An
             except NotImplementedError:
                 plain = None
             if plain is None or self.get_apply_tensor_subclass is None:
-                return original(self, *args, **kwargs)  # which says so, before it changes anything
+                return original(self, *args, **kwargs)  # which raises before it changes anything
             self._check_dtype_supported()
             import torch
             from torchao import quantize_
@@ -96,7 +96,7 @@ def as_plain_layers_do(cls: Any, verb: str) -> Callable[[Callable[..., Any]], An
 
 
 def _needs_more(adapter: Any, verb: str, safe_merge: bool = False, adapter_names: Any = None) -> bool:
-    """Whether upstream's own code cannot merge or take out these adapters: a variant of LoRA, several, or none."""
+    """Whether upstream cannot merge or unmerge these adapters: a variant of LoRA, several, or one not in this layer."""
     if verb == "unmerge":
         names = adapter.merged_adapters
     else:

@@ -1,10 +1,11 @@
-"""Loading an adapter into a quantized model: what ``.to()`` means there.
+"""Loading an adapter into a quantized model: moving the new layers.
 
-peft moves the adapter of an 8-bit layer to where the layer is, when it is on meta still (``low_cpu_mem_usage=True``).
+peft moves the adapter of an 8-bit layer to the layer's device even while the adapter is on meta
+(``low_cpu_mem_usage=True``).
 
-After it has put new layers into a model, diffusers calls ``model.to(device=model.device, dtype=model.dtype)``: the new
-layers are to be where the model is, and of its dtype; nothing else changes. A quantized model refuses a dtype whatever
-it is, so the adapter cannot be loaded. The fixes of the places that do so share this routine.
+After adding new layers to a model, diffusers calls ``model.to(device=model.device, dtype=model.dtype)``: the new layers
+get the model's device and dtype; nothing else changes. A quantized model refuses any dtype, so the adapter cannot be
+loaded. The fixes for these calls share this module.
 
 Neither torch nor another library is imported here at module level.
 
@@ -26,7 +27,7 @@ __all__ = ["empty_layers_stay", "moves_empty_layers", "moves_new_layers_only"]
 
 
 def moves_empty_layers(replace_module: Callable[..., Any]) -> bool:
-    """Whether ``_replace_module`` of a tuner of peft moves an adapter on meta to a layer that has a ``state``."""
+    """Whether ``_replace_module`` of a peft tuner moves a meta adapter to the device of a layer with a ``state``."""
     import torch
 
     base = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -44,7 +45,7 @@ def moves_empty_layers(replace_module: Callable[..., Any]) -> bool:
 
 
 def empty_layers_stay(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``_replace_module`` of a tuner of peft that moves no adapter on meta; its data comes later, from a checkpoint."""
+    """Wrap ``_replace_module`` of a peft tuner: it moves no meta adapter, whose data is loaded later."""
 
     def _replace_module(self: Any, parent: Any, child_name: str, new_module: Any, child: Any) -> Any:
         if not any(parameter.is_meta for parameter in new_module.parameters()):
@@ -60,16 +61,16 @@ def empty_layers_stay(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def moves_new_layers_only(model: Any) -> Iterator[None]:
-    """In the block ``model.to(device, dtype)`` of a quantized ``model`` takes the layers along that came in meanwhile.
+    """In the block, ``to(device, dtype)`` of a quantized ``model`` moves and casts the layers added since its start.
 
-    Only a dtype that the model has already is no cast; with another one upstream's ``to`` has to answer. Anything but a
-    quantized model is left alone.
+    It does so only for the model's own device and dtype; all other calls go to upstream's ``to``. Nothing happens to
+    any other object than a quantized model.
     """
     if not _is_quantized(model):
         yield
         return
     known = list(model.modules())
-    own = vars(model).get("to")  # accelerate puts a warning around ``to`` of a model that it has dispatched
+    own = vars(model).get("to")  # accelerate wraps ``to`` of a dispatched model with a warning
     original = model.to
 
     def to(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +79,7 @@ def moves_new_layers_only(model: Any) -> Iterator[None]:
             return original(*args, **kwargs)
         before = {id(module) for module in known}
         for module in list(model.modules()):
-            # A layer that is quantized itself (the layer below an adapter, if it was exchanged) has a dtype of its own.
+            # A new layer may be quantized (the base layer of an adapter, if it was replaced) and keeps its dtype.
             if id(module) not in before and not _is_quantized_layer(module):
                 _take_along(module, device, dtype)
         return model
@@ -93,14 +94,14 @@ def moves_new_layers_only(model: Any) -> Iterator[None]:
 
 
 def _take_along(module: Any, device: Any, dtype: Any) -> None:
-    """Move and cast the tensors of ``module`` itself, as ``torch.nn.Module.to`` does."""
+    """Move and cast the module's own parameters and buffers, as ``torch.nn.Module.to`` does."""
     for tensor in [*module._parameters.values(), *module._buffers.values()]:
         if tensor is not None and not tensor.is_meta:
             tensor.data = tensor.data.to(device, dtype if tensor.is_floating_point() else None)
 
 
 def _is_on(model: Any, device: Any) -> bool:
-    """Whether ``device`` is where ``model`` says that it is; a model may be spread over several."""
+    """Whether ``device`` is ``model.device``; a model may be spread over several devices."""
     here = model.device
     return here.type == device.type and device.index in (None, here.index)
 
@@ -109,7 +110,7 @@ def _is_quantized(model: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         return False
-    # diffusers says it of every backend; transformers' models have the method, those of diffusers not always.
+    # diffusers sets ``is_quantized`` for every backend, but not always the method; transformers sets the method.
     return (
         bool(getattr(model, "is_quantized", False)) or getattr(model, "quantization_method", None) is not None
     )

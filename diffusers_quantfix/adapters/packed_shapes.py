@@ -1,4 +1,4 @@
-"""Adapters of peft whose product gets the shape of a layer's weight, which is another one when the weight is packed.
+"""peft adapters that take the shape of their delta from the layer's weight, which is wrong for a packed weight.
 
 Upstream: peft/tuners/lokr/layer.py, peft/tuners/loha/layer.py.
 """
@@ -20,16 +20,16 @@ __all__ = ["asks_for_shapes", "reads_shape_of_weight"]
 
 
 def reads_shape_of_weight(layer_class: Any) -> bool:
-    """Whether ``get_delta_weight`` looks at ``weight.shape`` of the layer, not at its numbers of features."""
+    """Whether ``get_delta_weight`` reads ``weight.shape`` of the layer, not ``in_features`` and ``out_features``."""
     return "in_features" not in function_of(resolve(layer_class, "get_delta_weight")).__code__.co_names
 
 
 def asks_for_shapes(layer: ModuleType, class_name: str, methods: tuple[str, ...], draft: Draft) -> None:
-    """Replace the code of ``methods``: they ask a linear layer for its numbers of features, not for ``weight.shape``.
+    """Replace the code of ``methods``: they read the features of a linear layer, not ``weight.shape``.
 
     Raises:
-        TargetMissing: one of them does not look at the shape of a weight in just one place.
-        ForeignPatch: another tool has put a function of its own there.
+        TargetMissing: one of them does not read the shape of a weight in exactly one place.
+        ForeignPatch: another tool has patched one of them.
     """
     import ast
 
