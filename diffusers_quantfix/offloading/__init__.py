@@ -1,1 +1,1 @@
-"""Offloading hooks of accelerate and diffusers: what is offloaded, how to suspend it, what group offloading moves."""
+"""Offloading hooks of accelerate and diffusers: find them, suspend them, and move the groups of group offloading."""

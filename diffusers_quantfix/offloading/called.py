@@ -1,7 +1,7 @@
-"""Models that are used other than through ``forward``, the only function whose hooks bring the weights.
+"""Models that are used other than through ``forward``, the only method whose hooks onload the weights.
 
-A pipeline that runs the layers of a model itself, or a method of it, gets the weights where the offload left them: on
-the CPU, or on ``meta``. `as_called` runs such a function between the hooks of the model, as if it was its ``forward``.
+A pipeline that calls a model's layers itself, or another of its methods, finds the weights offloaded: on the CPU, or on
+``meta``. `as_called` runs such a function between the model's hooks, as if it were its ``forward``.
 
 Upstream: accelerate/hooks.py (``add_hook_to_module``), diffusers/hooks/hooks.py (``HookRegistry``).
 """
@@ -17,10 +17,10 @@ __all__ = ["as_called"]
 
 
 def as_called(module: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function(*args, **kwargs)`` as the ``forward`` of ``module``, whose own hooks bring the weights and the inputs.
+    """Run ``function(*args, **kwargs)`` as the ``forward`` of ``module``: its own hooks onload the weights.
 
-    The hooks are those of accelerate (model and sequential offload, the manager of modular pipelines) and those of
-    diffusers (group offload). Those of torch are left out: they belong to the real ``forward``.
+    They also move the inputs. Run are the hooks of accelerate (model and sequential offload, the manager of modular
+    pipelines) and of diffusers (group offload), not torch's, which belong to the real ``forward``.
     """
     hooks = [*_of_diffusers(module), *_of_accelerate(module)]
     for hook in reversed(hooks):
@@ -37,7 +37,7 @@ def _of_accelerate(module: Any) -> list[Any]:
 
 
 def _of_diffusers(module: Any) -> list[Any]:
-    """Those of group offload, the innermost first; a cache is not to be asked about a part of a pass."""
+    """The hooks of group offload, innermost first; a cache's hooks must see whole forward passes only."""
     registry = vars(module).get("_diffusers_hook")
     if registry is None:
         return []

@@ -1,7 +1,7 @@
 """Submodules that are never called: ``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa,
 and layers whose weight their parent reads directly.
 
-Offloading module by module must bring their weights when their parent is called.
+Sequential offload must onload their weights when their parent is called.
 
 Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py,
 diffusers/models/autoencoders/vae.py, transformers/models/siglip2/modeling_siglip2.py.
@@ -30,20 +30,20 @@ def is_container(module: Any) -> bool:
 
 
 def bring_containers(module: Any) -> None:
-    """Give ``module`` a hook of accelerate that brings its offloaded containers before it runs, unless it has one."""
+    """Add an accelerate hook that onloads the offloaded containers of ``module`` before it runs, unless it has one."""
     if next(_offloaded(module), None) is None or any(
         hook.__dict__.get("pre_forward") is _bring for hook in accelerate_hooks(module)
     ):
         return
     hooks = sys.modules["accelerate.hooks"]
     hook = hooks.ModelHook()
-    # Two functions and no class, which could only be made where accelerate is loaded, and not be pickled then.
+    # Two functions, not a subclass: that could be defined only after accelerate is imported, and not be pickled then.
     hook.pre_forward, hook.post_forward = _bring, _take_back
     hooks.add_hook_to_module(module, hook, append=True)
 
 
 def _offloaded(module: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the containers right below ``module`` that an offloading hook holds, with that hook."""
+    """Yield the direct child containers of ``module`` that have an offloading hook, with that hook."""
     read = _READ.get(type(module).__name__, ())
     for name, container in module.named_children():
         if name in read or is_container(container):

@@ -1,11 +1,11 @@
-"""Groups of diffusers' group offloading that wait on the disk: their tensors are a private mapping of a file.
+"""Groups of diffusers' group offloading that are offloaded to disk: their tensors are a private mapping of a file.
 
-What is mapped needs no memory that the system could not take back, and is otherwise like any tensor on the CPU: it has
-the weights, it can be read, saved and changed. What is changed (by a LoRA that is fused, swapped or trained, by a layer
-that writes to its buffer) is in memory from then on. The file stays as it is, and no other group sees the change.
+The system can reclaim all memory of a mapping; otherwise a mapped tensor is an ordinary CPU tensor that can be read,
+saved and changed. Changed pages (a LoRA is fused, swapped or trained, or a layer writes to its buffer) stay in memory
+from then on. The file does not change, and no other group sees the change.
 
-A file is complete before it gets the name that diffusers has for it. A group uses a file that is there already, of an
-earlier process or of another model, if each byte of it is its own; otherwise it writes one of its own, without a name.
+A file is complete before it gets the name that diffusers has for it. A group reuses an existing file, of an earlier
+process or of another model, if every byte is equal; otherwise it writes its own file, without a name.
 
 Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup._offload_to_disk``).
 """
@@ -35,9 +35,9 @@ class _File:
     """The file of a group.
 
     Attributes:
-        path: where it is; None where it has no name any more.
+        path: its path; None if its name was removed.
         identity: device, inode, size and time of the last change.
-        is_own: whether the group has written it.
+        is_own: whether the group wrote it.
     """
 
     def __init__(self, path: str | None, identity: tuple[int, ...], is_own: bool) -> None:
@@ -47,16 +47,16 @@ class _File:
 
 
 def is_mapped(group: Any) -> bool:
-    """Whether `map_to_disk` has been called for ``group``, which waits on the disk whenever it is not in use."""
+    """Whether `map_to_disk` has been called for ``group``, which is then on disk whenever it is not in use."""
     return FILE in vars(group)
 
 
 def map_to_disk(group: Any) -> None:
-    """Let the parameters and buffers of ``group``, wherever they are, be mappings of a file with the same values.
+    """Replace the data of the parameters and buffers of ``group``, on any device, by a mapping of a file.
 
     Raises:
         ValueError: a weight is of a class that safetensors cannot store.
-        OSError, safetensors.SafetensorError: the file cannot be written. The group is as it was.
+        OSError, safetensors.SafetensorError: the file cannot be written. The group is unchanged.
     """
     from safetensors.torch import save_file
 
@@ -76,7 +76,7 @@ def map_to_disk(group: Any) -> None:
                 os.makedirs(folder, exist_ok=True)
             elif not os.path.isdir(
                 folder
-            ):  # before anything is written; the probe of the fix names such a one
+            ):  # before anything is written; the probe of the fix passes such a path
                 raise NotADirectoryError(f"{folder} is not a folder: groups cannot be offloaded to it")
             own = f"{path}.{os.getpid()}-{os.urandom(4).hex()}"
             try:
@@ -97,7 +97,7 @@ def map_to_disk(group: Any) -> None:
 
 
 def check_file(group: Any) -> None:
-    """Before what is mapped is read.
+    """Check the file of ``group`` before its mapping is read.
 
     Raises:
         RuntimeError: another program has written to the file.
@@ -107,18 +107,18 @@ def check_file(group: Any) -> None:
         return
     try:
         now = _identity(file.path)
-    except OSError:  # what was deleted is kept by the mapping
+    except OSError:  # deleted: the mapping keeps the contents
         return
     if now[:2] == file.identity[:2] and now != file.identity:
         raise RuntimeError(_CHANGED.format(file.path))
 
 
 def leave_file(group: Any) -> None:
-    """Delete the file of ``group`` if it wrote it; its modules are ordinary modules from then on."""
+    """Delete the file of ``group`` if the group wrote it; its modules are ordinary modules from then on."""
     file: _File | None = vars(group).pop(FILE, None)
     if file is None or file.path is None or not file.is_own:
         return
-    if os.name == "nt":  # where nothing can be deleted that is mapped
+    if os.name == "nt":  # which cannot delete a mapped file
         for tensor in group.tensor_to_key:
             tensor.data = tensor.data.clone()
         rejoin(group)
@@ -131,7 +131,11 @@ def leave_file(group: Any) -> None:
 
 
 def _named(own: str, path: str) -> tuple[str | None, tuple[int, ...]]:
-    """Name the file ``own`` ``path``, if that is free; otherwise it has no name, and is gone with its mappings."""
+    """Rename the file ``own`` to ``path`` if that is free, else unlink it: it lasts as long as its mappings.
+
+    Returns:
+        Its path, or None if it has none, and its `_identity`.
+    """
     identity = _identity(own)
     try:
         os.link(own, path)
@@ -154,13 +158,13 @@ def _remove(path: str) -> None:
 
 
 def _mapped(path: str, tensors: dict[str, Any], kinds: dict[str, bool]) -> dict[str, Any] | None:
-    """A private mapping of the file at ``path``, which can be written to; None if it has no such tensors.
+    """The tensors of a private, writable mapping of the file at ``path``; None if the file does not match.
 
     Args:
-        path: where the file is, if there is one.
-        tensors: what it has to hold, by name, type and shape.
-        kinds: which of them are to be of inference mode: a parameter that is given data of the other kind cannot be
-            viewed, or not be differentiated, for good.
+        path: the file, which may not exist.
+        tensors: what it must hold: names, dtypes and shapes.
+        kinds: which of them are to be inference tensors: a parameter that gets data of the other kind can never be
+            viewed, or differentiated, again.
     """
     import mmap
 

@@ -1,10 +1,10 @@
-"""What a group of diffusers' group offloading moves, where a weight is more than one tensor.
+"""The tensors of a group of diffusers' group offloading whose weights are more than one tensor each.
 
-Weights of bitsandbytes have companions (quant state, CB, SCB) that are no parameters. Those of optimum-quanto and
-torchao are wrappers around inner tensors (`diffusers_quantfix.weights.wrappers`). `places` names every attribute
-that holds a tensor of a group, whichever of these it is.
+bitsandbytes weights have companions (quant state, CB, SCB) that are not parameters. optimum-quanto and torchao weights
+are wrappers around inner tensors (`diffusers_quantfix.weights.wrappers`). `places` lists every attribute that holds any
+tensor of a group.
 
-Weights that quanto has packed for a kernel of the CPU can be unpacked, for good (`unpack`): no other device reads them.
+`unpack` permanently unpacks weights that quanto packed for a CPU kernel, since no other device can read them.
 
 Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``).
 """
@@ -48,7 +48,7 @@ _NOT_TO_DISK = (
 
 
 def places(group: Any, modules: list[Any], tensors: list[Any]) -> list[tuple[Any, str, bool]]:
-    """Where a tensor stands that has to travel: its holder, the attribute, whether it is a quantized weight's.
+    """Every place of a tensor that has to move: (holder, attribute, whether it belongs to a quantized weight).
 
     Args:
         group: the ``ModuleGroup``.
@@ -89,7 +89,7 @@ def contents(group: Any) -> tuple[list[Any], list[Any]]:
 
 
 def owners(group: Any) -> list[Any]:
-    """The modules whose parameters ``group`` has without having them."""
+    """The modules that own loose parameters of ``group`` and are not modules of the group themselves."""
     known: list[Any] | None = vars(group).get("_quantfix_owners")
     if known is None:
         loose = {id(parameter) for parameter in group.parameters if backend_of(parameter)}
@@ -103,10 +103,10 @@ def owners(group: Any) -> list[Any]:
 
 
 def leave_states(group: Any, modules: list[Any]) -> None:
-    """Give the layers of ``group`` other states with the same tensors: autograd keeps those that it has met.
+    """Give the layers of ``group`` new state objects with the same tensors, and leave the old ones to autograd.
 
-    The linear functions of bitsandbytes remember the quant state, or the state of the 8-bit layer, itself until the
-    backward pass. That one is not to follow the layer to another device.
+    bitsandbytes' linear functions keep the quant state, or the state of the 8-bit layer, until the backward pass. That
+    object must not follow the layer to another device.
 
     Args:
         group: the ``ModuleGroup``, on its device.
@@ -118,7 +118,7 @@ def leave_states(group: Any, modules: list[Any]) -> None:
 
 
 def backends(group: Any) -> frozenset[str]:
-    """The packages of which ``group`` holds weights."""
+    """The backends (top-level packages) of the quantized weights in ``group``."""
     known: frozenset[str] | None = vars(group).get("_quantfix_backends")
     if known is None:
         found = {backend_of(tensor) for tensor in contents(group)[1]} - {""}
@@ -127,7 +127,7 @@ def backends(group: Any) -> frozenset[str]:
 
 
 def identity(tensor: Any) -> tuple[Any, ...]:
-    """Equal for tensors that share their memory; CB of an 8-bit layer is its weight, and must stay it."""
+    """Equal for tensors that are the same view of the same memory, as an 8-bit layer's CB and weight are."""
     address = tensor.data_ptr()
     if not address:  # an empty one
         return (id(tensor),)
@@ -145,9 +145,10 @@ def _is_the_same(one: Any, other: Any) -> bool:
 
 
 class ByMemory:
-    """Tensors by the tensors that they stand for: another tensor of the same `identity` finds the same one.
+    """A map whose keys are tensors: tensors of equal `identity` are the same key.
 
-    An address is compared first; a tuple for each of thousands of tensors would take longer than to move some of them.
+    The address alone is compared first: building a tuple for each of thousands of tensors takes longer than moving some
+    of them.
     """
 
     def __init__(self) -> None:
@@ -172,16 +173,16 @@ class ByMemory:
 
 
 def wrappers(group: Any, tensors: Iterable[Any]) -> list[Any]:
-    """Those of ``tensors``, the parameters and buffers of ``group``, that are wrappers around inner tensors."""
-    # Those of bitsandbytes are none, and looking for some takes time.
+    """The wrappers among ``tensors``, the parameters and buffers of ``group``."""
+    # bitsandbytes weights are not wrappers, and the search takes time.
     return [] if backends(group) == _NO_WRAPPERS else [tensor for tensor in tensors if is_wrapper(tensor)]
 
 
 def unpack(group: Any, found: Iterable[Any]) -> None:
-    """Let those `wrappers` of ``group`` that are packed for a kernel of the CPU be plain ones of quanto.
+    """Turn the `wrappers` of ``group`` that are packed for a CPU kernel into plain quanto weights, in place.
 
-    Its own ``.to()`` does so too, and packs them anew for the kernel of the device, which at each use would cost more
-    than the kernel saves; and what is packed for a device can be neither saved nor moved where it waits.
+    Their ``.to()`` would do so too, but pack them again for the device's kernel. At every onload that would cost more
+    than the kernel saves, and a weight packed for a device can be neither saved nor moved while it is offloaded.
     """
     torch = sys.modules["torch"]
     if torch.device(group.onload_device).type == "cpu":
@@ -190,14 +191,14 @@ def unpack(group: Any, found: Iterable[Any]) -> None:
         if _is_packed_for_the_cpu(wrapper):
             with torch.inference_mode(False), torch.no_grad():
                 plain = wrapper.weight_qbits_tensor()
-            # In place, as everyone has this parameter: the wrapper itself is the same, of size, type and device.
+            # In place, since others refer to this parameter; size, dtype and device stay the same.
             wrapper.__class__ = type(plain)
             del wrapper._scale_shift
             vars(wrapper).update(vars(plain))
 
 
 def _is_packed_for_the_cpu(wrapper: Any) -> bool:
-    # By its layout and not by its device: those of a GPU, in int32, wait on the CPU too.
+    # By dtype, not by device: weights packed for a GPU, in int32, may be offloaded to the CPU.
     packed: Any = getattr(wrapper, "_data", None)
     return (
         type(packed).__name__ == "TinyGemmPackedTensor" and packed._data.dtype == sys.modules["torch"].uint8
@@ -208,7 +209,7 @@ def _is_packed_for_the_cpu(wrapper: Any) -> bool:
 
 
 def is_on_disk(group: Any) -> bool:
-    """Whether diffusers moves ``group`` to the disk. Those of `disk.map_to_disk` are moved here."""
+    """Whether diffusers offloads ``group`` to disk, and not this package (`disk.map_to_disk`)."""
     held = vars(group)
     return held.get("offload_to_disk_path") is not None and FILE not in held
 
@@ -219,7 +220,7 @@ def refuse_wrappers(found: Iterable[Any]) -> None:
 
 
 def companions_of_parameters(group: Any) -> list[tuple[Any, str, Any]]:
-    """The companions that are a parameter by another name: (holder, attribute, parameter)."""
+    """The companions that alias a parameter: (holder, attribute, parameter)."""
     modules, tensors = contents(group)
     parameters = {identity(parameter.data): parameter for parameter in tensors}
     found = [one for layer in (*modules, *owners(group)) for one in companions(layer)]
@@ -231,6 +232,6 @@ def companions_of_parameters(group: Any) -> list[tuple[Any, str, Any]]:
 
 
 def rejoin(group: Any) -> None:
-    """Let these companions be again what the parameter is, which diffusers has moved."""
+    """Make the `companions_of_parameters` aliases again, after diffusers has moved the parameters."""
     for holder, attribute, parameter in vars(group).get("_quantfix_aliases", ()):
         setattr(holder, attribute, parameter.data)

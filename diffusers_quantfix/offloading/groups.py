@@ -1,12 +1,12 @@
 """Group offloading of modules whose weights are more than one tensor.
 
-``ModuleGroup`` of diffusers moves a group by giving each parameter and buffer other ``.data``. Weights of bitsandbytes,
-optimum-quanto and torchao do not travel whole that way (`group_tensors` says what they consist of). Groups that hold
-such weights are moved here, tensor by tensor; all other groups are left to diffusers.
+diffusers' ``ModuleGroup`` moves a group by assigning the ``.data`` of each parameter and buffer. That does not move
+bitsandbytes, optimum-quanto and torchao weights completely (see `group_tensors`). Groups with such weights are moved
+here, tensor by tensor; all other groups are left to diffusers.
 
-On a stream, everything is copied from pinned memory, non-blocking, on that stream. What was onloaded and did not change
-is not copied back: its host copy takes its place again. Groups that wait on the disk (`disk`) are moved here, too,
-whatever their weights are; companions, a small part of a weight, stay in host memory then.
+With a stream, every copy is from pinned memory, non-blocking, on that stream. Unchanged tensors are not copied back:
+their host copies are used again. Groups on disk (`disk`) are moved here too, whatever their weights are; their
+companions, a small part of a weight, stay in host memory.
 
 Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``).
 """
@@ -45,11 +45,11 @@ _AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 def take_over(draft: Any, module_group: Any, backend: str) -> None:
-    """Let ``module_group``, the class ``ModuleGroup``, leave the groups with weights of ``backend`` to this module.
+    """Patch ``ModuleGroup`` so that this module moves the groups with weights of ``backend``.
 
     Args:
         draft: the draft of the fix.
-        module_group: the class of diffusers.
+        module_group: the class ``ModuleGroup`` of diffusers.
         backend: the top-level package of the weights' class: "bitsandbytes", "optimum" or "torchao".
     """
 
@@ -89,8 +89,8 @@ def take_over(draft: Any, module_group: Any, backend: str) -> None:
 def is_left_to_diffusers(module_group: Any, backend: str) -> bool:
     """Whether ``module_group`` itself would move a group that holds weights of ``backend``; for probes.
 
-    Nothing is moved, and the backend is not needed: a group is asked for its host copies, which this module, where it
-    has taken over, does not let diffusers make.
+    Nothing is moved, and the backend need not be installed: the probe asks a group for its host copies, which diffusers
+    does not make once this module has taken over.
     """
     torch = sys.modules["torch"]
     group: Any = module_group.__new__(module_group)
@@ -104,11 +104,11 @@ def is_left_to_diffusers(module_group: Any, backend: str) -> bool:
 
 
 def onload(group: Any, original: Any = None) -> None:
-    """Bring ``group`` to its device.
+    """Move ``group`` to its onload device.
 
     Args:
         group: the ``ModuleGroup``.
-        original: the method of diffusers, for groups that it moves to the disk.
+        original: diffusers' method, for groups that diffusers offloads to disk.
     """
     if is_mapped(group):
         check_file(group)
@@ -129,7 +129,7 @@ def onload(group: Any, original: Any = None) -> None:
 
 
 def _use(group: Any, inventory: Inventory, copies: list[Any]) -> None:
-    """Put ``copies`` in the places of ``group``, if it still has what they were copied from."""
+    """Put ``copies`` into ``group`` if its tensors are still those that were copied, else fetch again."""
     with _moving():
         found, look = inventory_of(group, dropping=False)
         _fetch(group, found, look, copies if found is inventory else None)
@@ -149,7 +149,7 @@ def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | Non
 
 
 def _copies(group: Any, inventory: Inventory, look: Look) -> list[Any]:
-    """The tensors of ``group`` on its device, by number; those that are there already are the same ones."""
+    """The tensors of ``group`` on its onload device, by slot; tensors already there are returned as they are."""
     device = _with_index(group.onload_device)
     streams, non_blocking, pinned = group.stream is not None, group.non_blocking, inventory.pinned
     moved = list(look.tensors)
@@ -172,9 +172,9 @@ def _copies(group: Any, inventory: Inventory, look: Look) -> list[Any]:
 
 
 def _bring(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> None:
-    """Let ``moved``, of `_copies`, stand in the places of ``group``; its host copies wait until it is offloaded.
+    """Put ``moved``, the result of `_copies`, into ``group``, and keep its host copies until it is offloaded.
 
-    A group can be on its device already: an exception ended the pass. It keeps the host copies that it has.
+    After an exception in a forward pass, a group may be on its device already. It keeps its existing host copies.
     """
     device = _with_index(group.onload_device)
     offload_device = _offload_device(group)
@@ -182,7 +182,7 @@ def _bring(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> No
     for slot, present in enumerate(look.tensors):
         if present.device == offload_device != device:
             hosts[slot] = present
-    # Remembered before, so that what is interrupted here can be continued.
+    # Recorded first, so that an interrupted exchange can be completed.
     inventory.hosts, inventory.brought = hosts, moved
     inventory.exchange(look, moved, device)
     if inventory.plain:
@@ -198,7 +198,7 @@ def _note_versions(inventory: Inventory, look: Look, moved: list[Any]) -> None:
 
 
 def offload(group: Any, original: Any = None) -> None:
-    """Let ``group`` wait on the offload device, or the disk; see `onload`."""
+    """Move ``group`` to its offload device, or to disk; arguments as for `onload`."""
     torch = sys.modules["torch"]
     if group.stream is not None:
         if not is_brought(group) and forget(group):
@@ -224,11 +224,14 @@ def offload(group: Any, original: Any = None) -> None:
 
 
 def _take_back(group: Any, inventory: Inventory, look: Look, training: bool) -> None:
-    """Give every tensor of ``group`` its host copy back, and copy what changed or has none.
+    """Put the host copies back into ``group``, and copy the tensors that changed or have none.
 
     Args:
-        training: whether gradients are computed. Writing to ``.data`` is not counted as a change, so parameters that
-            are not quantized are copied then.
+        group: the ``ModuleGroup``.
+        inventory: its inventory.
+        look: its present state.
+        training: whether gradients are computed. Parameters that are not quantized are copied then, since a write to
+            ``.data`` does not count as a change.
     """
     device = _offload_device(group)
     mapped = is_mapped(group)
@@ -237,7 +240,7 @@ def _take_back(group: Any, inventory: Inventory, look: Look, training: bool) -> 
     for slot, host in enumerate(kept):
         if host is None or (slot in plain and (training or not _is_unchanged(slot, inventory, look))):
             taken = _taken_back(look.tensors[slot], device, pin)
-            # What is on the disk does not come to memory unless it must.
+            # A mapped tensor that did not change stays on disk.
             if host is None or not mapped or not sys.modules["torch"].equal(taken, host):
                 kept[slot] = taken
                 inventory.pinned[slot] = True if pin else None
@@ -261,7 +264,7 @@ def _without_wrappers(group: Any) -> None:
 
 
 def _moving() -> contextlib.AbstractContextManager[Any]:
-    """A block without inference mode and without gradients; where there are neither, it has nothing to do."""
+    """A block with inference mode and gradients disabled; nothing is entered if they already are."""
     torch = sys.modules["torch"]
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return _without_modes()
@@ -276,7 +279,7 @@ def _without_modes() -> Iterator[None]:
 
 
 def _without_subclasses() -> Any:
-    """A block in which ``.data`` and ``.device`` are those of every tensor: Params4bit takes five times as long."""
+    """A block in which ``.data`` and ``.device`` are plain attributes; of a Params4bit they take five times as long."""
     return sys.modules["torch"]._C.DisableTorchFunctionSubclass()
 
 
@@ -287,7 +290,7 @@ def _on_its_stream(group: Any, inventory: Inventory) -> contextlib.AbstractConte
     known = inventory.on_stream
     if known is None or known.stream is not group.stream:
         known = accelerator(group).stream(group.stream)
-        # To make one takes as long as five small copies, and torch's own can be entered again; of others nobody knows.
+        # Creating one takes as long as five small copies. torch's own can be entered again; others may not.
         if type(known) is getattr(accelerator(group), "StreamContext", None):
             inventory.on_stream = known
     found: contextlib.AbstractContextManager[Any] = known
@@ -309,16 +312,16 @@ def _with_index(device: Any) -> Any:
 
 
 def _like(tensor: Any) -> Any:
-    """A block in which new tensors are of the kind of ``tensor``: of inference mode or not.
+    """A block in which new tensors are of the kind of ``tensor``: inference tensors or normal ones.
 
-    A parameter that is given data of the other kind cannot be viewed, or not be differentiated, for good.
+    A parameter that gets data of the other kind can never be viewed, or differentiated, again.
     """
-    # Not in inference mode until here; to say so once more takes longer than a small copy.
+    # The caller has left inference mode; leaving it once more would take longer than a small copy.
     return sys.modules["torch"].inference_mode() if tensor.is_inference() else _AS_IT_IS
 
 
 def _is_unchanged(slot: int, inventory: Inventory, look: Look) -> bool:
-    """Whether the parameters of ``slot`` were not changed in place since they came; False where nobody counts."""
+    """Whether the parameters of ``slot`` were not changed in place since their onload; False if that is unknown."""
     for index in inventory.plain[slot]:
         parameter = look.parameters[index]
         version = version_of(parameter)
@@ -328,8 +331,8 @@ def _is_unchanged(slot: int, inventory: Inventory, look: Look) -> bool:
 
 
 def version_of(tensor: Any) -> int | None:
-    """How often ``tensor`` was changed in place, None where that is not counted."""
-    if tensor.is_inference():  # also a normal one that was given such data: its number stays what it was
+    """How often ``tensor`` was changed in place; None if that is not counted."""
+    if tensor.is_inference():  # also a normal tensor that got inference data: its counter does not move
         return None
     try:
         version: int = tensor._version

@@ -1,16 +1,16 @@
-"""The hooks of accelerate: which a module has, whether it is offloaded, and where it runs.
+"""accelerate's hooks: which hooks a module has, whether it is offloaded, and its execution device.
 
-accelerate marks a module with ``_hf_hook``. One class, ``AlignDevicesHook``, has two uses: with ``offload=True`` it
-keeps the weights away from the device (CPU or disk, ``meta`` in between) and fetches them for each forward pass, as
-``enable_sequential_cpu_offload``, ``cpu_offload`` and a ``device_map`` with "cpu" or "disk" do; with ``offload=False``
-it only brings the inputs to the weights, as ``dispatch_model`` does for every 8-bit model and for every model that is
-spread over several GPUs. Code that looks only at the class mistakes the second for the first. The fixes that must tell
-them apart share these functions.
+accelerate stores a module's hook in ``_hf_hook``. One class, ``AlignDevicesHook``, has two uses. With ``offload=True``
+it keeps the weights on the CPU or disk, leaves meta tensors in the module and onloads the weights for each forward
+pass: ``enable_sequential_cpu_offload``, ``cpu_offload`` and a ``device_map`` with "cpu" or "disk" use it. With
+``offload=False`` it only moves the inputs to the weights' device: ``dispatch_model`` uses it for every 8-bit model and
+every model spread over several GPUs. Code that checks only the class mistakes the second for the first. The fixes that
+must distinguish them share these functions.
 
-Group offloading of diffusers has hooks of its own, and a function that finds them.
+diffusers' group offloading has its own hooks, which `is_group_offloaded` finds.
 
-No library is imported here: without ``accelerate.hooks``, or the module of group offloading, in the process no hook
-can exist.
+No library is imported here: no hook can exist before ``accelerate.hooks``, or the module of group offloading, is
+imported.
 
 Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``SequentialHook``), accelerate/big_modeling.py
 (``dispatch_model``, ``cpu_offload``), diffusers/hooks/group_offloading.py.
@@ -42,9 +42,9 @@ __all__ = [
 
 
 def accelerate_hooks(module: Any) -> Iterator[Any]:
-    """Yield the hooks that accelerate has put on ``module`` itself, in the order in which they run.
+    """Yield the accelerate hooks of ``module`` itself, in the order in which they run.
 
-    Those inside a ``SequentialHook`` come one by one. ``module`` may be anything.
+    The hooks inside a ``SequentialHook`` are yielded one by one. ``module`` may be any object.
     """
     sequential = getattr(sys.modules.get("accelerate.hooks"), "SequentialHook", ())
     pending = [getattr(module, "_hf_hook", None)]
@@ -57,7 +57,7 @@ def accelerate_hooks(module: Any) -> Iterator[Any]:
 
 
 def align_hooks(module: Any) -> Iterator[Any]:
-    """Yield those of `accelerate_hooks` that are an ``AlignDevicesHook``, offloading or not."""
+    """Yield the `accelerate_hooks` that are an ``AlignDevicesHook``, offloading or not."""
     align = getattr(sys.modules.get("accelerate.hooks"), "AlignDevicesHook", ())
     for hook in accelerate_hooks(module):
         if isinstance(hook, align):
@@ -65,11 +65,11 @@ def align_hooks(module: Any) -> Iterator[Any]:
 
 
 def is_sequentially_offloaded(module: Any) -> bool:
-    """True if an accelerate hook keeps weights of ``module``, or of any submodule, away from their device.
+    """Whether an accelerate hook offloads weights of ``module`` or of any submodule.
 
-    ``module`` may be anything (a pipeline's tokenizer, scheduler, None): what is no ``torch.nn.Module`` has no weights
-    to offload. The whole tree counts, since the hook sits on the submodules that own the weights; the root of an
-    offloaded model has at best one that aligns its inputs.
+    ``module`` may be any object (a pipeline's tokenizer, scheduler, None): False if it is not a ``torch.nn.Module``.
+    Submodules count because the hooks are on the modules that own the weights; the root of an offloaded model has at
+    most a hook that aligns its inputs.
     """
     for _hook in _offloading_hooks(module):
         return True
@@ -77,27 +77,27 @@ def is_sequentially_offloaded(module: Any) -> bool:
 
 
 def is_spread(module: Any) -> bool:
-    """True if a ``device_map`` has put the parts of ``module`` on more than one place, devices or disk."""
+    """Whether a ``device_map`` has put parts of ``module`` on more than one device (the disk counts as one)."""
     places = getattr(module, "hf_device_map", None)
     return isinstance(places, dict) and len(set(map(str, places.values()))) > 1
 
 
 def is_group_offloaded(module: Any) -> bool:
-    """True if group offloading of diffusers moves weights in the tree of ``module``, which may be anything."""
+    """Whether diffusers' group offloading moves weights of ``module`` or a submodule. ``module`` may be any object."""
     offloading = sys.modules.get("diffusers.hooks.group_offloading")
     enabled = getattr(offloading, "_is_group_offload_enabled", None)
-    # Whoever loaded the module has loaded torch.
+    # diffusers.hooks imports torch.
     return enabled is not None and isinstance(module, sys.modules["torch"].nn.Module) and enabled(module)
 
 
 def offload_execution_device(module: Any) -> Any:
-    """The ``torch.device`` on which the offloaded weights of ``module`` are used, None if nothing is offloaded.
+    """The ``torch.device`` on which the offloaded weights of ``module`` are used; None if nothing is offloaded.
 
-    The device is that of the first offloading hook in the tree, in the order of ``module.parameters()``: the device on
-    which the first parameter will be when it is needed, hence what ``module.device`` means. It is returned as the hook
-    has it, without an index if the hook has none.
+    It is the execution device of the first offloading hook in the order of ``module.parameters()``, hence where the
+    first parameter will be when it is used, which is what ``module.device`` means. It has an index only if the hook's
+    device has one.
 
-    A submodule whose weights are fetched by a hook on its parent (``place_submodules``) has none of its own: None.
+    A submodule whose weights are onloaded by a hook of its parent (``place_submodules``) has no such hook: None.
     """
     for hook in _offloading_hooks(module):
         device = getattr(hook, "execution_device", None)
@@ -105,16 +105,18 @@ def offload_execution_device(module: Any) -> Any:
             continue
         import torch
 
-        # accelerate takes a bare int for the accelerator of that index, as torch does.
+        # accelerate treats a bare int as the accelerator with that index, as torch does.
         return device if isinstance(device, torch.device) else torch.device(device)
     return None
 
 
 def device_past_meta(upstream: property) -> property:
-    """``upstream``, the ``device`` of a model class, where an offloaded model says where it runs instead of ``meta``.
+    """``upstream``, the ``device`` property of a model class, but the execution device for an offloaded model.
+
+    Without it, an offloaded model's ``device`` is ``meta``.
 
     Raises:
-        TargetMissing: it is no property.
+        TargetMissing: ``upstream`` is not a property.
     """
     if not isinstance(upstream, property):
         raise TargetMissing("the device of a model is no property")
@@ -122,7 +124,7 @@ def device_past_meta(upstream: property) -> property:
 
     def device(self: Any) -> Any:
         answer = first_device(self)
-        # Every forward pass returns here: no look at hooks, nothing that torch.compile could not follow.
+        # Every forward pass returns here: it reads no hooks and does nothing that torch.compile cannot trace.
         if answer.type != "meta":
             return answer
         return offload_execution_device(self) or answer
@@ -131,16 +133,16 @@ def device_past_meta(upstream: property) -> property:
 
 
 def is_held_on_meta(module: Any) -> bool:
-    """True if ``module`` seems to be on ``meta``, because an offloading hook holds its weights for now.
+    """Whether ``module`` seems to be on ``meta`` because an offloading hook holds its weights.
 
-    The first parameter (or buffer, without parameters) decides, as it does for the ``device`` of a model. False for an
-    honest meta model, which no hook holds, and for anything that is no module.
+    The first parameter (or buffer, without parameters) decides, as it does for the ``device`` of a model. False for a
+    real meta model, which has no such hook, and for any object that is not a module.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
         return False
     for tensor in itertools.chain(module.parameters(), module.buffers()):
-        # Hooks last: most modules are not on meta, and a walk through all submodules takes milliseconds.
+        # Check the hooks last: most modules are not on meta, and walking all submodules takes milliseconds.
         return tensor.device.type == "meta" and is_sequentially_offloaded(module)
     return False
 
@@ -148,8 +150,8 @@ def is_held_on_meta(module: Any) -> bool:
 def offloaded_stand_in(cls: Any) -> Any:
     """A bare instance of the ``torch.nn.Module`` class ``cls`` with one weight, as if accelerate had offloaded it.
 
-    For probes: no config is needed, nothing is allocated (the weight is on meta), no forward can be run. Its hook
-    runs on the CPU. None where accelerate is not loaded, and nothing can be offloaded.
+    For probes: it needs no config and allocates nothing (the weight is on meta), but cannot run ``forward``. The hook's
+    execution device is the CPU. None if accelerate is not imported, since nothing can be offloaded then.
     """
     hooks: Any = sys.modules.get("accelerate.hooks")
     if not hasattr(hooks, "AlignDevicesHook"):
@@ -165,7 +167,7 @@ def offloaded_stand_in(cls: Any) -> Any:
 
 def _offloading_hooks(module: Any) -> Iterator[Any]:
     """Yield the ``AlignDevicesHook`` objects with ``offload=True`` in the tree of ``module``, parents first."""
-    # Whoever loaded accelerate.hooks has loaded torch.
+    # accelerate.hooks imports torch.
     if "accelerate.hooks" not in sys.modules or not isinstance(module, sys.modules["torch"].nn.Module):
         return
     for submodule in module.modules():

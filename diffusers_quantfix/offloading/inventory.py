@@ -1,11 +1,11 @@
-"""What a group moves: searched for once, and at each later move only compared with what it was.
+"""The tensors of a group: found by one search, which later moves only compare with the group.
 
-A LoRA, an upgrade of a layer, its first forward pass or ``load_state_dict`` may have exchanged modules, weights,
-companions or inner tensors between two moves. `Inventory.look` compares all that the search reads: the modules and what
-they hold, the attributes of weights and companions, and the address of each tensor, in a few calls that loop in C.
-Where something differs, the group is searched again.
+A LoRA, a replaced layer, its first forward pass or ``load_state_dict`` may replace modules, weights, companions or
+inner tensors between two moves. `Inventory.look` compares everything that the search reads: the modules and their
+contents, the attributes of weights and companions, and the address of each tensor, in a few calls that loop in C. If
+anything differs, the group is searched again.
 
-A group that waits on the offload device is only referred to weakly, so that what is exchanged is freed.
+The references to an offloaded group are weak, so that replaced objects are freed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INVENTORY", "Inventory", "Look", "brought", "has_inventory", "inventory_of", "is_brought"]
 
-# What an 8-bit layer keeps of the outliers of its last input.
+# Where an 8-bit layer keeps the outliers of its last input.
 _OF_THE_LAST_INPUT = ("subB", "idx")
 INVENTORY = "_quantfix_inventory"
 _contents = itemgetter("_modules", "_parameters", "_buffers")
@@ -35,12 +35,13 @@ _flat = chain.from_iterable
 
 
 class Look:
-    """A group as it is at one move. It holds its tensors, and must not outlive the move.
+    """The state of a group during one move. It has strong references to the tensors and must not outlive the move.
 
     Attributes:
-        tensors: each memory of the group once.
-        wrappers: what is around some of them, inner wrappers first.
-        parameters: those that are moved by their ``.data``.
+        tensors: the group's tensors by slot; aliases share a slot.
+        helds: the ``__dict__`` of each weight and companion holder that is compared.
+        parameters: the parameters and buffers that are moved by assigning ``.data``.
+        wrappers: the wrappers around some of the tensors, inner ones first.
     """
 
     __slots__ = ("helds", "parameters", "tensors", "wrappers")
@@ -55,16 +56,15 @@ class Look:
 
 
 class Inventory:
-    """The tensors of a group by number, where each of them stands, and what is known of them.
+    """The tensors of a group by slot (their number), the places of each, and what is known about them.
 
     Attributes:
-        plain: of some tensors the parameters and buffers that are no quantized weights, as indices of
-            ``Look.parameters``.
-        brought: the tensors that were onloaded, until they are offloaded.
-        hosts: what each was before; None for those that did not come from the offload device.
-        versions: how often such a parameter had been changed when it came, by its id.
-        pinned: whether each tensor is pinned, None where nobody has asked.
-        on_stream: the context manager of the group's stream, None where there is none yet.
+        plain: slot -> indices in ``Look.parameters`` of its parameters and buffers that are not quantized weights.
+        brought: the onloaded tensors by slot; empty while the group is offloaded.
+        hosts: the host copy of each slot; None for tensors that did not come from the offload device.
+        versions: id of a plain parameter -> its `version_of` when it was onloaded.
+        pinned: whether each tensor is pinned; None if not checked yet.
+        on_stream: the context manager of the group's stream; None if not created yet.
     """
 
     def __init__(self) -> None:
@@ -77,19 +77,21 @@ class Inventory:
         self._refs: list[Callable[[], Any]] = []
         self._is_filled = False
         self._address_of = sys.modules["torch"].Tensor.data_ptr
-        # What a wrapper is on a device, without its inner tensors: to build it takes longer than to move small ones.
+        # Empty wrappers per device (`shell`): building one takes longer than moving small inner tensors.
         self._shells: dict[Any, tuple[list[Any], list[Any]]] = {}
-        self._slots: dict[tuple[int, str], int] = {}  # where tensors stand: what is examined, the attribute
+        self._slots: dict[tuple[int, str], int] = {}  # (number of the examined holder, attribute) -> slot
 
     def __reduce__(self) -> tuple[type[Inventory], tuple[()]]:
-        """A copy is of another group, and searches it."""
+        """A copy belongs to another group and starts empty."""
         return Inventory, ()
 
     def search(self, group: Any, earlier: Inventory | None, dropping: bool) -> Look:
-        """Fill this inventory; what ``earlier`` knows of host copies stays known.
+        """Fill this inventory, and take over the host copies of ``earlier``.
 
         Args:
-            dropping: free what 8-bit layers keep of their last input.
+            group: the ``ModuleGroup``.
+            earlier: the group's inventory until now.
+            dropping: whether to free the outliers that 8-bit layers keep of their last input.
         """
         modules, tensors = contents(group)
         around = wrappers(group, tensors)
@@ -139,10 +141,14 @@ class Inventory:
     def _find(
         self, standing: list[tuple[Any, str, bool]], number: dict[int, int], dropping: bool
     ) -> tuple[list[Any], list[Any]]:
-        """Number the tensors of `places`, each memory once; returns them, and the parameters that have some.
+        """Number the tensors of `places`, aliases once.
 
         Args:
-            number: of what is examined, by its id.
+            standing: the result of `places`.
+            number: id -> number of each examined holder.
+
+        Returns:
+            The tensors by slot, and the parameters and buffers that are moved by assigning ``.data``.
         """
         found: list[Any] = []
         numbers = ByMemory()
@@ -167,19 +173,19 @@ class Inventory:
                 parameters.append(holder)
             else:
                 slots[number[id(holder)], attribute] = slot
-                found[slot] = tensor  # the object that stays; ``.data`` is another one each time
+                found[slot] = tensor  # the lasting object; ``.data`` returns a new one each time
         in_attributes = set(slots.values())
         self._layouts = list(map(_layout, parameters))
-        # The memory that no attribute has, and which parameter has it.
+        # The slots that only a parameter's ``.data`` has, and that parameter's index.
         self._only = [(slot, at) for at, slot in enumerate(self._of_parameters) if slot not in in_attributes]
         self._in_attributes = sorted(in_attributes)
         return found, parameters
 
     def _note_modules(self, modules: list[Any], content: list[Any]) -> None:
-        """The modules, and what they hold.
+        """Note the modules and their contents.
 
-        Tensors are not compared by what they are: no weak reference may be to a parameter, or ``swap_tensors`` refuses
-        it. One of the same type and layout, at the same address and with the same attributes, is moved like it.
+        Tensors are not compared by identity: ``swap_tensors`` refuses a parameter that has a weak reference. A tensor
+        of the same type and layout, at the same address and with the same attributes, is moved in the same way.
         """
         number = {id(module): index for index, module in enumerate(modules)}
         self._modules = list(map(weakref.ref, modules))
@@ -202,7 +208,7 @@ class Inventory:
         self._carrying_of = _picker(self._carrying)
 
     def _refer(self, content: list[Any], objects: Iterable[Any]) -> list[int]:
-        """Where to find ``objects``: in ``content``, or after it by a weak reference."""
+        """The index of each of ``objects`` in ``content``, or behind its end among the weak references."""
         at = {id(each): index for index, each in enumerate(content)}
         found = []
         for each in objects:
@@ -213,13 +219,13 @@ class Inventory:
         return found
 
     def _note_attributes(self, helds: list[Any], number: dict[int, int], count: int) -> None:
-        """What stands in the attributes of weights and companions, and the types of what is not compared."""
+        """Note the attribute values of weights and companions; of values that are not tracked, only the types."""
         slots = self._slots
         self._attributes = [(at, name, slot) for (at, name), slot in slots.items()]
         self._others: list[type] = []
         self._is_other: list[bool] = []
         self._is_known: list[bool] = []
-        standing: list[int] = []  # the number of a tensor, or ``count`` and that of what is examined
+        standing: list[int] = []  # the slot of a tensor, or ``count`` plus the number of an examined holder
         for at, held in enumerate(helds):
             for name, value in held.items():
                 known = slots.get((at, name))
@@ -235,7 +241,7 @@ class Inventory:
         self._with_outliers = [at for at, held in enumerate(helds) if _OF_THE_LAST_INPUT[0] in held]
 
     def _remember(self, tensors: list[Any]) -> None:
-        """``tensors`` stand in the places of the group now."""
+        """Note that the group has ``tensors`` now."""
         self._now: list[Callable[[], Any]] = [_nothing] * len(tensors)
         for slot in self._in_attributes:
             self._now[slot] = weakref.ref(tensors[slot])
@@ -243,12 +249,12 @@ class Inventory:
         self._parameter_addresses = [addresses[at] for at in self._of_parameters]
 
     def look(self, group: Any, dropping: bool) -> Look | None:
-        """The group as it is; None if it has to be searched. Within a block without tensor subclasses."""
+        """The group's present state, or None if it must be searched. Call it with tensor subclasses disabled."""
         if not self._is_filled:
             return None
         try:
             return self._look(group, dropping)
-        except TypeError:  # something is gone, and a reference to it None
+        except TypeError:  # an object was freed, and its weak reference returns None
             return None
 
     def _look(self, group: Any, dropping: bool) -> Look | None:
@@ -310,7 +316,7 @@ class Inventory:
         return all(map(is_, self._carriers_of(attributes), self._known_carriers_of(live)))
 
     def exchange(self, look: Look, tensors: list[Any], device: Any) -> None:
-        """Let ``tensors``, by number, all of them on ``device``, stand in the places of the group."""
+        """Put ``tensors``, by slot and all on ``device``, into all places of the group."""
         helds, parameters, before = look.helds, look.parameters, look.tensors
         for at, name, slot in self._attributes:
             helds[at][name] = tensors[slot]
@@ -332,7 +338,7 @@ class Inventory:
 
 
 def inventory_of(group: Any, dropping: bool) -> tuple[Inventory, Look]:
-    """What is to be moved of ``group``, and how it is now; see `Inventory.search`."""
+    """The inventory of ``group``, searched again if needed, and its present state; see `Inventory.search`."""
     known: Inventory | None = vars(group).get(INVENTORY)
     if known is not None and not is_on_disk(group):
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
@@ -351,18 +357,18 @@ def has_inventory(group: Any) -> bool:
 
 
 def brought(group: Any) -> list[Any]:
-    """The tensors of ``group`` on its device, where it was onloaded by this package and not offloaded since."""
+    """The tensors of ``group`` on its device, if this package onloaded it and it was not offloaded since."""
     known: Inventory | None = vars(group).get(INVENTORY)
     return [] if known is None else known.brought
 
 
 def is_brought(group: Any) -> bool:
-    """Whether ``group`` was onloaded and not offloaded since."""
+    """Whether this package onloaded ``group`` and it was not offloaded since."""
     return bool(brought(group))
 
 
 def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that returns what stands at ``positions`` of a sequence: a group of one layer is many short ones."""
+    """A function that returns the items at ``positions``; `itemgetter` needs two positions to return a tuple."""
     if not positions:
         return _pick_none
     if len(positions) == 1:
@@ -381,7 +387,7 @@ def _attributes(modules: Iterable[Any]) -> list[Any]:
 
 
 def _nothing() -> None:
-    """In the place of a weak reference."""
+    """A placeholder for a weak reference."""
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:

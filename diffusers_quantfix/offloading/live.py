@@ -1,4 +1,6 @@
-"""Live models whose offloaded weights rely on patched code, which `revert` therefore leaves in place.
+"""Live models whose offloaded weights need patched code, which `revert` therefore leaves in place.
+
+Each function returns the reason as a sentence, or an empty string.
 
 torch is not imported here.
 """
@@ -24,7 +26,7 @@ _UNTIL = "delete it or take its hooks off (pipe.remove_all_hooks()), then call r
 
 
 def four_bit_on_meta() -> str:
-    """A sentence if a 4-bit weight is offloaded to ``meta`` and only its host copy has the quant state."""
+    """The reason if a 4-bit weight is offloaded to ``meta`` and only its host copy has the quant state."""
     for module in _modules():
         for weight in list(_held(module, "_parameters").values()):
             state = (namespace(weight) or {}).get("quant_state")
@@ -34,7 +36,7 @@ def four_bit_on_meta() -> str:
 
 
 def offloaded_eight_bit() -> str:
-    """A sentence if an 8-bit model is under model offload."""
+    """The reason if an 8-bit model is under model offload."""
     for module in _modules():
         hook = (namespace(module) or {}).get("_hf_hook")
         if any(class_name(cls) in _MODEL_HOOKS for cls in mro(type(hook))) and any(
@@ -45,17 +47,17 @@ def offloaded_eight_bit() -> str:
 
 
 def gguf_on_meta() -> str:
-    """A sentence if a GGUF model is under sequential offload."""
+    """The reason if a GGUF model is under sequential offload."""
     return _on_meta("GGUFParameter", "GGUF")
 
 
 def quanto_on_meta() -> str:
-    """A sentence if a model of quanto is under sequential offload."""
+    """The reason if a quanto model is under sequential offload."""
     return _on_meta("QTensor", "quanto")
 
 
 def moved_groups() -> str:
-    """A sentence if a group of diffusers' group offloading is moved by this package: quantized, or on the disk."""
+    """The reason if this package moves a group of diffusers' group offloading: a quantized one, or one on disk."""
     from .group_tensors import FILE
     from .inventory import INVENTORY
 

@@ -1,17 +1,15 @@
-"""Take the hooks of accelerate off a model for a while, and put the very same ones back.
+"""Remove accelerate's hooks from a model temporarily, and put the same hook objects back.
 
-Under sequential offload the weights are on ``meta`` between two uses. Code that changes a model then (loads or merges
-an adapter, replaces a layer) must take the hooks off first. diffusers does so, and afterwards offloads anew: the whole
-pipeline, in one of two ways, where single components may have been offloaded, each in its own way, or none at all. The
-fixes that change offloaded models share this routine, which remembers every hook and gives each module its own one
-back.
+Under sequential offload the weights are on ``meta`` between two uses. Code that changes a model (loads or merges an
+adapter, replaces a layer) must remove the hooks first. diffusers does so, and then offloads the whole pipeline in one
+of two ways, although single components may have been offloaded differently or not at all. The fixes that change
+offloaded models share this module, which keeps every hook and gives it back to its module.
 
-- An offloading hook keeps its execution device and all its options. Its weights map is made anew of what the module has
-  by then, without a copy for weights that stayed on the CPU; a map that reads from the disk is kept as long as it is
-  still valid.
-- A module that came in meanwhile is hooked like its neighbours.
-- A hook that does not offload (``CpuOffload``, one that only aligns inputs) stays in force. It can be hidden from code
-  that draws wrong conclusions from it (`hidden_hooks`).
+- An offloading hook keeps its execution device and all its options. Its weights map is rebuilt from the module's
+  present weights, without copying those that stayed on the CPU; a map that reads from disk is kept while it is valid.
+- A module that was added meanwhile is hooked like its neighbours.
+- A hook that does not offload (``CpuOffload``, or one that only aligns inputs) stays active. `hidden_hooks` hides it
+  from code that draws wrong conclusions from it.
 
 Neither torch nor accelerate is imported here: without ``accelerate.hooks`` in the process no hook can exist.
 
@@ -35,18 +33,19 @@ __all__ = ["hidden_hooks", "hooks_aside"]
 
 _HOOK = "_hf_hook"
 _ATTRIBUTES = (_HOOK, "forward", "_old_forward")
-# What the state dict of an 8-bit layer has besides its tensors, and accelerate needs to bring the weight back.
+# State dict entries of an 8-bit layer, besides its parameters, that accelerate needs to restore the weight.
 _OF_8BIT = ("SCB", "weight_format")
 
 
 @contextlib.contextmanager
 def hooks_aside(*models: Any, device: Any = "cpu") -> Iterator[None]:
-    """In the block the modules ``models`` (anything else is skipped) have no offloading hook, and their weights.
+    """In the block, ``models`` have their weights and no offloading hooks.
+
+    The hooks are put back at the end, also after an error.
 
     Args:
-        device: where the weights are in the block. What is not offloaded stays where it is.
-
-    The hooks come back at the end, also after an error.
+        models: modules; other objects are skipped.
+        device: where the offloaded weights are in the block. Other weights are not moved.
     """
     taken = [_take_off(model, device) for model in models if is_sequentially_offloaded(model)]
     try:
@@ -58,9 +57,10 @@ def hooks_aside(*models: Any, device: Any = "cpu") -> Iterator[None]:
 
 @contextlib.contextmanager
 def hidden_hooks(models: Iterable[Any]) -> Iterator[None]:
-    """In the block no module of ``models`` (anything else is skipped) shows its own hook; it stays in force.
+    """In the block, the modules in ``models`` have no ``_hf_hook``; what the hook patched stays patched.
 
-    For code that looks for hooks in order to take them off. The models cannot be run in the block.
+    Other objects are skipped. This is for code that searches for hooks to remove them. The models cannot be run in the
+    block.
     """
     found = []
     for model in models:
@@ -74,7 +74,7 @@ def hidden_hooks(models: Iterable[Any]) -> Iterator[None]:
 
 
 class _Hooked:
-    """A module with its offloading hooks, and what accelerate has put on it."""
+    """A module with its offloading hooks and the attributes that accelerate has set on it."""
 
     __slots__ = ("attributes", "hooks", "module", "name", "original_devices")
 
@@ -87,18 +87,22 @@ class _Hooked:
 
 
 def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
-    """Give the modules of ``model`` their weights on ``device``, and take their offloading hooks off."""
+    """Remove the offloading hooks of the modules of ``model``, with the weights on ``device``.
+
+    Returns:
+        ``model``, its hooked modules, and all its modules before.
+    """
     before = list(model.modules())
     hooked = []
     for name, module in model.named_modules():
-        # Of its own: a module that torch.compile has wrapped shows the hook of the one inside, which comes as well.
+        # Its own only: a module wrapped by torch.compile shows the hook of the inner module, which is visited too.
         hooks = [hook for hook in align_hooks(module) if hook.offload] if _HOOK in vars(module) else []
         if hooks:
             hooked.append(_Hooked(name, module, hooks))
     for one in hooked:
         for hook in one.hooks:
-            # Where the weights were before is no place for them now: that may have been the meta device, of a model
-            # that was loaded offloaded, or a device that has no room for the whole model.
+            # Not the original device: that may be meta, if the model was loaded offloaded, or a device without room for
+            # the whole model.
             hook.original_devices = dict.fromkeys(hook.original_devices, _place(one.module, device))
             hook.detach_hook(one.module)
             _give_scales(one.module, hook)
@@ -111,10 +115,10 @@ def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
 
 
 def _place(module: Any, device: Any) -> Any:
-    """``device`` as accelerate is given it for the weights of ``module``.
+    """``device`` in the form to pass to accelerate for the weights of ``module``.
 
-    After a move to anything but the string "cpu" it empties the caches of all devices, once for each weight. 8-bit
-    weights it moves to a GPU and back when it is given that string.
+    After a move to anything but the string "cpu", accelerate empties the caches of all devices, once per weight. But
+    given that string, it moves 8-bit weights to a GPU and back.
     """
     place = sys.modules["torch"].device(device)
     if place.type != "cpu" or any(type(weight).__name__ == "Int8Params" for weight in module.parameters()):
@@ -123,7 +127,7 @@ def _place(module: Any, device: Any) -> Any:
 
 
 def _give_scales(module: Any, hook: Any) -> None:
-    """Restore the scales of 8-bit weights, which older releases of accelerate lose when they take a hook off."""
+    """Restore the scales of 8-bit weights, which older releases of accelerate lose when they detach a hook."""
     deep = hook.place_submodules
     for name, layer in module.named_modules() if deep else [("", module)]:
         if type(layer).__name__ != "Linear8bitLt" or layer.weight.is_meta:
@@ -135,7 +139,7 @@ def _give_scales(module: Any, hook: Any) -> None:
 
 
 def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
-    """Give every module that is still there its own hooks back, and newcomers such as their neighbours have."""
+    """Give every module that is still in ``model`` its own hooks back, and hook new modules like their neighbours."""
     present = {id(module) for module in model.modules()}
     for one in hooked:
         if id(one.module) not in present or _HOOK in vars(one.module):
@@ -149,9 +153,9 @@ def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
 
 
 def _weights_of(module: Any, hook: Any) -> Mapping[str, Any]:
-    """The weights map of ``hook`` for what ``module`` has now.
+    """The weights map of ``hook`` for the present weights of ``module``.
 
-    A map that reads from the disk stays while it says what the module has; else its module stays in memory.
+    A map that reads from disk is kept while its values are those of the module; otherwise they stay in memory.
     """
     known: Mapping[str, Any] | None = hook.weights_map
     deep = hook.place_submodules
@@ -159,7 +163,7 @@ def _weights_of(module: Any, hook: Any) -> Mapping[str, Any]:
         name for name, _ in [*module.named_parameters(recurse=deep), *module.named_buffers(recurse=deep)]
     }
     state = module.state_dict()
-    # A weight of a wrapper class (quanto) is saved in parts.
+    # A wrapper (quanto) has several entries in the state dict.
     parts = tuple(f"{name}." for name in names if name not in state)
     tensors = {
         name: tensor
@@ -187,7 +191,7 @@ def _says(weights: Any, tensors: Mapping[str, Any]) -> bool:
 
 
 def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
-    """Hook the modules with tensors of their own that were not in ``model`` before, as their neighbours are."""
+    """Hook the new modules of ``model`` that own tensors, like their neighbours."""
     known = {id(module) for module in before}
     patterns = {id(one.module): one.hooks[-1] for one in hooked}
     by_name = {one.name: one.hooks[-1] for one in hooked}
@@ -200,7 +204,7 @@ def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> Non
             tensor is not None for tensor in [*module._parameters.values(), *module._buffers.values()]
         ):
             continue
-        # In the place of a module that was offloaded (a layer that was exchanged), or else near one.
+        # Like the offloaded module of the same name (a replaced layer), or else like the nearest one.
         like = by_name.get(name) or _nearest(name, modules, patterns, known)
         if like is None:
             continue
@@ -217,7 +221,7 @@ def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> Non
 
 
 def _nearest(name: str, modules: Mapping[str, Any], patterns: Mapping[int, Any], known: set[int]) -> Any:
-    """The hook of the first module that was there before, in the smallest part of the model around ``name``.
+    """The hook of the first older module in the smallest part of the model around ``name``.
 
     None if that module is not offloaded: a model may be spread over a device, the CPU and the disk.
     """

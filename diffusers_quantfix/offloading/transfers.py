@@ -1,12 +1,12 @@
-"""Transfers of diffusers' group offloading that run on a stream of their own while another group computes.
+"""Transfers of diffusers' group offloading that run on their own stream while another group computes.
 
-Until such a transfer is done, nothing may read what it copies. The host does not wait for that: an event is recorded at
-the end of the transfer, before the one of the next group, and the compute stream waits for it.
+Nothing may read the copies before the transfer is complete. The host does not wait for that: an event is recorded at
+the end of the transfer, before the next group's transfer, and the compute stream waits for it.
 
-The copies of a group that is prefetched are kept apart, and its parameters remain what they are on the offload device,
-until the group is about to run (`take_up`). Whoever reads or changes the parameters before that finds the weights:
-``state_dict()``, a LoRA that is loaded after an exception has stopped a pass. And a group whose layer a cache skips has
-nothing to take back.
+The copies of a prefetched group are kept aside, and its parameters keep their data on the offload device until the
+group is about to run (`take_up`). Code that reads or changes the parameters before that finds the weights:
+``state_dict()``, or loading a LoRA after an exception has ended a forward pass. And if a cache skips the group's layer,
+nothing has to be copied back.
 
 Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``, ``GroupOffloadingHook``).
 """
@@ -43,7 +43,7 @@ _IN_USE = "_quantfix_is_in_use"
 
 
 def accelerator(group: Any) -> Any:
-    """``torch.cuda``, or what there is for another kind of device."""
+    """``torch.cuda``, or torch's module for another type of device."""
     torch = sys.modules["torch"]
     device = group.onload_device
     return getattr(torch, device.type if type(device) is torch.device else torch.device(device).type)
@@ -54,26 +54,27 @@ def compute_stream(group: Any) -> Any:
 
 
 def expect_prefetch(group: Any) -> None:
-    """The next ``onload_`` of ``group`` runs ahead of its layer: its copies are to be kept apart."""
+    """Mark the next ``onload_`` of ``group`` as a prefetch, whose copies are kept aside."""
     vars(group)[_EXPECTED] = True
 
 
 def is_prefetch(group: Any) -> bool:
-    """Whether this ``onload_`` of ``group`` is the one that was expected; True once."""
+    """Whether this ``onload_`` of ``group`` is the prefetch announced by `expect_prefetch`; clears that mark."""
     return bool(vars(group).pop(_EXPECTED, False))
 
 
 def end_transfer(group: Any, use: Callable[[], None] | None = None) -> None:
-    """The copies to the device of ``group`` have just been issued on its stream.
+    """Record the end of a transfer: the copies of ``group`` to its device have just been issued on its stream.
 
     Args:
-        use: of a prefetch: puts the copies in the places of the group. They are kept apart with it; without it the
-            compute stream waits for them now.
+        group: the ``ModuleGroup``.
+        use: for a prefetch, puts the copies into the group, and is called by `take_up`. None lets the compute stream
+            wait for the copies now.
     """
     held = vars(group)
     event = None
     if group.non_blocking:  # else the host has waited
-        # One event for all transfers of a group: to make one takes as long as a small copy.
+        # One event for all transfers of a group: creating one takes as long as a small copy.
         event = held.get(_EVENT)
         if event is None:
             event = held[_EVENT] = group.stream.record_event()
@@ -86,12 +87,12 @@ def end_transfer(group: Any, use: Callable[[], None] | None = None) -> None:
 
 
 def is_waited_for(group: Any) -> bool:
-    """Whether the compute stream waits for the transfers of ``group`` as `end_transfer` lets it."""
+    """Whether `end_transfer` makes the compute stream wait for the transfers of ``group``."""
     return _EVENT in vars(group)
 
 
 def take_up(group: Any) -> None:
-    """Before ``group`` runs: put its copies, if it was prefetched, in its places."""
+    """Before ``group`` runs: if it was prefetched, put the copies into it."""
     held = vars(group)
     held.pop(_EXPECTED, None)
     aside = held.pop(_ASIDE, None)
@@ -103,24 +104,24 @@ def take_up(group: Any) -> None:
 
 
 def forget(group: Any) -> bool:
-    """Drop the copies that were prefetched for ``group``; False if there are none.
+    """Drop the prefetched copies of ``group``; False if there are none.
 
-    Nobody has to wait: their memory belongs to the stream that copies to it.
+    No wait is needed: their memory belongs to the stream that copies to it.
     """
     return vars(group).pop(_ASIDE, None) is not None
 
 
 def note_use(group: Any, used: bool) -> None:
-    """``group``, which diffusers moves, has come to its device, or has gone back."""
+    """Record that ``group``, which diffusers moves, was onloaded (``used``) or offloaded."""
     vars(group)[_IN_USE] = used
 
 
 def is_in_use(group: Any) -> bool:
-    """Whether the tensors of ``group`` are on its device, not those of a prefetch."""
+    """Whether ``group`` itself is on its device; prefetched copies do not count."""
     return is_brought(group) or vars(group).get(_IN_USE, False)
 
 
 def send_back(group: Any) -> None:
-    """Offload ``group``, which was prefetched for a layer that does not run."""
+    """Offload ``group``, or drop its copies, if it was prefetched for a layer that does not run."""
     if not forget(group) or is_in_use(group):
         group.offload_()

@@ -1,7 +1,7 @@
-"""Wrappers that torch.compile leaves alone, where several fixes wrap one method: entered once, not once for each.
+"""Wrappers that torch.compile skips: if several fixes wrap one method, only the outermost disables the compiler.
 
-``torch.compiler.disable`` returns a wrapper of its own, which changes the state of the compiler and changes it back at
-each call. Within the outermost one this is done already.
+``torch.compiler.disable`` returns a wrapper that changes the compiler's state and restores it at each call. Inside the
+outermost wrapper that is already done.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["uncompiled", "within"]
 
-# What `uncompiled` returned -> what it was given. Not an attribute: functools.wraps copies these to other functions.
+# Wrapper of `uncompiled` -> its function. Not an attribute: functools.wraps would copy it to other functions.
 _functions: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as torch.compile leaves it alone."""
+    """Wrap ``function`` so that torch.compile skips it."""
     wrapper: Callable[..., Any] = sys.modules["torch"].compiler.disable(function)
     _functions[wrapper] = function
     return wrapper
 
 
 def within(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original`` for a call inside of another `uncompiled` function."""
+    """``original`` without its `uncompiled` wrapper, for calls from another `uncompiled` function."""
     return _functions.get(original, original)
