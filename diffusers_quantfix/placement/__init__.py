@@ -1,8 +1,8 @@
-"""Where every tensor of a model is, companions included.
+"""The device of every tensor of a model, companions included.
 
 `audit` returns an `Audit` (in `report`), `checks` decides what is misplaced. The rest is shared with
-`diffusers_quantfix.memory`: `components` knows what a pipeline is, `tensors` walks all that a component holds, `hooks`
-knows the offload hooks.
+`diffusers_quantfix.memory`: `components` lists the components of a pipeline, `tensors` the tensors of a component, and
+`hooks` what offload hooks keep.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`audit`: where every tensor of a pipeline or model is, and which of them are misplaced."""
+"""`audit`: the device of every tensor of a pipeline or model, and which tensors are misplaced."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["audit"]
 
 
 def audit(model_or_pipe: Any) -> Audit:
-    """Where every tensor of a model or pipeline is: parameters, buffers, and all that torch does not list.
+    """Find every tensor of a model or pipeline: parameters, buffers, and tensors that torch does not list.
 
-    Counted as well: quant states of bitsandbytes 4-bit layers with their nested states, CB and SCB of 8-bit layers
-    before and after their first forward pass, the inner tensors of optimum-quanto and torchao weights, what offload
-    hooks keep in memory, the packed weights that are kept while a LoRA is merged, gradients, and tensors that are
-    plain attributes of a module. Nothing is moved or loaded.
+    These are: quant states of bitsandbytes 4-bit layers with their nested states, CB and SCB of 8-bit layers before and
+    after their first forward pass, the inner tensors of optimum-quanto and torchao weights, weights that offload hooks
+    keep in memory, the packed weights that are kept while a LoRA is merged, gradients, and tensors that are plain
+    attributes of a module. Nothing is moved or loaded.
 
-    Misplaced is a companion that is not where its weight is; a tensor on another device than the rest of its
-    component, unless a device map or offloading put it there; and a tensor on ``meta`` that no offload hook
-    will fill.
+    A tensor is misplaced if it is a companion on another device than its weight; if it is on another device than the
+    rest of its component, unless a device map or offloading put it there; or if it is on ``meta`` and no offload hook
+    will fill it.
 
     Args:
-        model_or_pipe: a diffusers pipeline (modular ones, those with components that are None), a
+        model_or_pipe: a diffusers pipeline (also a modular one, or one with components that are None), a
             ``torch.nn.Module``, or a dict of components.
 
     Returns:
@@ -73,7 +73,7 @@ def audit(model_or_pipe: Any) -> Audit:
 
 
 def _examined(components: dict[str, Any], notes: list[str]) -> Iterator[tuple[str, Examined]]:
-    # Without torch nothing can hold a tensor.
+    # Without torch there are no tensors.
     if "torch" not in sys.modules:
         return
     from .checks import examine
@@ -94,7 +94,7 @@ def _examined(components: dict[str, Any], notes: list[str]) -> Iterator[tuple[st
 
 
 def _merged_note(records: list[TensorRecord]) -> list[str]:
-    """Why there is more in memory than the model has."""
+    """A note on the packed weights from before a merge, which take memory besides the model."""
     kept = sum(record.bytes for record in records if record.kind == "before merge")
     if not kept:
         return []
@@ -107,7 +107,7 @@ def _merged_note(records: list[TensorRecord]) -> list[str]:
 def _spread_note(
     components: dict[str, Any], records: list[TensorRecord], offload: dict[str, str]
 ) -> list[str]:
-    """Components that are each on one device, but not on the same: often intended, often a move that failed midway."""
+    """A note if components are each on one device, but on different ones: intended, or a move that failed midway."""
     where: dict[str, set[str]] = {}
     for record in records:
         if (

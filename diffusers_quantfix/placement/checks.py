@@ -17,14 +17,15 @@ from .tensors import BEFORE_MERGE, Held, device_name, is_lazy, nbytes
 
 __all__ = ["Examined", "examine"]
 
-# Of a MatmulLtState, these are the weight in another form and its scales. The rest are by-products of a forward pass.
+# The attributes of a MatmulLtState that hold the weight in another form, or its scales. The others are by-products of a
+# forward pass.
 _EIGHT_BIT_COMPANIONS = frozenset({"CB", "SCB", "CxB", "SB", "CBt", "SCBt", "CxBt", "SBt"})
 _NO_DATA = "is on meta and no offload hook will fill it: it has no data"
 
 
 @dataclass
 class Examined:
-    """What was found out about one component."""
+    """The findings for one component; ``offload`` is its `offload_kind`."""
 
     records: list[TensorRecord] = field(default_factory=list)
     misplaced: list[Misplaced] = field(default_factory=list)
@@ -37,7 +38,7 @@ def examine(value: Any, held: Sequence[Held], sizes: Sequence[int]) -> Examined:
     Args:
         value: a module, or any object that holds tensors.
         held: all its tensors.
-        sizes: for each of them, the bytes that it adds to the memory of its device.
+        sizes: the bytes that each tensor adds to the memory of its device.
     """
     hooked = is_module(value) and _is_hooked(value)
     result = Examined(offload=offload_kind(value) if hooked else "")
@@ -77,7 +78,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _home(pairs: list[tuple[Held, TensorRecord]]) -> str:
-    """The device that has most of a component's weights and buffers, "" for none."""
+    """The device with most bytes of a component's weights and buffers, or ""."""
     sums: dict[str, int] = {}
     for held, record in pairs:
         if held.kind in ("weight", "buffer") and record.device != "meta":
@@ -86,10 +87,10 @@ def _home(pairs: list[tuple[Held, TensorRecord]]) -> str:
 
 
 def _fault(held: Held, record: TensorRecord, fetched: set[int], home: str) -> str:
-    """Why the tensor is misplaced, "" if it is not."""
+    """Why the tensor is misplaced, or ""."""
     if held.kind in ("attribute", "gradient", "offloaded", BEFORE_MERGE):
         return ""
-    # The usual case first, it is met 100,000 times.
+    # The usual case first: a model may have 100,000 tensors.
     if record.device == home and held.outer is None and held.kind in ("weight", "buffer"):
         return ""
     if nbytes(held.tensor) == 0:
@@ -126,7 +127,7 @@ def _companion_fault(held: Held, record: TensorRecord, is_fetched: bool) -> str:
 
 
 def _weight_of(held: Held) -> Any:
-    """The quantized parameter whose companion ``held`` is: it is named in its path, or it is the layer's weight."""
+    """The quantized parameter to which the companion ``held`` belongs: the one in its path, or the layer's weight."""
     parameters = held.module._parameters
     for part in held.name.split("."):
         if type(parameters.get(part)).__name__ in ("Params4bit", "Int8Params"):

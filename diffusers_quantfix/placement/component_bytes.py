@@ -1,4 +1,4 @@
-"""Counts the bytes of each component again and again, in little time where little changes."""
+"""Counts the bytes of each component repeatedly, and quickly if little has changed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ __all__ = ["ComponentBytes"]
 
 
 class ComponentBytes:
-    """Component -> device -> bytes without "meta", asked for again and again.
+    """Component -> device -> bytes, without "meta", for repeated counts.
 
-    Each time all tensors are looked at, since offload hooks exchange them without telling anyone. From one time to the
-    next only the devices, addresses and sizes are kept, no tensor and no module, so that nothing is kept alive. Where
-    they are all as they were, so are the sums.
+    Each count looks at all tensors, since offload hooks replace them without notice. Between counts only devices,
+    addresses and sizes are kept, and no tensor or module is kept alive. If these are unchanged, so are the sums.
 
-    A component of more than `MANY` modules is looked at completely only where the time suffices, see `Outline`. Until
-    then its sums are an estimate, which the next complete look replaces if nothing changed in between.
+    A component of more than `MANY` modules is counted completely only if there is time for it (see `Outline`). Until
+    then its sums are an estimate, which the next complete count replaces if nothing has changed in between.
 
     Args:
         components: name -> module.
@@ -42,13 +41,13 @@ class ComponentBytes:
         self._never_exact: set[str] = set()
 
     def now(self, seconds: float = math.inf) -> dict[str, dict[str, int]]:
-        """The bytes as they are now. The dicts are shared between calls: they are to be read only.
+        """The present bytes. The dicts are shared between calls: do not modify them.
 
         Args:
-            seconds: a component of very many modules is looked at completely if that takes no longer.
+            seconds: the most time that a complete count of a component of more than `MANY` modules may take.
         """
         blocks, ends = Blocks(), []
-        # A tensor subclass needs tens of microseconds for every attribute otherwise.
+        # Otherwise each attribute of a tensor subclass takes tens of microseconds.
         with torch._C.DisableTorchFunctionSubclass():
             for name, component in self._components.items():
                 module = component()
@@ -69,11 +68,11 @@ class ComponentBytes:
 
     @property
     def estimated(self) -> list[str]:
-        """Components of which at least one sum is an estimate."""
+        """The components with at least one sum that is an estimate."""
         return sorted(self._never_exact | self._estimates.keys())
 
     def settle(self) -> bool:
-        """Make estimates exact where nothing changed since. Whether that changed what `now` returned earlier."""
+        """Make estimates exact where nothing has changed since. Returns whether earlier results of `now` changed."""
         with torch._C.DisableTorchFunctionSubclass():
             found = any(self._outlines[name].unchanged() for name in self._estimates)
         if found:

@@ -1,4 +1,4 @@
-"""What `audit`, `release` and `track` accept, and the components it is made of."""
+"""The arguments that `audit`, `release` and `track` accept, and the components in them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ACCEPTED = "a diffusers pipeline, a torch.nn.Module or a dict of components"
 
 
 def components_of(target: Any, caller: str) -> dict[str, Any]:
-    """The components of ``target`` by name, those that are None or no models (schedulers, tokenizers) included.
+    """The components of ``target`` by name, including those that are None or not models (schedulers, tokenizers).
 
     Args:
-        target: a diffusers pipeline (modular ones as well), a ``ComponentsManager``, a ``torch.nn.Module`` (its class
-            gives the name), or a mapping from names to components.
-        caller: the public function that was called, for the error.
+        target: a diffusers pipeline (also a modular one), a ``ComponentsManager``, a ``torch.nn.Module`` (named by its
+            class), or a mapping from names to components.
+        caller: the public function that was called, for the error message.
 
     Raises:
         TypeError: ``target`` is none of these.
@@ -39,8 +39,8 @@ def components_of(target: Any, caller: str) -> dict[str, Any]:
     if is_module(target):
         return {type(target).__name__: target}
     if is_pipeline(target):
-        # Not `pipe.components`: it raises for a pipeline that is only half there, and it does not know the pipelines
-        # inside a combined one, nor what else the caller has hung on it.
+        # Not `pipe.components`: it raises for an incomplete pipeline, and does not include the pipelines inside a
+        # combined one or attributes that the user added.
         return dict(_of_pipeline("", target, set()))
     if _is_named(type(target), _MANAGERS):
         return dict(getattr(target, "components", {}))
@@ -60,12 +60,12 @@ def components_of(target: Any, caller: str) -> dict[str, Any]:
 def is_module(value: Any) -> bool:
     """Whether ``value`` is a ``torch.nn.Module``, without importing torch."""
     torch = sys.modules.get("torch")
-    # The type decides: a lazy proxy must not be woken up by a look at it.
+    # Check the type only: isinstance could load a lazy proxy.
     return torch is not None and issubclass(type(value), torch.nn.Module)
 
 
 def is_script(module: Any) -> bool:
-    """Whether a module is of TorchScript: its tensors are in C++, and it takes no hooks."""
+    """Whether a module is a TorchScript module: its tensors are in C++, and it accepts no hooks."""
     jit = sys.modules.get("torch.jit")
     return jit is not None and issubclass(type(module), jit.ScriptModule)
 
@@ -81,12 +81,12 @@ def is_pipeline_type(kind: type) -> bool:
 
 
 def accelerators_first(device: str) -> tuple[bool, str]:
-    """The order in which devices ("cuda:0") are shown."""
+    """The sort key of a device ("cuda:0") for display: the CPU last."""
     return device == "cpu", device
 
 
 def readable_name(target: Any) -> str:
-    """What a person calls ``target``: the class of a pipeline or a model, "dict of components" for a mapping."""
+    """A name for ``target`` in messages: the class of a pipeline or model, "dict of components" for a mapping."""
     return "dict of components" if isinstance(target, Mapping) else type(target).__name__
 
 
@@ -101,12 +101,12 @@ def _of_pipeline(prefix: str, pipeline: Any, seen: set[int]) -> Iterator[tuple[s
 
 
 def _may_be_component(name: str, value: Any) -> bool:
-    # The rest of a pipeline's attributes is configuration, but a private attribute may hold a model or tensors.
+    # Other attributes of a pipeline are configuration, but private attributes may hold a model or tensors.
     if is_a(value, (str, bytes, int, float, type, FunctionType, ModuleType)):
         return False
     return value is not None or not name.startswith("_")
 
 
 def _is_named(kind: type, names: frozenset[str]) -> bool:
-    # The callers ask for type(value), not value.__class__: that would wake a lazy proxy up.
+    # Callers pass type(value), not value.__class__, which could load a lazy proxy.
     return not issubclass(kind, type) and any(class_name(cls) in names for cls in mro(kind))

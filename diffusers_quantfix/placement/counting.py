@@ -1,4 +1,4 @@
-"""Counts the bytes that tensors occupy, each byte of memory once."""
+"""Counts the bytes that tensors occupy, each byte once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Blocks"]
 _UNKNOWN = 0
 _CPU = torch.device("cpu")
 _CHUNK = 256
-# Called by `map`, without a step of Python for each tensor.
+# For `map`, which loops over the tensors in C.
 _ADDRESS, _IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 _IS_CPU, _NBYTES = torch.Tensor.is_cpu.__get__, torch.Tensor.nbytes.__get__
 
 
 class Blocks:
-    """The memory that tensors occupy: device, address of the first byte and size of each, in three parallel lists.
+    """The memory blocks of tensors: device, address of the first byte and size, in three parallel lists.
 
-    On an accelerator that is the whole storage of a tensor, whatever part of it the tensor shows. On the CPU it is
-    that part: the storage may be a file that is mapped into memory and not read. The address is 0 where there is no
-    memory ("meta", a lazy parameter) or none that torch tells of (a sparse tensor).
+    On an accelerator a block is the whole storage of a tensor, even if the tensor is a view of a part. On the CPU it is
+    only that part: the storage may be a mapped file that is not in memory. The address is 0 if there is no memory
+    ("meta", a lazy parameter) or torch does not report it (a sparse tensor).
 
-    The lists hold no tensor, and no object that the garbage collector looks at.
+    The lists hold no tensors and no objects that the garbage collector tracks.
     """
 
     __slots__ = ("addresses", "devices", "sizes")
@@ -48,9 +48,9 @@ class Blocks:
     __hash__ = None  # type: ignore[assignment]
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Add plain tensors. Their memory has to be held until `added`: freed memory is given out again."""
+        """Add plain tensors. The caller must keep them alive until `added` is called: freed memory is reused."""
         several = iter(tensors)
-        # Few tensors at a time, while the processor's cache has them: a large model has 100,000.
+        # In small chunks that stay in the processor's cache: a large model has 100,000 tensors.
         while chunk := list(islice(several, _CHUNK)):
             try:
                 simple = all(map(_IS_CPU, chunk)) and all(map(_IS_CONTIGUOUS, chunk))
@@ -65,7 +65,7 @@ class Blocks:
                 self._extend_singly(chunk)
 
     def append(self, other: Blocks) -> None:
-        """Add what another one has."""
+        """Add the blocks of ``other``."""
         self.devices += other.devices
         self.addresses += other.addresses
         self.sizes += other.sizes
@@ -90,7 +90,7 @@ class Blocks:
             sizes.append(size)
 
     def added(self) -> list[int]:
-        """How many bytes each block adds to those before it: what two have in common is counted for the first."""
+        """The bytes that each block adds to those before it: bytes that two blocks share count for the first."""
         added = list(self.sizes)
         if self._apart():
             return added
@@ -101,7 +101,7 @@ class Blocks:
                 continue
             if device is _CPU:
                 on_cpu.append(index)
-            # Not every backend's addresses can be counted with (MPS), but equal ones are one storage.
+            # Addresses of some backends (MPS) are no numbers to calculate with, but equal ones are one storage.
             elif (device, address) in storages:
                 added[index] = 0
             else:
@@ -125,12 +125,12 @@ class Blocks:
         """Whether all blocks are on the CPU, and none overlaps another."""
         if len(set(self.devices)) > 1 or _CPU not in self.devices or _UNKNOWN in self.addresses:
             return False
-        # At most one block is open at any address: each begins where the one that began before it has ended.
+        # Sorted, each block begins at or after the end of the one before it.
         begins, ends = sorted(self.addresses), sorted(map(add, self.addresses, self.sizes))
         return all(map(le, ends, islice(begins, 1, None)))
 
     def _share_out(self, together: list[int], added: list[int]) -> None:
-        """Give to each of some blocks that overlap what those before it did not get."""
+        """Reduce ``added`` of each overlapping block by the bytes that the blocks before it cover."""
         covered: list[tuple[int, int]] = []
         for index in sorted(together):
             start = self.addresses[index]

@@ -1,4 +1,4 @@
-"""What offload hooks of accelerate and diffusers keep, and for which modules: a weight that rests is not misplaced.
+"""What offload hooks of accelerate and diffusers keep, and for which modules: an offloaded weight is not misplaced.
 
 Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``CpuOffload``), accelerate/utils/offload.py (``PrefixedDataset``,
 ``OffloadedWeightsLoader``), diffusers/hooks/group_offloading.py (``ModuleGroup``).
@@ -25,7 +25,7 @@ _GROUP_HOOK = "group_offloading"
 
 
 def held_on_meta(root: Any) -> set[int]:
-    """The ``id`` of every submodule of ``root`` whose weights an offloading hook fetches for its forward pass."""
+    """The ``id`` of every submodule of ``root`` whose weights an offloading hook onloads for its forward pass."""
     held: set[int] = set()
     for module in modules_of(root):
         for hook in align_hooks(module):
@@ -36,7 +36,7 @@ def held_on_meta(root: Any) -> set[int]:
 
 
 def group_offload_devices(root: Any) -> set[Any]:
-    """The onload and offload devices of diffusers' group offloading anywhere in ``root``; empty without."""
+    """The onload and offload devices of diffusers' group offloading in ``root``; empty without group offload."""
     devices: set[Any] = set()
     for module in modules_of(root):
         group = _group(module)
@@ -60,19 +60,19 @@ def offload_kind(root: Any) -> str:
 
 
 class Resting:
-    """The tensors that hooks keep aside in memory for the weights of modules. Weights offloaded to disk are not read.
+    """The tensors that hooks keep in memory for offloaded weights. Weights offloaded to disk are not read.
 
-    For one walk over one component: what it learns of a dict of weights it does not learn again.
+    Use one instance per walk over one component: it remembers the keys of each dict of weights.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
 
     def tensors(self, module: Any, path: str) -> Iterator[tuple[str, Any]]:
-        """What is kept for the weights of ``module``, with the weight's dotted name.
+        """Yield the dotted name of each offloaded weight of ``module``, and the tensor that is kept for it.
 
         Args:
-            module: a module, of which only its own hooks are looked at.
+            module: a module; hooks of its submodules are ignored.
             path: its dotted name within the component.
         """
         prefix = f"{path}." if path else ""
@@ -86,7 +86,7 @@ class Resting:
             in_memory = mapping if isinstance(mapping, dict) else getattr(mapping, "state_dict", None)
             if not isinstance(in_memory, dict):
                 continue
-            # The dict is that of the whole component: only the weights of this module, the others have their turn.
+            # The dict is that of the whole component: yield only the weights of this module.
             for key in self._below(in_memory, lead):
                 tensor = in_memory[key]
                 if hasattr(tensor, "untyped_storage"):
@@ -101,12 +101,12 @@ class Resting:
                 id(tensor): name for name, tensor in [*module.named_parameters(), *module.named_buffers()]
             }
             for tensor, copy in list(getattr(group, "cpu_param_dict", {}).items()):
-                # A group of several modules is met at each of them; each names what is its own.
+                # A group of several modules is visited at each of them: yield only this module's tensors.
                 if id(tensor) in names:
                     yield prefix + names[id(tensor)], copy
 
     def _below(self, in_memory: dict[str, Any], lead: str) -> list[str]:
-        """The keys that begin with ``lead``, in their order."""
+        """The keys that begin with ``lead``, in order."""
         if lead and not lead.endswith("."):
             return [key for key in in_memory if key.startswith(lead)]
         known = self._known.get(id(in_memory))

@@ -1,6 +1,6 @@
 """A cheap look at a component of thousands of modules: a sample of them, and whether anything changed since.
 
-A complete look takes 4 microseconds for each module, which is a third of the forward pass of a small layer.
+A complete look takes 4 microseconds per module, a third of the forward pass of a small layer.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from .tensors import tensors_of
 
 __all__ = ["MANY", "Outline"]
 
-# Up to so many modules every look is complete, which takes 25 ms at most.
+# Up to this number of modules every look is complete, which takes 25 ms at most.
 MANY = 5_000
-# Every so-manieth module is in the sample. Layers recur with a period: of a prime number each of them gets its turn.
+# One in this many modules is in the sample. Layers repeat periodically: with a prime number each of them is sampled.
 _EVERY = 17
 
 
 class Outline:
-    """The memory of one component as the last look found it. It keeps no module and no tensor.
+    """The memory of one component at the last look. It keeps no module or tensor alive.
 
-    A cheap look compares the modules below each module with those of the last look, and the device, address and size
-    of each tensor of every 17th module. It misses what moves a few tensors only and exchanges no module. A component
-    with offload hooks does that: it is always looked at completely.
+    A cheap look compares the children of each module with those at the last look, and the device, address and size of
+    each tensor of every 17th module. It misses a change that moves only a few tensors and replaces no module. Offload
+    hooks cause such changes, so a component with them is always looked at completely.
 
     Attributes:
-        blocks: of all tensors, or of those of the sample.
-        exact: whether ``blocks`` has all of them.
-        share: how many modules there are for each one in ``blocks``.
+        blocks: the memory blocks of all tensors, or of the sample's.
+        exact: whether ``blocks`` has all tensors.
+        share: the number of modules per module in ``blocks``.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Outline:
         self._takes = 0.0
 
     def look(self, root: Any, seconds: float) -> bool:
-        """Bring ``blocks`` up to date, completely where that is expected to take no more than ``seconds``.
+        """Update ``blocks``, completely if that is expected to take at most ``seconds``.
 
         Returns:
             Whether nothing changed since the last look.
@@ -60,7 +60,7 @@ class Outline:
         return unchanged
 
     def unchanged(self) -> bool:
-        """Whether a cheap look finds everything as the last look did."""
+        """Whether a cheap look finds no change since the last look."""
         if self._sample is None:
             return False
         for reference, children in self._children:
@@ -81,7 +81,7 @@ class Outline:
 
 
 def _is_hooked(module: Any) -> bool:
-    """Whether something, as offload hooks do, took the place of the forward method of this very module."""
+    """Whether the ``forward`` of this module instance is replaced, as offload hooks do."""
     return "forward" in vars(module)
 
 

@@ -1,4 +1,4 @@
-"""The mark of what `diffusers_quantfix.release` emptied, and the error of a later use. torch is not imported."""
+"""The mark on objects that `diffusers_quantfix.release` emptied, and the error on their use. torch is not imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..engine.classes import namespace
 
 __all__ = ["MARK", "InUseError", "ReleasedError", "message_for", "released_message"]
 
-# In the ``__dict__`` of what was released; its value is the message.
+# A key in the ``__dict__`` of a released object; its value is the message.
 MARK = "_diffusers_quantfix_released"
 
 
@@ -17,16 +17,16 @@ class ReleasedError(RuntimeError):
 
 
 class InUseError(RuntimeError):
-    """Never raised any more, and kept for programs that catch it: `diffusers_quantfix.release` does not wait for other
+    """No longer raised, and kept for programs that catch it: `diffusers_quantfix.release` does not wait for other
     threads, which get `ReleasedError`."""
 
 
 def released_message(value: Any) -> str:
-    """The sentence that says that ``value`` was released, "" if it was not."""
+    """The message if ``value`` was released, else ""."""
     message = (namespace(value) or {}).get(MARK, "")
     return message if type(message) is str else ""
 
 
 def message_for(name: str) -> str:
-    """The sentence for something called ``name``."""
+    """The message for a pipeline or model called ``name``."""
     return f"{name} was released by diffusers_quantfix.release() and has no weights any more; load it again to use it"

@@ -1,4 +1,4 @@
-"""What `audit` answers: every tensor, those that are misplaced, and a table of at most 80 columns."""
+"""The result of `audit`: every tensor, the misplaced ones, and a table of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .components import accelerators_first
 
 __all__ = ["Audit", "Misplaced", "MisplacedError", "TensorRecord"]
 
-# So many misplaced tensors are named, the others are counted.
+# At most this many misplaced tensors are named; the others are counted.
 _NAMED = 5
 
 
@@ -21,13 +21,13 @@ class TensorRecord:
     Attributes:
         component: the component's name.
         name: the dotted name within the component, e.g. ``blocks.0.proj.weight.quant_state.absmax``.
-        kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded" (what an offload hook keeps
-            for a weight), "before merge" (a packed weight that is kept on the CPU while an adapter is merged) or
-            "attribute" (any other tensor that the component holds).
+        kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded" (kept by an offload hook for a
+            weight), "before merge" (a packed weight that is kept on the CPU while an adapter is merged) or "attribute"
+            (any other tensor that the component holds).
         device: e.g. "cuda:0"; "meta" has no data.
         dtype: e.g. "uint8".
         shape: the shape of the tensor, () for a lazy parameter that has none yet.
-        bytes: what it adds to the memory of its device: a byte that two tensors share is counted for the first, so
+        bytes: the bytes that it adds to the memory of its device: bytes shared by two tensors count for the first, so
             the sum is exact. On "meta" the nominal size.
     """
 
@@ -47,7 +47,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A tensor that is where it should not be, and why."""
+    """A tensor on the wrong device, and the reason."""
 
     tensor: TensorRecord
     reason: str
@@ -68,15 +68,15 @@ class MisplacedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Audit:
-    """What `audit` found. It prints as a table; it holds no tensor, so it keeps no memory alive.
+    """The result of `audit`. It prints as a table, and keeps no tensor alive.
 
     Attributes:
-        subject: the class of what was audited.
-        components: name -> class of each component, "None" for one that is set to None.
+        subject: the class of the audited object.
+        components: name -> class of each component, "None" for a component that is None.
         tensors: every tensor.
-        misplaced: those that are misplaced.
-        offload: component -> "sequential", "model", "group" or "device map", for those that are offloaded or mapped.
-        notes: remarks that are no fault.
+        misplaced: the misplaced tensors.
+        offload: component -> "sequential", "model", "group" or "device map", for offloaded or mapped components.
+        notes: remarks that are not errors.
     """
 
     subject: str
@@ -93,7 +93,7 @@ class Audit:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes per device, each byte of memory once. "meta" holds no memory and is not listed."""
+        """Device -> bytes, each byte of memory counted once; without "meta"."""
         sums: dict[str, int] = {}
         for record in self.tensors:
             if record.device != "meta" and record.bytes:
@@ -110,14 +110,16 @@ class Audit:
         return sums
 
     def raise_if_misplaced(self) -> None:
-        """Raises:
-        MisplacedError: a tensor is misplaced; the message names the first.
+        """Raise if a tensor is misplaced.
+
+        Raises:
+            MisplacedError: its message names the first misplaced tensor.
         """
         if self.misplaced:
             raise MisplacedError(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
+        """The audit in JSON types."""
         return {
             "subject": self.subject,
             "ok": self.ok,
@@ -136,7 +138,7 @@ class Audit:
 
 
 def _table(audit: Audit) -> str:
-    """One line per component, device, kind and dtype; the sums; what is misplaced, and why."""
+    """The sums, one line per component, device, kind and dtype, and the misplaced tensors with the reasons."""
     present = [name for name, kind in audit.components.items() if kind != "None"]
     lines = wrapped(f"{audit.subject}: {_count(len(audit.tensors), 'tensor')}, {sums(audit.bytes)}", "", "  ")
     if audit.tensors:

@@ -1,13 +1,13 @@
-"""Every tensor that a component holds, wherever it hangs: one walk for `audit`, `release` and `track`.
+"""Every tensor that a component holds, in any place: one walk for `audit`, `release` and `track`.
 
-A weight of a tensor subclass that wraps others (optimum-quanto, torchao) is walked into through
-``__tensor_flatten__``, so that no library has to be named. GGUF and bitsandbytes weights hold their own bytes.
-Companions of bitsandbytes layers come from `diffusers_quantfix.weights.companions`. What offload hooks keep aside
-comes from `diffusers_quantfix.placement.hooks`. Any other attribute of a module (caches of attention processors, rotary
-tables, a dict of the user's) is found by walking plain containers and objects.
+The inner tensors of wrappers (optimum-quanto, torchao) are found through ``__tensor_flatten__``, so that no library is
+named here. GGUF and bitsandbytes weights hold their own bytes. Companions of bitsandbytes layers come from
+`diffusers_quantfix.weights.companions`, tensors kept by offload hooks from `diffusers_quantfix.placement.hooks`. All
+other attributes of a module (caches of attention processors, rotary tables, a user's dict) are found by walking plain
+containers and objects.
 
-Most modules of a large model have nothing but plain parameters and buffers. They are recognised first and cheaply
-(`_only_registered`), so that the thorough search is made where there may be something to find.
+Most modules of a large model have only plain parameters and buffers. A cheap check (`_only_registered`) finds these
+first, and only the others are searched thoroughly.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ __all__ = [
     "tensors_of",
 ]
 
-# What every Module has: walked by name below, or without tensors.
+# The attributes that every Module has: they are walked by name below, or have no tensors.
 _OF_MODULE = frozenset(vars(torch.nn.Module()))
-# A tensor of one of these types is itself the data, and nothing belongs to it.
+# A tensor of one of these types is itself the data and has no companions.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 # The kind of the packed weights that our fixes keep while an adapter is merged.
 BEFORE_MERGE = "before merge"
@@ -58,7 +58,7 @@ _LEAVES = (
     type(None),
     type,
     types.ModuleType,
-    types.FunctionType,  # a user's hook may collect activations in its closure: those are not the model's
+    types.FunctionType,  # a user's hook may collect activations in its closure, which do not belong to the model
     types.BuiltinFunctionType,
     types.MethodType,
     types.CodeType,
@@ -84,7 +84,7 @@ class Held:
         name: the dotted name within the component, e.g. ``blocks.0.proj.weight.quant_state.absmax``.
         kind: "weight", "buffer", "gradient", "quant state", "8-bit state", "offloaded", "before merge", "attribute".
         tensor: the tensor.
-        module: the module that holds it, None for components that are no modules.
+        module: the module that holds it, None for a component that is not a module.
         outer: the wrapper whose inner tensor it is, or None.
     """
 
@@ -97,9 +97,9 @@ class Held:
 
 
 def held_tensors(component: str, value: Any) -> Iterator[Held]:
-    """Every tensor that ``value`` (a module, or any object) holds, each tensor object once, in a stable order.
+    """Yield every tensor that ``value`` (a module, or any object) holds, each tensor object once, in a stable order.
 
-    Weights come before what belongs to them, so that an alias (CB of ``weight.data``) comes second.
+    Weights come before their companions, so that an alias (CB of ``weight.data``) comes second.
     """
     seen: set[int] = set()
     found = (
@@ -114,12 +114,12 @@ def held_tensors(component: str, value: Any) -> Iterator[Held]:
 
 
 def tensors_of(modules: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors of `held_tensors` of modules, without their names: quick enough for every sample of `track`.
+    """Yield the tensors of `held_tensors` without their names: fast enough for every sample of `track`.
 
-    A tied weight comes twice: whoever adds bytes up counts memory once.
+    A tied weight is yielded twice: callers that sum bytes must count each byte of memory once.
 
     Args:
-        modules: all below one root, or some of them.
+        modules: all modules below one root, or some of them.
     """
     others: list[tuple[str, Any]] = []
     for module in modules:
@@ -152,7 +152,7 @@ def _only_registered(module: Any) -> bool:
 
 @functools.lru_cache(4096)
 def _own_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the names of a module's attributes, those that not every Module has. Layers of a kind share one answer."""
+    """The attribute names that not every Module has; cached, since layers of one class have the same names."""
     return tuple(name for name in names if name not in _OF_MODULE)
 
 
@@ -176,7 +176,7 @@ def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) 
                     continue
                 for inner, plain, is_inner in plain_tensors(prefix + name, tensor):
                     yield Held(component, inner, kind, plain, module, tensor if is_inner else None)
-                # Torch warns when the gradient of a tensor that is no leaf is read.
+                # torch warns on a read of ``.grad`` of a non-leaf tensor.
                 if tensor.is_leaf and (gradient := tensor.grad) is not None:
                     yield Held(component, f"{prefix}{name}.grad", "gradient", gradient, module)
         others.append((path, module))
@@ -187,7 +187,7 @@ def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) 
         for name, tensor in resting.tensors(module, path):
             for inner, plain, _ in plain_tensors(name, tensor):
                 yield Held(component, inner, "offloaded", plain, module)
-    # After all weights are named: an attribute or a hook often holds a weight once more.
+    # After all weights: an attribute or a hook often refers to a weight again.
     for path, module in others:
         prefix = f"{path}." if path else ""
         state = vars(module)
@@ -205,7 +205,7 @@ def _of_object(
     kind: str = "attribute",
     depth: int = 0,
 ) -> Iterator[Held]:
-    # Only types are asked: `isinstance` would run the code of a lazy proxy.
+    # Check types only: `isinstance` would run the code of a lazy proxy.
     if is_a(value, torch.Tensor):
         for inner, plain, _ in plain_tensors(name, value):
             yield Held(component, inner, kind, plain, module)
@@ -214,10 +214,10 @@ def _of_object(
         return
     seen.add(id(value))
     children: Iterator[tuple[str, Any]]
-    # As the base class has it: a subclass may compute or fetch what it is asked for.
+    # Through the base class: a subclass may compute or fetch its items.
     if is_a(value, dict):
         children = ((f"{name}[{_short(key)}]", item) for key, item in list(dict.items(value)))
-        # diffusers' group offloading has dicts whose keys are the parameters: those are walked as weights.
+        # diffusers' group offloading has dicts with parameters as keys, which are walked as weights.
     elif (base := next((base for base in _LISTS if is_a(value, base)), None)) is not None:
         children = ((f"{name}[{index}]", item) for index, item in enumerate(list(base.__iter__(value))))
     elif (held := namespace(value)) is not None:
@@ -230,13 +230,13 @@ def _of_object(
 
 
 def held_in(value: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors in an attribute of a module, those of inner containers and objects included."""
+    """Yield the plain tensors in an attribute of a module, including those in inner containers and objects."""
     for held in _of_object("", "", value, set()):
         yield held.tensor
 
 
 def plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """``(name, tensor, is_inner)`` of ``tensor`` itself, or of the tensors inside a wrapper, however deeply nested."""
+    """Yield ``(name, tensor, is_inner)`` of ``tensor`` itself, or of all inner tensors of a wrapper, even nested."""
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is None:
         yield name, tensor, False
@@ -249,13 +249,15 @@ def plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor, b
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether this is a parameter or buffer of a lazy module before its first forward pass: it has no shape and no
-    memory, and torch raises when it is asked for them."""
+    """Whether this is a parameter or buffer of a lazy module before its first forward pass.
+
+    It has no shape and no memory, and reading them raises.
+    """
     return is_a(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage of a plain tensor, None where there is none (sparse, functional, a wrapper, a lazy parameter)."""
+    """The storage of a tensor; None if it has none (sparse, functional, a wrapper, a lazy parameter)."""
     if is_lazy(tensor):
         return None
     try:
@@ -266,12 +268,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """ "cuda:0": torch writes it anew each time."""
+    """``str(device)``, cached: torch builds the text each time."""
     return str(device)
 
 
 def span(tensor: torch.Tensor) -> int:
-    """From the first to the last byte of the elements of a plain tensor with a storage, gaps included."""
+    """The bytes from the first to the last element of a plain tensor with a storage, including gaps."""
     if tensor.is_contiguous() or tensor.numel() == 0:
         return nbytes(tensor)
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -279,7 +281,7 @@ def span(tensor: torch.Tensor) -> int:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """The bytes of the elements of a plain tensor, whatever its layout."""
+    """The bytes of the elements of a plain tensor, without gaps; 0 for a lazy parameter."""
     if is_lazy(tensor):
         return 0
     return int(tensor.numel()) * int(tensor.element_size())

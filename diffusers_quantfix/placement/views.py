@@ -1,7 +1,7 @@
-"""Views on the CPU that keep more memory than they show: a tensor of four numbers may be a part of one of a million.
+"""CPU views that keep a much larger storage alive: a tensor of four numbers may be a view of one with a million.
 
-`audit` counts what a tensor on the CPU shows, as the rest may be a file that is mapped into memory and never read. On
-an accelerator it counts the whole storage.
+On the CPU `audit` counts only the bytes of the view, since the rest may be a mapped file that is never read. On an
+accelerator it counts the whole storage.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 __all__ = ["kept_by_views"]
 
-# Below this it is padding and alignment.
+# A smaller difference is padding and alignment.
 _LEAST = 1 << 20
 
 
 def kept_by_views(held: Iterable[Held], sizes: Iterable[int]) -> list[str]:
-    """A sentence for each storage on the CPU of which 1 MiB or more is kept and not shown.
+    """A note for each CPU storage with 1 MiB or more that no view shows.
 
     Args:
         held: the tensors.
-        sizes: for each, the bytes that it adds to those before it (`Blocks.added`).
+        sizes: the bytes that each adds to those before it (`Blocks.added`).
     """
     found = list(zip(held, sizes, strict=True))
     largest: dict[int, tuple[int, Held]] = {}
     for one, _ in found:
         storage = storage_of(one.tensor) if one.tensor.is_cpu else None
-        # Most tensors have a storage of their own.
+        # Most tensors have their own storage.
         if storage is not None and storage.nbytes() - one.tensor.nbytes >= _LEAST:
             largest.setdefault(storage._cdata, (storage.nbytes(), one))
     shown = dict.fromkeys(largest, 0)
