@@ -1,9 +1,9 @@
-"""Free the memory of pipelines and models, record it during a run, and save copies of weights.
+"""Free the memory of pipelines and models, record it during a run, and avoid copying weights back to the CPU.
 
-`release` and `releasing` free, `track` records, `keep_host_copies` saves copies. Inside: `plan` decides what is
-released, `guard` makes a later use a clear error, `emptying` takes the tensors out, `census` finds live objects and
-`holders` what holds them, `frames` reads what other threads are in, `samples` is what `tracking` records and what
-`plot` and `track_table` show, `host_copies` puts copies in place.
+`release` and `releasing` free memory, `track` records it, and `keep_host_copies` avoids copies. Inside: `plan` decides
+what is released, `guard` makes a later use a clear error, `emptying` removes the tensors, `census` finds live objects,
+`holders` finds what holds them, `frames` reads the stacks of other threads, `samples` has what `tracking` records and
+`plot` and `track_table` show, and `host_copies` keeps host copies and puts them back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch itself says about the memory of accelerators, whichever there are; of MPS it says less than of others."""
+"""torch's memory statistics, for accelerators of any type; for MPS there are fewer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["allocated", "devices", "empty_caches", "peak", "reset_peak", "synchr
 
 
 def devices() -> list[str]:
-    """The accelerator devices whose memory torch counts, "cuda:0" and so on; empty on a CPU-only machine."""
+    """The accelerator devices whose memory torch counts ("cuda:0", ...); empty on a CPU-only machine."""
     found = []
     for kind in accelerator_types():
         backend: Any = getattr(torch, kind, None)
@@ -23,7 +23,7 @@ def devices() -> list[str]:
 
 
 def allocated(device: str) -> int:
-    """Bytes that live tensors hold on ``device``, whoever they belong to."""
+    """Bytes of all live tensors on ``device``, including those of other code."""
     return int(_backend(device).memory_allocated(torch.device(device)))
 
 
@@ -33,24 +33,25 @@ def peak(device: str) -> int:
 
 
 def reset_peak(device: str) -> None:
-    """Begin a new interval for `peak`. Whoever else reads torch's peak statistics sees it, too."""
+    """Start a new interval for `peak`. This resets torch's peak statistics for the whole process."""
     _backend(device).reset_peak_memory_stats(torch.device(device))
 
 
 def synchronize(names: Iterable[str]) -> None:
-    """Wait until the devices have done all that was asked of them: kernels still read what is to be freed, and copies
-    under way the buffers in host memory. A device that has nothing is not asked, since that would take memory there."""
+    """Wait until the devices have completed all queued work: kernels may still read memory that is about to be freed,
+    and pending copies the buffers in host memory. A device that this process does not use is skipped: a context
+    there would take memory."""
     for name in names:
         device = torch.device(name)
         backend = _backend(name)
-        if backend.memory_reserved(device):  # what is allocated is part of it
+        if backend.memory_reserved(device):  # includes allocated memory
             backend.synchronize(device)
     if torch.backends.mps.is_available():
         torch.mps.synchronize()
 
 
 def empty_caches(kinds: Iterable[str]) -> None:
-    """Give the freed memory of device types ("cuda") back, so that other programs can have it."""
+    """Return freed memory on device types ("cuda") to the system, so that other programs can use it."""
     for kind in kinds:
         backend: Any = getattr(torch, kind, None)
         if hasattr(backend, "empty_cache"):

@@ -1,6 +1,6 @@
 """Live objects of this process: pipelines, modules and tensors, found in one walk over the Python heap.
 
-The objects are those of other code, perhaps half-made by another thread: none of their attributes is asked for.
+The objects belong to other code, and another thread may still be constructing them: no attribute access runs on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GRAPHS = {
 
 
 class Census:
-    """A look at all live objects, except those that ``gc.freeze()`` hides.
+    """All live objects of certain types at one moment, except those hidden by ``gc.freeze()``.
 
     Attributes:
         pipelines: live pipelines that are not released.
@@ -50,7 +50,7 @@ class Census:
         self.graphs: list[Any] = []
         self._users: dict[int, list[tuple[int, str]]] | None = None
         self._visible: set[int] | None = None
-        # By id: a metaclass may have made its classes unhashable. In C: nearly all objects are of no kind.
+        # By id: a metaclass may make its classes unhashable. Loops in C: nearly all objects are of no interest.
         objects = objects_of(gc.get_objects, but=PLAIN)
         kinds = {
             key: _kind(kind)
@@ -63,7 +63,7 @@ class Census:
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
 
     def users_of(self, modules: Iterable[Any], but: set[int]) -> list[str]:
-        """The live pipelines that use any of ``modules``, without those whose ``id`` is in ``but``."""
+        """The live pipelines that use any of ``modules``, e.g. "FluxPipeline.vae", without the ids in ``but``."""
         users: dict[int, str] = {}
         by_module = self._by_module()
         for module in modules if by_module else ():
@@ -73,13 +73,13 @@ class Census:
         return [users[id(pipeline)] for pipeline in self.pipelines if id(pipeline) in users]
 
     def sees(self, module: Any) -> bool:
-        """Whether ``gc.freeze()`` does not hide a module, and with it perhaps a pipeline that uses it."""
+        """False if ``gc.freeze()`` hides the module, and perhaps also a pipeline that uses it."""
         if self._visible is None:
             self._visible = set(map(id, self.modules))
         return id(module) in self._visible
 
     def weights(self) -> set[int]:
-        """The storages of the weights of all live modules, and those of library constants."""
+        """The storages (``_cdata``) of the weights of all live modules and of library constants."""
         found = set(library_constants())
         for module in self.modules:
             for tensor in _weights_of(module):
@@ -94,7 +94,7 @@ class Census:
         for graph in self.graphs:
             try:
                 graph.pool()
-            except Exception:  # nothing is captured, or it was reset
+            except Exception:  # not captured yet, or reset
                 continue
             found |= {kind for cls, kind in _GRAPHS.items() if is_a(graph, cls)}
         return found
@@ -113,7 +113,7 @@ class Census:
 
 
 def _kind(kind: type) -> str:
-    """The attribute of `Census` that has the objects of a type, "" for none."""
+    """The attribute of `Census` for objects of a type, or ""."""
     if issubclass(kind, torch.nn.Module):
         return "modules"
     if issubclass(kind, torch.Tensor):
@@ -126,17 +126,17 @@ def _kind(kind: type) -> str:
 
 
 def has_no_memory(kind: type) -> bool:
-    """Whether tensors of a type have no memory of their own.
+    """Whether tensors of a type have no memory of their own: wrappers and fake tensors.
 
-    A wrapper's inner tensors are met by themselves. A fake tensor has symbols in its shape that cannot even be compared
-    once torch.compile is done.
+    A wrapper's inner tensors are found separately. A fake tensor's shape has symbols that cannot even be compared after
+    torch.compile has finished.
     """
     fake = any(module_name(cls).startswith("torch._subclasses.") for cls in mro(kind))
     return fake or defines(kind, "__tensor_flatten__")
 
 
 def library_constants() -> dict[int, str]:
-    """Storages of constants that libraries keep for all models: the code books of bitsandbytes."""
+    """Storages of constants that all models share (the code books of bitsandbytes) -> a description."""
     functional = sys.modules.get("bitsandbytes.functional")
     constants: dict[int, str] = {}
     for name, tensor in list(getattr(functional, "name2qmap", {}).items()):

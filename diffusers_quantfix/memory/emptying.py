@@ -1,7 +1,7 @@
-"""Makes modules give up their tensors; nothing but these modules is changed.
+"""Removes the tensors from modules; nothing but these modules is changed.
 
-The tensors themselves stay as they are. Whoever else has one (a variable, an optimizer, a NumPy array, an autograd
-graph, a kernel that is running) can go on using it, and keeps its memory.
+The tensors themselves are not changed. Anything else that has one (a variable, an optimizer, a NumPy array, an autograd
+graph, a running kernel) can still use it, and keeps its memory.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Block:
     """One storage.
 
     Attributes:
-        path: the name of the first tensor that was met in it.
+        path: the name of the first tensor found in it.
         device: e.g. "cuda:0".
         bytes: its size when it was found.
-        weak: a weak reference.
+        weak: a weak reference to it.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Block:
 
 
 def blocks_of(found: Iterable[Held]) -> dict[int, Block]:
-    """The storages behind ``found`` by address; those without memory (meta, empty) are left out."""
+    """``_cdata`` -> storage of the tensors in ``found``, without storages that have no memory (meta, empty)."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     blocks: dict[int, Block] = {}
@@ -68,16 +68,16 @@ def storage_in(block: Block) -> Any:
 
 
 def give_up(root: Any, modules: Iterable[Any], captured: set[str]) -> None:
-    """Take all tensors, and attributes with tensors in them, out of ``modules``.
+    """Remove all tensors, and all attributes that contain tensors, from ``modules``.
 
-    Nothing is put in their place: a thread that is inside a module gets AttributeError. With an empty weight a kernel
-    could read past its end, or a layer compute without its bias.
+    They are not replaced, so a thread inside a module gets AttributeError. With an empty weight a kernel could read
+    past its end, or a layer could compute without its bias.
 
     Args:
-        root: a released model. It keeps one empty parameter: a pipeline runs where its first component is, and that may
-            be a text encoder that was released.
-        modules: ``root``, and those below it that have tensors.
-        captured: the device types whose tensors stay: a captured graph reads them at their addresses.
+        root: a released model. It gets one empty parameter: a pipeline uses the device of its first component, which
+            may be a released text encoder.
+        modules: ``root`` and its submodules that have tensors.
+        captured: the device types whose tensors stay, since a captured graph may read them.
     """
     first: Any = None
     for module in modules:
@@ -85,7 +85,7 @@ def give_up(root: Any, modules: Iterable[Any], captured: set[str]) -> None:
         for which in _REGISTERED:
             named: Any = held.get(which)
             if not issubclass(type(named), dict):
-                held[which] = {}  # of TorchScript, whose tensors are in `_c`
+                held[which] = {}  # a TorchScript module: its tensors are in `_c`
                 held.pop("_c", None)
                 continue
             for name, tensor in list(named.items()):
@@ -102,7 +102,7 @@ def give_up(root: Any, modules: Iterable[Any], captured: set[str]) -> None:
 
 
 def _goes(value: Any, captured: set[str]) -> bool:
-    """Whether there is a tensor in ``value``, and none that has to stay."""
+    """Whether ``value`` contains a tensor, and none that has to stay."""
     devices = {_property(tensor, "device", torch.device("cpu")).type for tensor in held_in(value)}
     return bool(devices) and devices.isdisjoint(captured)
 
@@ -114,9 +114,9 @@ def _empty_like(tensor: Any) -> torch.nn.Parameter:
 
 
 def _property(tensor: Any, name: str, otherwise: Any) -> Any:
-    """A property of a tensor as torch itself has it."""
+    """A property of a tensor, read without a subclass's own code."""
     try:
         with torch._C.DisableTorchFunctionSubclass():
             return attributes(torch._C.TensorBase)[name].__get__(tensor)
-    except Exception:  # of a tensor subclass
+    except Exception:  # raised by a tensor subclass
         return otherwise

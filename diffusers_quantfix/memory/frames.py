@@ -1,7 +1,7 @@
-"""The functions that run in this process. They are only read: a frame belongs to the function that runs in it.
+"""The functions that run in this process. Frames are only read, since they belong to running functions.
 
-Before Python 3.13 even reading ``frame.f_locals`` writes into the frame: it overwrites what a debugger has set, and a
-dict that ``locals()`` returned earlier. So the variables are read from 3.13 on only.
+Before Python 3.13 even reading ``frame.f_locals`` writes to the frame: it overwrites values set by a debugger, and the
+dict of an earlier ``locals()``. So variables are read on 3.13 and later only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 __all__ = ["NAMED", "in_a_model", "is_ours", "place", "running", "users_functions", "variables"]
 
-NAMED = sys.version_info >= (3, 13)  # whether the variables of a frame can be read without changing it
+NAMED = sys.version_info >= (3, 13)  # whether a frame's variables can be read without changing it
 _PACKAGE = __name__.partition(".")[0]
 
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Where code lies that is nobody's own program."""
-    import sysconfig  # which some platforms answer late
+    """The prefixes of file names of code that is not the user's program."""
+    import sysconfig  # slow to import on some platforms
 
     return (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), "<")
 
@@ -33,7 +33,7 @@ _IN_A_MODEL = {"torch.nn.modules.module": "_call_impl", "torch.autograd.graph": 
 
 
 def running() -> dict[int, list[types.FrameType]]:
-    """Thread ``ident`` -> its frames, the innermost first, without those of this package."""
+    """Thread ``ident`` -> its frames, innermost first, without this package's."""
     found: dict[int, list[types.FrameType]] = {}
     for ident, frame in sys._current_frames().items():
         found[ident] = []
@@ -42,7 +42,7 @@ def running() -> dict[int, list[types.FrameType]]:
             if not is_ours(following):
                 found[ident].append(following)
             following = following.f_back
-    del frame  # perhaps of this very function: a cycle, which would keep the variables of all callers
+    del frame  # perhaps this function's own: a cycle that would keep the variables of all callers
     return found
 
 
@@ -67,21 +67,20 @@ def _home(frame: types.FrameType) -> str:
 
 
 def variables(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
-    """The variables of a function, where they can be read; not of a module or class body, whose variables are in a
-    dict."""
+    """Yield the variables of a function's frame, if they can be read. Those of a module or class body are in a dict."""
     if NAMED and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         yield from list(frame.f_locals.items())
 
 
 def place(frame: types.FrameType) -> str:
-    """A function for a person: "main (app.py:12)"."""
+    """A frame's function and line for messages: "main (app.py:12)"."""
     code = frame.f_code
-    function = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has the short name only
+    function = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has only the short name
     return f"{function} ({Path(code.co_filename).name}:{frame.f_lineno})"
 
 
 def users_functions() -> list[str]:
-    """The functions of the calling thread that belong to no library, the innermost first."""
+    """The `place` of each function on the calling thread's stack that is not a library's, innermost first."""
     return [
         place(frame)
         for frame in running()[threading.get_ident()]

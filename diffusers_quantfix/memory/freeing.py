@@ -1,4 +1,4 @@
-"""`release` and `releasing`: models and pipelines give up their memory now, and what else holds it is named."""
+"""`release` and `releasing`: free the memory of models and pipelines now, and name what still holds some of it."""
 
 from __future__ import annotations
 
@@ -21,43 +21,42 @@ __all__ = ["release", "releasing"]
 
 _MOST_BYSTANDERS = 8
 _TICK = 0.01
-# For a moment a look at the heap has a reference to every tensor, those of a release in another thread too.
+# A walk over the heap briefly holds a reference to every tensor, including those that another thread releases.
 _one_at_a_time = Lock()
 
 
 def release(
     *pipes_or_models: Any, verify: bool = True, force: bool = False, wait: float = 10.0, search: float = 1.5
 ) -> Release:
-    """Take the weights out of pipelines or models: their memory is freed although variables still point at them.
+    """Remove the weights from pipelines or models: their memory is freed although variables still refer to them.
 
-    What is given gives up its weights, everything that belongs to them (quant states, caches, attributes with tensors)
-    and its offload hooks; a later use raises `ReleasedError`. Nothing else is changed: schedulers and tokenizers stay
-    as they are, and whatever else has a tensor of the model goes on having it. A variable, an optimizer, a state dict,
-    a NumPy array, an autograd graph or the traceback of an error keeps the memory of that tensor: a survivor, with the
-    chain of what holds it up to a variable. Delete that, and the memory goes.
+    The models lose their weights, everything that belongs to these (quant states, caches, attributes with tensors) and
+    their offload hooks; a later use raises `ReleasedError`. Nothing else is changed: schedulers and tokenizers stay,
+    and other references to a model's tensors stay valid. A variable, an optimizer, a state dict, a NumPy array, an
+    autograd graph or the traceback of an error keeps the memory of its tensor: that is a survivor, reported with the
+    chain of references up to a variable. Delete that variable to free the memory.
 
-    A component that another live pipeline uses is kept and named, unless ``force``. So is one that ``gc.freeze()`` has
-    hidden, since a pipeline that uses it can be hidden too. A model that is given by itself is released although its
-    own pipeline is alive; it is kept if two or more pipelines use it.
+    A component that another live pipeline uses is kept and named, unless ``force``. So is one that ``gc.freeze()``
+    hides, since a pipeline that uses it may be hidden too. A model passed by itself is released although its own
+    pipeline is alive; it is kept if two or more pipelines use it.
 
     A thread that is inside the model gets `ReleasedError` at the next layer (AttributeError inside one): let it finish
-    first. As long as captured graphs (CUDA, XPU) are alive, what they may read stays on their devices.
+    first. While captured graphs (CUDA, XPU) are alive, tensors on their devices stay, since the graphs may read them.
 
     Args:
-        pipes_or_models: diffusers pipelines, ``torch.nn.Module`` objects, or dicts of components. Offloaded,
-            device-mapped, group-offloaded, quantized and PEFT-wrapped ones as well; None is skipped.
-        verify: look for what holds survivors, and for other tensors on the same devices. It walks the heap a few
-            times, which takes from tenths of a second to some seconds.
-        force: release shared components, too.
-        wait: the most seconds to wait, if memory is left, for other threads to leave their models.
-        search: the most seconds to look for what holds survivors and other tensors; holders that are found no owner
-            for by then end with "search cut".
+        pipes_or_models: diffusers pipelines, ``torch.nn.Module`` objects, or dicts of components. They may be
+            offloaded, device-mapped, group-offloaded, quantized or PEFT-wrapped; None is skipped.
+        verify: search for the holders of survivors, and for other tensors on the same devices. It walks the heap a few
+            times, which takes from tenths of a second to a few seconds.
+        force: release shared components too.
+        wait: if memory is left, the most seconds to wait for other threads to leave their models.
+        search: the most seconds to search for holders; a chain without an owner by then ends with "search cut".
 
     Returns:
-        What was freed, what was kept, and what survived. Releasing again is no error.
+        What was freed, what was kept, and what survived. Releasing again is not an error.
 
     Raises:
-        TypeError: something is no pipeline and no model; nothing has been released then.
+        TypeError: an argument is neither a pipeline nor a model; nothing is released then.
     """
     targets = _checked(pipes_or_models)
     if not targets:
@@ -82,10 +81,10 @@ class releasing:
         pipes_or_models, verify, force, wait, search: as in `release`.
 
     Attributes:
-        report: what `release` returned; None inside the block.
+        report: the result of `release`; None inside the block.
 
     Raises:
-        TypeError: at once, for something that is no pipeline and no model.
+        TypeError: an argument is neither a pipeline nor a model; raised by the constructor.
     """
 
     def __init__(
@@ -114,24 +113,28 @@ class releasing:
             self.report = release(*targets, **self._options)
         except Exception:
             if error is None:
-                raise  # else the error of the block is the one to be seen
+                raise  # otherwise the block's own error is raised
 
 
 def _checked(targets: tuple[Any, ...]) -> list[Any]:
-    """The targets that are not None; TypeError for what is no model, before torch is asked for anything."""
+    """The targets that are not None; [] without any model or pipeline. Does not need torch.
+
+    Raises:
+        TypeError: a target is neither a pipeline nor a model.
+    """
     from ..placement.components import components_of
 
     wanted = [target for target in targets if target is not None]
     parts = [value for target in wanted for value in components_of(target, "release").values()]
-    # Without a model or a pipeline there is nothing to free, and perhaps no torch.
+    # Without a model or pipeline there is nothing to free, and torch may not be installed.
     return wanted if any(map(is_module, parts)) or any(map(is_pipeline, wanted)) else []
 
 
 class _Releasing:
-    """One release: `Plan` decides, nothing is changed before `carry_out`.
+    """One release: `Plan` decides, and nothing is changed before `carry_out`.
 
     Attributes:
-        left: the memory that was not freed.
+        left: the storages that are not freed yet.
     """
 
     def __init__(self, targets: list[Any], force: bool) -> None:
@@ -142,14 +145,14 @@ class _Releasing:
         self.plan = Plan(targets, self.census, force)
         self.collected = bool(self.plan.kept)
         if self.collected:
-            # It may be garbage that uses them.
+            # Their users may be garbage.
             del self.census, self.plan
             gc.collect()
             self.census = Census()
             self.plan = Plan(targets, self.census, force)
 
     def carry_out(self) -> None:
-        """Take out what is to be freed."""
+        """Guard and empty the models of the plan."""
         from ..placement.tensors import held_tensors
         from . import accelerators, emptying
         from .census import library_constants
@@ -168,28 +171,28 @@ class _Releasing:
         self._change()
         self.kept = tuple([_kept(part) for part in plan.kept])
         self.names, self.already = tuple([part.label for part in plan.models]), plan.already
-        del plan, self.census, self.plan  # the search for holders would meet them
+        del plan, self.census, self.plan  # the search for holders would find them
         self.left = _left(list(blocks.values()))
-        # Without devices there is no memory that would be missed until the next collection.
+        # Host memory alone can wait for the next collection.
         if self.left or (self.before and not self.collected):
             gc.collect()
             self.left = _left(self.left)
 
     def wait(self, until: float) -> None:
-        """Wait for other threads to leave their models, if memory is left, up to ``until`` (``time.monotonic()``)."""
+        """If memory is left, wait for other threads to leave their models, up to ``until`` (``time.monotonic()``)."""
         from .frames import in_a_model
 
         inside = bool(self.left) and in_a_model()
         while self.left and inside and time.monotonic() < until:
             time.sleep(_TICK)
-            # Asked before the memory is looked at: the output of a call outlives the call's frames for a moment.
+            # Check this before the memory: the output of a call briefly outlives the call's frames.
             inside = in_a_model()
             if not inside:
                 time.sleep(_TICK)
             self.left = _left(self.left)
 
     def report(self, verify: bool, search: float) -> Release:
-        """What came of it; the arguments as for `release`."""
+        """The result; arguments as for `release`."""
         from . import accelerators
 
         blocks, before, left = self.blocks, self.before, _left(self.left)
@@ -223,7 +226,7 @@ class _Releasing:
         from .hooks import forget_in_managers, strip, unlink
 
         plan = self.plan
-        # All guards first: what begins now is refused.
+        # All guards first: calls that begin now are refused.
         for part in plan.models:
             guard_module(part.value, part.modules, message_for(part.label))
         for pipeline in plan.pipelines:
@@ -273,7 +276,7 @@ def _reason(block: Block, captured: set[str]) -> str:
 
 
 def _bystanders(devices: set[str], known: set[int], until: float) -> tuple[Bystander, ...]:
-    """The largest tensors on ``devices`` that are neither a survivor nor part of a live module."""
+    """The largest tensors on ``devices`` that are neither survivors nor part of a live module."""
     if not devices:
         return ()
     from ..placement.tensors import device_name, storage_of
@@ -290,7 +293,7 @@ def _bystanders(devices: set[str], known: set[int], until: float) -> tuple[Bysta
             continue
         if device_name(storage.device) in devices:
             largest.setdefault(storage._cdata, (storage.nbytes(), tensor))
-    del census  # the search for holders would meet it
+    del census  # the search for holders would find it
     most = sorted(largest.values(), key=lambda found: -found[0])[:_MOST_BYSTANDERS]
     largest.clear()
     tensors = [tensor for _, tensor in most]

@@ -1,7 +1,7 @@
-"""Makes every later use of what is released raise one clear error.
+"""Makes every later use of a released object raise one clear error.
 
-Modules get instance attributes that shadow what uses their weights. A pipeline is called through its class, so it
-gets a subclass of its own class; ``isinstance`` goes on to hold. torch is not imported here.
+Modules get instance attributes that shadow the methods that use their weights. A pipeline is called through its class,
+so its class is replaced by a subclass; ``isinstance`` still holds. torch is not imported here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..placement.released import MARK, ReleasedError
 
 __all__ = ["guard_module", "guard_pipeline"]
 
-# Of every module, inner ones as well: what computes with the weights, moves them or hands them out.
+# Methods of every module that compute with the weights, move them or return them.
 _OF_MODULES: tuple[str, ...] = (
     *("forward", "_apply", "to", "to_empty", "cuda", "cpu", "xpu"),
     *("half", "float", "double", "bfloat16", "type", "state_dict", "load_state_dict", "compile"),
 )
-# Of a component, whatever its class calls so.
+# Prefixes of further methods of a component's own class.
 _PREFIXES: tuple[str, ...] = (
     *("decode", "dequantize", "disable_", "enable_", "encode", "fuse_", "generate", "load_", "merge_"),
     *("push_to", "quantize", "save_", "tiled_", "unfuse_", "unload_", "unmerge_"),
@@ -29,7 +29,7 @@ _PREFIXES: tuple[str, ...] = (
 
 
 class _Refusal:
-    """Stands where a method was. A class, not a closure: it can be copied and pickled with its module."""
+    """Replaces a method. A class, not a closure: it can be copied and pickled with its module."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -47,7 +47,7 @@ def guard_module(root: Any, modules: Iterable[Any], message: str) -> None:
     refusal = _Refusal(message)
     shadow: dict[str, Any] = {
         MARK: message,
-        "extra_repr": _describe,  # many classes describe themselves by their weights
+        "extra_repr": _describe,  # many classes read their weights here
         "_compiled_call_impl": None,
         **dict.fromkeys(_OF_MODULES, refusal),
     }
@@ -70,14 +70,14 @@ def guard_pipeline(pipeline: Any, message: str) -> None:
     body: dict[str, Any] = dict.fromkeys(_methods(cls), refuse)
     body.update(__call__=refuse, __repr__=describe, __doc__=message)
     body.update(__module__=module_name(cls), __qualname__=class_name(cls))
-    # A class that forbids subclasses or exotic layouts keeps its own; its components refuse all the same.
+    # If a class forbids subclasses or has an exotic layout, the pipeline keeps it; its components refuse anyway.
     with contextlib.suppress(Exception):
         metaclass: Any = type(cls)
         object.__setattr__(pipeline, "__class__", metaclass(class_name(cls), (cls,), body))
 
 
 def _methods(cls: type) -> list[str]:
-    """The public methods of ``cls``; no properties, class methods or static methods."""
+    """The names of the public methods of ``cls``, without properties, class methods and static methods."""
     found: dict[str, Any] = {}
     for base in mro(cls):
         for name, value in list(attributes(base).items()):

@@ -1,7 +1,7 @@
-"""What holds a tensor: a chain of referrers that a person can follow, from the tensor up to a variable.
+"""What holds a tensor: a readable chain of referrers, from the tensor up to a variable.
 
-The objects on the way are those of other code, perhaps half-made by another thread: nothing is asked of them but their
-type and what `gc` tells. Plain tuples are left out, see `objects_of`.
+The objects in it belong to other code, and another thread may still be constructing them: only their type and the
+results of `gc` are used. Plain tuples are left out, see `objects_of`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["holders", "holders_of_storages"]
 
-_WIDTH = 12  # so many referrers are followed from each level to the next, those that were met first
-_STEPS = 4  # of a long chain: so many at the tensor, and so many at the variable
-_LEAST = 3  # levels at any rate: a weight, its dict, the module's __dict__, the module
-_SEARCHED = 24  # tensors: each level compares every object of the heap with each of them
+_WIDTH = 12  # the number of referrers that are followed to the next level, those found first
+_STEPS = 4  # the number of steps shown at each end of a long chain
+_LEAST = 3  # levels that are always searched: a weight, its dict, the module's __dict__, the module
+_SEARCHED = 24  # the most tensors: each level compares every object of the heap with each of them
 _FUNCTIONS = 3
 _CUT = " (search cut)"
 _UNSEEN = "something that Python does not see"
@@ -37,20 +37,20 @@ _UNSEEN = "something that Python does not see"
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """An object that holds the one before it, and the steps of the chain so far."""
+    """An object that holds the previous one, and the chain so far."""
 
     value: Any
     steps: tuple[str, ...]
     origin: int
-    key: str = ""  # of a dict: the text of the key, until it is known whose attributes they are
+    key: str = ""  # of a dict: the key's text, until its owner is known
 
     def closed(self) -> tuple[str, ...]:
-        """The steps; a dict that is the ``__dict__`` of no object is named as a dict."""
+        """The steps, with a dict that is no object's ``__dict__`` named as a dict."""
         return (*self.steps, f"[{self.key}] of a dict") if self.key else self.steps
 
 
 class _Found:
-    """The chains of one value: up to a variable, up to what Python does not see, and the best of the rest."""
+    """The chains of one value: up to a variable, up to an object that Python does not see, and the best others."""
 
     def __init__(self) -> None:
         self.chains: list[str] = []
@@ -59,7 +59,7 @@ class _Found:
         self.last: tuple[str, ...] = ()
 
     def answer(self, most: int, cut: bool) -> list[str]:
-        """Up to ``most`` chains; without one up to a variable, the nearest owner."""
+        """Up to ``most`` chains; if none is complete, the chain to the nearest owner."""
         chains = list(dict.fromkeys(self.chains + self.unseen))[:most]
         if not chains and (self.owner or self.last):
             chains = [_text(self.owner or self.last) + (_CUT if cut else "")]
@@ -67,7 +67,7 @@ class _Found:
 
 
 def holders_of_storages(blocks: list[Block], until: float, most: int = 3) -> list[list[str]]:
-    """As `holders`, of the tensors that have the memory of ``blocks``; none for those after the first few."""
+    """As `holders`, for the tensors in the memory of ``blocks``; only the first few blocks are searched."""
     keys = {block.weak.cdata: index for index, block in enumerate(blocks[:_SEARCHED])}
     number = [0] * len(blocks)
     values: list[Any] = []
@@ -91,16 +91,16 @@ def holders_of_storages(blocks: list[Block], until: float, most: int = 3) -> lis
 
 
 def holders(values: list[Any], until: float, most: int = 3) -> list[list[str]]:
-    """For each of ``values`` up to ``most`` chains of what holds it, the shortest first.
+    """For each of ``values``, up to ``most`` chains of what holds it, the shortest first.
 
-    A chain is read from the inside out: ``['x'] of a dict <- .cache of a Sampler <- global 'sampler' of __main__``,
-    however long it is; of a long one the middle is left out.
+    A chain is read from the inside out: ``['x'] of a dict <- .cache of a Sampler <- global 'sampler' of __main__``. The
+    middle of a long chain is left out.
 
     Args:
-        values: searched together, since each level walks the whole heap.
-        until: ``time.monotonic()`` after which no further level is begun, but for the first three. A chain that has met
-            no variable by then ends with the nearest object that has it as an attribute, and with "(search cut)".
-        most: chains of each.
+        values: the objects; they are searched together, since each level walks the whole heap.
+        until: the ``time.monotonic()`` after which no level begins, except the first three. A chain that has not
+            reached a variable by then ends at the nearest object that has it as an attribute, with "(search cut)".
+        most: the number of chains per value.
     """
     search = _Search(values, most)
     cut = search.run(until)
@@ -116,12 +116,12 @@ class _Search:
         self._modules = _modules()
         self._errors: dict[int, BaseException] | None = None
         self._seen = {(node.origin, id(node.value)) for node in self._level}
-        # Their ids must not be given to other objects as long as `seen` has them.
+        # Kept alive so that the ids in `_seen` are not reused.
         self._kept: list[Any] = [self._level]
         self._hidden = {id(values), id(self._frames), id(self._level), id(self._kept), id(vars(self))}
 
     def run(self, until: float) -> bool:
-        """Search; whether it was cut."""
+        """Search, and return whether the search was cut."""
         for depth in itertools.count():
             self._meet_variables()
             self._level = [node for node in self._level if len(self.found[node.origin].chains) < self._most]
@@ -134,7 +134,7 @@ class _Search:
         return bool(self._level)
 
     def _meet_variables(self) -> None:
-        """The globals of modules and the variables of running functions that hold an object of the level."""
+        """End the chains whose object is a global of a module or a variable of a running function."""
         by_id: dict[int, list[_Node]] = {}
         for node in self._level:
             by_id.setdefault(id(node.value), []).append(node)
@@ -188,7 +188,7 @@ class _Search:
     def _above(self, node: _Node, referrer: Any) -> _Node:
         target = node.value
         if is_a(referrer, dict):
-            # It may be the __dict__ of an object: the next level knows.
+            # It may be the __dict__ of an object: the next level decides.
             key = next((key for key, item in list(dict.items(referrer)) if item is target), None)
             return _Node(referrer, node.closed(), node.origin, _key(key))
         if is_a(referrer, types.FrameType):
@@ -211,7 +211,7 @@ class _Search:
         return _Node(referrer, (*node.closed(), step), node.origin)
 
     def _of_an_error(self, node: _Node, frame: types.FrameType) -> _Node:
-        """The frame of a function that has ended is kept by the traceback of an error, which somebody holds."""
+        """The frame of a function that has ended: the traceback of an error keeps it."""
         names = [name for name, value in variables(frame) if value is node.value]
         step = f"local {names[0]!r} of {place(frame)}" if names else f"a local of {place(frame)}"
         if self._errors is None:
@@ -247,7 +247,10 @@ def _errors_by_frame() -> dict[int, BaseException]:
 
 
 def _unseen() -> str:
-    """A tuple, an autograd graph, an array of NumPy, a call in C; a variable where none can be read."""
+    """The last step if no referrer is found: a tuple, an autograd graph, a NumPy array, a call in C.
+
+    Before Python 3.13 also a local variable.
+    """
     where = "" if NAMED or sys.version_info < (3, 11) else ", ".join(users_functions()[:_FUNCTIONS])
     return (f"a local of {where}, or " if where else "") + _UNSEEN
 

@@ -1,4 +1,4 @@
-"""Takes offload hooks off what is released, without what they do when they are taken off: loading the weights back."""
+"""Removes offload hooks from released modules without detaching them properly, which would onload the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strip(modules: Iterable[Any]) -> None:
 
 
 def unlink(root: Any, released: set[int]) -> None:
-    """Make the model offload hook of a live component forget a released one that it would send to the CPU next."""
+    """Make the model offload hook of a live component forget released ones, which it would move to the CPU."""
     for hook in accelerate_hooks(root):
         previous = getattr(hook, "prev_module_hook", None)
         if previous is not None and id(getattr(previous, "model", None)) in released:
@@ -34,12 +34,12 @@ def unlink(root: Any, released: set[int]) -> None:
 
 
 def forget_in_managers(census: Census, released: set[int]) -> None:
-    """Drop released components from diffusers' ComponentsManager: it would hand them out, and offload them."""
+    """Drop released components from diffusers' ComponentsManager, which would return and offload them."""
     for manager in census.managers:
         held = namespace(manager) or {}
         components: Any = held.get("components")
         if not issubclass(type(components), dict):
-            continue  # another class of this name, or one that is being made
+            continue  # another class of this name, or one under construction
         for key, component in list(components.items()):
             if id(component) in released:
                 components.pop(key, None)

@@ -1,12 +1,12 @@
-"""Copies of weights on the CPU, kept while the weights are on a device, and put in their place when they come back.
+"""Host copies of weights: kept while the weights are on a device, and used again when the weights come back.
 
-Upstream moves a component with ``Module._apply``: each weight is copied to the device and the copy on the CPU is freed,
-and on the way back each weight is copied once more (`accelerate.hooks.CpuOffload`, ``DiffusionPipeline.to``). Here the
-copies on the CPU are kept while their weights are on a device. Before a component goes back, the copy of each weight
-that is unchanged takes its place, and upstream finds nothing left to move.
+Upstream moves a component with ``Module._apply``: each weight is copied to the device and its CPU memory is freed, and
+on the way back each weight is copied again (`accelerate.hooks.CpuOffload`, ``DiffusionPipeline.to``). Here the CPU
+tensors are kept while their weights are on a device. Before a component goes back, each unchanged weight is replaced by
+its host copy, so that upstream has nothing left to move.
 
-Unchanged means: with the same content, see `fingerprint`. Neither versions nor addresses of tensors tell of a write
-through ``weight.data``, which is how LoRAs are merged and averaged weights are put in.
+Unchanged means equal content, see `fingerprint`. Neither versions nor addresses of tensors reveal a write through
+``weight.data``, which is how LoRAs are merged and averaged weights are loaded.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ _KEPT = "_quantfix_host_copies"
 _CPU = torch.device("cpu")
 _Key = tuple[int, str]
 _NOBODYS: _Key = (0, "")
-_lock = Lock()  # a garbage collection may come in between
+_lock = Lock()  # a garbage collection may call `_let_go` at any time
 _of_classes: dict[type, tuple[Any, Any, weakref.WeakSet[_Kept]]] = {}
 
 
 def keep(models: list[Any], pin: bool) -> None:
-    """Keep copies for ``models`` from now on.
+    """Start to keep host copies for ``models``.
+
+    Args:
+        models: modules.
+        pin: keep them in pinned memory.
 
     Raises:
-        MemoryError: the CPU has not the memory; nothing has been changed.
+        MemoryError: there is not enough host memory; nothing has been changed.
     """
     missing = sum(slot.get().nbytes for model in models for slot in _slots(model) if _is_away(slot.get()))
     free = free_memory()
@@ -62,17 +66,17 @@ def keep(models: list[Any], pin: bool) -> None:
 
 
 def stop(models: list[Any]) -> None:
-    """Keep none any more."""
+    """Drop the host copies of ``models``, and keep no more."""
     for model in models:
         vars(model).pop(_KEPT, None)
 
 
 def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
-    """Let ``cls`` ask before it moves an instance. An attribute of the instance would go to copies of it, and could not
-    tell which of them is to be moved.
+    """Wrap ``_apply`` of ``cls``. An instance attribute would be copied with the instance and could not tell which of
+    them is moved.
 
     Returns:
-        What its instances have of ours.
+        The `_Kept` objects of its instances.
     """
     if cls not in _of_classes:
         own = attributes(cls).get(_METHOD)
@@ -85,14 +89,14 @@ def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
                 return upstream(fn, *args, **kwargs)
             return kept.move(functools.partial(upstream, fn, *args, **kwargs), fn)
 
-        # In this order: where a child is forked in between, the method is at most missing, never wrapped twice.
+        # In this order: in a child forked in between, the wrapper may be missing but is never applied twice.
         _of_classes[cls] = _apply, own, weakref.WeakSet()
         setattr(cls, _METHOD, _apply)
     return _of_classes[cls][2]
 
 
 def _let_go(cls: type) -> None:
-    """Leave ``cls`` as it was, once no instance has copies."""
+    """Restore ``cls`` once none of its instances has copies."""
     with _lock:
         function, own, kept = _of_classes.get(cls, (None, None, ()))
         if function is None or list(kept) or attributes(cls).get(_METHOD) is not function:
@@ -105,10 +109,10 @@ def _let_go(cls: type) -> None:
 
 
 class _Slot:
-    """A place where a module has a tensor: a parameter's data, a buffer, a companion or inner tensor of a weight.
+    """A place of a tensor in a module: a parameter's data, a buffer, a weight's companion or inner tensor.
 
     Attributes:
-        key: the same for the place before and after a move.
+        key: identifies the place; the same before and after a move.
         wrapper: the parameter whose inner tensor it is, or None.
     """
 
@@ -134,7 +138,7 @@ class _Slot:
 
 
 class _Copy:
-    """The copy on the CPU of one weight that is on a device, and the checksum of both when it came there."""
+    """The host copy of one weight that is on a device, and the checksum of both after the move."""
 
     def __init__(self, tensor: torch.Tensor, checksum: int) -> None:
         self.tensor = tensor
@@ -142,24 +146,25 @@ class _Copy:
 
 
 class _Kept:
-    """The copies of one module. `audit` finds them, and `release` frees them.
+    """The host copies of one module. `audit` finds them, and `release` frees them.
 
     Attributes:
-        module: a weak reference to the module. A copy of it has this object too, and moves as upstream does.
+        module: a weak reference to the module. A shallow copy of the module has this object too, but moves as upstream.
+        copies: the host copies of the weights that are on a device.
     """
 
     def __init__(self, module: Any, pin: bool) -> None:
         self.module: Any = weakref.ref(module)
         self._pin = pin
         self.copies: dict[_Key, _Copy] = {}
-        # Of memory on the CPU: computed there once, since that takes as long as copying it.
+        # Checksums of CPU memory, computed on the CPU once, since that takes as long as a copy.
         self._checksums: dict[_Key, tuple[StorageWeakRef, int]] = {}
 
     def move(self, upstream: Callable[[], Any], fn: Callable[[Any], Any]) -> Any:
-        """Call ``upstream``, which gives each tensor of the module to ``fn``, and returns what it returns."""
+        """Call ``upstream``, which applies ``fn`` to each tensor of the module, and return its result."""
         module = self.module()
         try:
-            # Subclasses (GGUF) intercept even the setting of data; the plain one is meant.
+            # Subclasses (GGUF) intercept even the assignment of ``.data``.
             with torch._C.DisableTorchFunctionSubclass():
                 leaving = self._prepare(module, fn)
             result = upstream()
@@ -167,12 +172,16 @@ class _Kept:
                 self._keep(module, leaving)
             return result
         finally:
-            # No copy outlives the stay of its weight on a device, also where a move failed midway.
+            # Keep a copy only while its weight is on a device, even if the move failed midway.
             away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
             self.copies = {key: copy for key, copy in self.copies.items() if key in away}
 
     def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
-        """Put the copies of unchanged weights that ``fn`` brings to the CPU in their place; what leaves the CPU."""
+        """Replace unchanged weights that ``fn`` would move to the CPU by their host copies.
+
+        Returns:
+            The tensors that ``fn`` will move from the CPU to a device.
+        """
         slots = list(_slots(module))
         targets = {device: _target(fn, device) for device in {slot.get().device for slot in slots}}
         back = [slot for slot in slots if slot.key in self.copies and targets[slot.get().device] == _CPU]
@@ -188,20 +197,20 @@ class _Kept:
         if targets.get(_CPU) in (_CPU, None):
             return {}
         leaving = [slot for slot in slots if slot.get().device == _CPU]
-        if self._pin and set(accelerator_types()) - {"mps"}:  # which has no memory of its own
+        if self._pin and set(accelerator_types()) - {"mps"}:  # which has no separate memory
             _pin(leaving)
-        # Not the tensor of a buffer itself: the module gives that up, and if it lives on, another has it.
+        # Detached, not the buffer itself: the module drops that, and if it stays alive, other code has it.
         return {slot.key: slot.get().detach() for slot in leaving if not slot.get().requires_grad}
 
     def _keep(self, module: Any, left: dict[_Key, torch.Tensor]) -> None:
-        """Keep of what ``left`` the CPU all that has the same content on its device."""
+        """Keep those tensors of ``left``, moved from the CPU, whose content is the same on the device."""
         shared = _held_by_others(left)
         arrived = [slot for slot in _slots(module) if slot.key in left and slot.key not in shared]
         for slot, checksum in _checksums(arrived, left):
             tensor = left[slot.key]
             memory = StorageWeakRef(tensor.untyped_storage())
             if self._checksums.get(slot.key) != (memory, checksum):
-                # New, or changed on the CPU; or what was moved was also converted.
+                # New, changed on the CPU, or also cast by the move.
                 here = fingerprint(tensor, random_numbers(_CPU))
                 if here is None or int(here) != checksum:
                     continue
@@ -217,7 +226,7 @@ class _Kept:
 
 
 def _slots(module: Any) -> Iterator[_Slot]:
-    """The places of ``module`` and all modules below it, each once, but for tensor subclasses that are not known."""
+    """Yield the places of ``module`` and its submodules, each once, without those of unknown tensor subclasses."""
     for part in modules_of(module):
         for name, parameter in part._parameters.items():
             if parameter is not None and is_wrapper(parameter):
@@ -229,7 +238,7 @@ def _slots(module: Any) -> Iterator[_Slot]:
             if buffer is not None and _is_plain(buffer):
                 yield _Slot((id(part), name), None, part._buffers, name)
         for found in companions(part):
-            # The first forward pass of an 8-bit layer takes CB and SCB from its weight into its state.
+            # The first forward pass of an 8-bit layer moves CB and SCB from its weight to its state.
             name = (
                 found.name.replace("state.", "weight.", 1) if found.name.startswith("state.") else found.name
             )
@@ -237,9 +246,10 @@ def _slots(module: Any) -> Iterator[_Slot]:
 
 
 def _without_parts(slots: list[_Slot], every: list[_Slot]) -> list[_Slot]:
-    """``slots`` without those of wrappers that are copied: another inner tensor of them is not in ``slots``.
+    """``slots`` without those of wrappers that have to be copied.
 
-    Or a graph of autograd has the wrapper: torch cannot exchange it once it was given the data of another device.
+    These are wrappers with another inner tensor that is not in ``slots``, and wrappers in an autograd graph: torch
+    cannot swap them once they have the data of another device.
     """
     chosen = {slot.key for slot in slots}
     copied = {
@@ -255,17 +265,17 @@ def _is_in_a_graph(wrapper: Any) -> bool:
 
 
 def _held_by_others(left: dict[_Key, torch.Tensor]) -> set[_Key]:
-    """The keys of tensors whose memory something else has too (a state dict, a storage): back in the module, a
-    change of the one would be a change of the other."""
+    """The keys of tensors whose memory other code has too (a state dict, a storage): if such a tensor came back into
+    the module, a change of one would change the other."""
     tensors = {**left, _NOBODYS: torch.empty(1, device=_CPU)}
     storages = {key: tensor.untyped_storage() for key, tensor in tensors.items()}
     own = Counter(storage._cdata for storage in storages.values())
-    # A storage has one object of Python: whoever has that is not counted as a user of the memory.
+    # A storage has one Python object; its referrers do not count as users of the memory.
     references = {key: sys.getrefcount(storage) - own[storage._cdata] for key, storage in storages.items()}
     return {
         key
         for key, storage in storages.items()
-        # One more is that of `storage`.
+        # Plus one for `storage`.
         if torch._C._storage_Use_Count(storage._cdata) > own[storage._cdata] + 1
         or references[key] > references[_NOBODYS]
     }
@@ -284,7 +294,7 @@ def _is_away(tensor: torch.Tensor) -> bool:
 
 
 def _target(fn: Callable[[Any], Any], device: torch.device) -> torch.device | None:
-    """Where ``fn`` brings a tensor that is on ``device``; None if it cannot be told."""
+    """The device to which ``fn`` moves a tensor that is on ``device``; None if unknown."""
     try:
         return torch.device(fn(torch.empty(0, device=device)).device)
     except Exception:
@@ -303,19 +313,19 @@ def _pin(slots: list[_Slot]) -> None:
 
 
 def _checksums(slots: list[_Slot], copies: dict[_Key, torch.Tensor]) -> Iterator[tuple[_Slot, int]]:
-    """The checksums of the tensors of ``slots`` that are on a device and have the form of their copies."""
+    """Yield the slots whose tensor is on a device and has the form of its copy, each with its checksum."""
     by_device: dict[torch.device, list[tuple[_Slot, torch.Tensor]]] = {}
     for slot in slots:
         there, here = slot.get(), copies[slot.key]
         if _is_away(there) and _form(there) == _form(here):
             by_device.setdefault(there.device, []).append((slot, there))
     for device, pairs in by_device.items():
-        # A weight for which the device has not the memory to compute it is copied.
+        # If the device lacks the memory to compute checksums, its weights are copied.
         with contextlib.suppress(RuntimeError):
             numbers = random_numbers(device)
             sums = [fingerprint(tensor, numbers) for _, tensor in pairs]
             known = [(slot, one) for (slot, _), one in zip(pairs, sums, strict=True) if one is not None]
-            if known:  # all at once: each answer would be waited for
+            if known:  # all at once: each read would synchronize
                 answers = torch.stack([one for _, one in known]).tolist()
                 yield from zip([slot for slot, _ in known], answers, strict=True)
 

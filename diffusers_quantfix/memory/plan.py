@@ -1,4 +1,4 @@
-"""What a release will empty and what it has to keep. Only looks; nothing is changed here."""
+"""Which models a release will empty and which it has to keep. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Part:
 
     @functools.cached_property
     def modules(self) -> list[Any]:
-        """What is emptied with a module: it, and those below that have tensors."""
+        """The modules that are emptied: the component, and its submodules that have tensors."""
         return bearing_modules(self.value)
 
     @property
     def label(self) -> str:
-        """What a person calls it: "transformer of FluxPipeline"."""
+        """Its name in messages: "transformer of FluxPipeline"."""
         owner = readable_name(self.target)
         return owner if self.value is self.target else f"{self.name} of {owner}"
 
@@ -41,11 +41,11 @@ class Plan:
     """The plan of one release.
 
     Attributes:
-        models: the modules that will be emptied, each once.
-        again: modules that were released before: what had to be left then may be free now.
-        kept: the modules that others use.
-        pipelines: the pipelines that are released, those inside combined ones as well.
-        already: what had already been released.
+        models: the models to empty, each once.
+        again: models that were released before: tensors that had to stay then may be freed now.
+        kept: the models that others use.
+        pipelines: the pipelines to release, including those inside combined ones.
+        already: the names of targets and components that were released before.
     """
 
     def __init__(self, targets: list[Any], census: Census, force: bool) -> None:
@@ -62,7 +62,7 @@ class Plan:
                 continue
             if not force:
                 users = census.users_of(part.modules, ours)
-                # A model given by itself is meant, although the one pipeline that it was taken from is alive.
+                # A model passed by itself is released although its one pipeline is alive.
                 if len(users) > (0 if is_pipeline(part.target) else 1):
                     part.users = tuple(users)
                 elif not census.sees(part.value):
@@ -87,7 +87,7 @@ def parts_of(targets: Iterable[Any]) -> Iterator[Part]:
     """The components of all targets.
 
     Raises:
-        TypeError: a target is no pipeline and no model.
+        TypeError: a target is neither a pipeline nor a model.
     """
     for target in targets:
         for name, value in components_of(target, "release").items():

@@ -1,4 +1,4 @@
-"""Draws what `track` sampled: how much memory is taken on a device, by what, and the peaks."""
+"""Draws the samples of `track`: the memory used on each device by each component, and the peaks."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 def plot(
     runs: Mapping[str, Sequence[Sample]], path: Any, title: str = "", devices: Sequence[str] = ()
 ) -> None:
-    """Draw runs side by side, one row per device, with one scale for all, into a picture file.
+    """Draw runs side by side into an image file, with one row per device and the same scale for all runs.
 
     Long runs are thinned; their peaks are kept.
 
     Args:
         runs: title of each run -> its samples.
-        path: where to write; the suffix chooses the format.
-        title: above everything.
-        devices: the rows; by default every device that held something, accelerators first.
+        path: the file to write; the suffix chooses the format.
+        title: the title above all runs.
+        devices: the rows; by default every device that was used, accelerators first.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: nothing was sampled.
+        ValueError: there are no samples.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,7 +55,7 @@ def plot(
     rows = list(devices) or _devices(runs)
     names = list(dict.fromkeys(name for run in runs.values() for sample in run for name in sample.components))
     colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
-    # Without pyplot: no window system, and nothing of the caller's figures is touched.
+    # Without pyplot: needs no window system, and does not touch the caller's figures.
     figure = Figure(figsize=(1.5 + 6.0 * len(runs), 2.0 + 2.6 * len(rows)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(rows), len(runs), squeeze=False, sharey="row", sharex="col")
@@ -69,7 +69,7 @@ def plot(
             axes.set_ylim(0, (top / scale or 1.0) * 1.05)
             if row == 0:
                 axes.set_title(name, fontsize=11, loc="left")
-            # Above the axes: within them it would lie on a curve sooner or later.
+            # Above the axes: inside, it could overlap a curve.
             at_the_end = human(samples[-1].allocated.get(device, 0)) if samples else "nothing sampled"
             axes.set_title(f"{at_the_end} at the end", fontsize=11, loc="right", weight="bold")
             if column == 0:
@@ -92,7 +92,7 @@ def plot(
 
 
 def _draw(axes: Any, samples: Sequence[Sample], device: str, colours: dict[str, str], scale: float) -> None:
-    # A value holds until the next sample: the steps of the picture are the steps of the run.
+    # A value holds until the next sample.
     edges = list(range(len(samples) + 1))
     floor = [0.0] * len(samples)
     for name, colour in colours.items():
@@ -118,7 +118,7 @@ def _draw(axes: Any, samples: Sequence[Sample], device: str, colours: dict[str, 
 
 
 def _label(axes: Any, samples: Sequence[Sample]) -> None:
-    """Name each run of calls of one component in its middle, and everything else where it happened."""
+    """Label each run of calls of one component at its middle, and all other samples at their position."""
     named: list[tuple[float, str]] = []
     first, previous = 0, ""
     for index, sample in enumerate([*samples, None]):

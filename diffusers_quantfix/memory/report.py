@@ -1,4 +1,4 @@
-"""What `release` did: freed bytes, what was kept for others, what was not freed and what holds it."""
+"""The result of `release`: freed bytes, components kept for others, memory that was not freed, and its holders."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Kept:
     """A component that was not released, because others use it.
 
     Attributes:
-        component: its name in what was released.
+        component: its name in the released object.
         type: its class.
         users: the other live pipelines that use it, e.g. "FluxImg2ImgPipeline.vae".
-        bytes: device -> bytes that it goes on to hold.
+        bytes: device -> bytes that it still holds.
     """
 
     component: str
@@ -35,14 +35,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Survivor:
-    """Memory of something released that is still there, because something else has a tensor on it.
+    """Memory of a released component that was not freed, because something else holds a tensor in it.
 
     Attributes:
-        path: its dotted name, with the component.
+        path: the tensor's dotted name, with the component.
         device: e.g. "cuda:0".
-        bytes: of its storage.
+        bytes: the size of its storage.
         reason: why it was not freed, in words.
-        holders: chains of what holds it, from the tensor up to a variable.
+        holders: chains of references, from the tensor up to a variable.
     """
 
     path: str
@@ -54,7 +54,7 @@ class Survivor:
 
 @dataclass(frozen=True)
 class Bystander:
-    """A tensor that belongs to nothing released and lies on the same devices (an output, an activation)."""
+    """Another tensor on the same devices, not part of a released object (an output, an activation)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,17 +65,17 @@ class Bystander:
 
 @dataclass(frozen=True)
 class Release:
-    """The answer of `release`. It prints as a short text and holds no tensor.
+    """The result of `release`. It prints as a short text and holds no tensors.
 
     Attributes:
-        released: names of the components that were emptied by this call.
+        released: names of the components emptied by this call.
         freed: device -> bytes freed by this call ("cpu" included, "meta" has none).
         kept: components that others use.
-        survivors: memory of the released components that something else still has, the largest first.
-        bystanders: the largest other tensors on the devices that were freed (with ``verify``).
+        survivors: memory of the released components that something else still holds, the largest first.
+        bystanders: the largest other tensors on the released components' devices (with ``verify``).
         allocated: accelerator device -> bytes allocated (before, after), as torch counts them.
-        already: what had already been released.
-        constants: tensors that were not freed, since a library has one for all models -> whose it is (some kB).
+        already: names of targets and components that were released before.
+        constants: tensors that were not freed, since a library shares them between all models -> the owner (some kB).
     """
 
     released: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Release:
         return not self.survivors
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """The result in JSON types."""
         return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Release:
 
 
 def _by_owner(labels: tuple[str, ...]) -> dict[str, list[str]]:
-    """Labels ("vae of FluxPipeline") by what they belong to; a model by itself has no names."""
+    """Owner -> component names, from labels ("vae of FluxPipeline"); a model by itself has no names."""
     owners: dict[str, list[str]] = {}
     for label in labels:
         name, _, owner = label.rpartition(" of ")

@@ -1,4 +1,4 @@
-"""What `track` records: the memory at one moment, and how a long run of moments is kept short."""
+"""The samples that `track` records, and how a long run of them is thinned."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Sample:
     """The memory at one moment.
 
     Attributes:
-        seconds: since the block began.
-        label: e.g. "start", "transformer begins", "transformer ends", or what `Track.mark` was given.
-        allocated: device -> bytes. For accelerators what torch counts, whoever holds it; for the CPU, and where torch
-            counts nothing, the sum of the components.
-        peak: device -> the most bytes since the sample before; as ``allocated`` where torch counts nothing.
+        seconds: seconds since the block began.
+        label: e.g. "start", "transformer begins", "transformer ends", or the label of `Track.mark`.
+        allocated: device -> bytes. For accelerators all memory that torch counts; for the CPU, and for devices that
+            torch does not count, the sum of the components.
+        peak: device -> the most bytes since the previous sample; as ``allocated`` if torch does not count them.
         components: component -> device -> bytes of its tensors.
     """
 
@@ -33,10 +33,10 @@ class Sample:
 class Recording:
     """The samples of a run, never more than ``most``.
 
-    When there are too many, neighbours among the samples of component calls are merged two by two, and from then on
-    each sample stands for twice as many. A merged sample is the one of the two with more memory, and its ``peak`` is
-    the larger of both: no peak is lost, nor which component had it. "start", "end" and marks stay, unless they are
-    too many themselves.
+    When there are too many, neighbouring samples of component calls are merged in pairs, and from then on each sample
+    stands for twice as many. A merged sample is the one of the two with more memory, with the larger ``peak`` of both:
+    no peak is lost, and neither is the component that caused it. "start", "end" and marks are kept, unless there are
+    too many of them.
     """
 
     def __init__(self, most: int) -> None:
@@ -61,7 +61,7 @@ class Recording:
 
 
 def halved(samples: Sequence[Sample]) -> list[Sample]:
-    """About half as many samples, by merging neighbours; the first and the last are never merged."""
+    """Merge neighbours to about half as many samples; the first and the last are never merged."""
     shorter = list(_pairs_merged(samples, marks=False))
     if len(shorter) > 0.75 * len(samples):
         shorter = list(_pairs_merged(samples, marks=True))
@@ -75,7 +75,7 @@ def caller_of(label: str) -> str:
 
 
 def peak_of(samples: Iterable[Sample]) -> dict[str, int]:
-    """Device -> the most bytes in any of the samples, accelerators first."""
+    """Device -> the highest peak of the samples, accelerators first."""
     most: dict[str, int] = {}
     for sample in samples:
         for device, count in sample.peak.items():
@@ -105,6 +105,6 @@ def _merged(one: Sample, other: Sample) -> Sample:
 
 
 def _memory(sample: Sample) -> tuple[int, int]:
-    """What decides which sample has more: accelerators before the CPU, whose bytes are often only waiting there."""
+    """The sort key for "more memory": accelerators before the CPU, which often only holds offloaded weights."""
     cpu = sample.allocated.get("cpu", 0)
     return sum(sample.allocated.values()) - cpu, cpu

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["track_table"]
 
 _COLUMN = 11
-# Of a long run of calls of one component, so many samples are shown.
+# How many samples are shown at the beginning and end of a long run of calls of one component.
 _FIRST, _LAST = 4, 2
 
 
 def track_table(
     subject: str, samples: Sequence[Sample], left_out: int = 0, estimated: Sequence[str] = ()
 ) -> str:
-    """One line per sample: seconds, what happened, and per device the bytes and the peak since the line before."""
+    """One line per sample: seconds, label, and per device the bytes and the peak since the previous sample."""
     if not samples:
         return f"{subject}: nothing was sampled"
     peaks = peak_of(samples)

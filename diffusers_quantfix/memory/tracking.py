@@ -18,27 +18,26 @@ from .samples import Recording, Sample, peak_of
 __all__ = ["Track", "track"]
 
 
-# So many samples are kept at most.
+# The most samples that are kept.
 _MOST = 1000
-# Without an interval of the caller's: the first samples are taken whatever they cost, and after them as many as take
-# this share of the time.
+# Without an interval: this many first samples are always taken, later ones only within this share of the time.
 _FIRST, _SHARE = 12, 0.02
-# Samples that take more seconds than this on average are those of a model with tens of thousands of layers. Even the
-# first of them have to stay within the share.
+# If samples take more seconds than this on average (a model with tens of thousands of layers), even the first ones stay
+# within the share.
 _SLOW = 0.05
-# Calls that take fewer seconds are counted only, between two samples that are so many seconds apart.
+# Calls shorter than _SHORT seconds are only counted, until the last sample is _GAP seconds ago.
 _SHORT, _GAP = 0.001, 0.02
-# A component with more parts than this is called as a whole.
+# A component with more children than this is watched only as a whole.
 _PARTS = 32
 
 
 class Track:
-    """The answer of `track`, and the context manager that samples. It prints as a table.
+    """The result of `track`, and the context manager that samples. It prints as a table.
 
     Attributes:
-        subject: the class of what is tracked.
-        left_out: how many beginnings and ends of component calls have no sample of their own, see `track`.
-        estimated: components of which at least one sample is an estimate, see `track`.
+        subject: the class of the tracked object.
+        left_out: the number of beginnings and ends of component calls without a sample, see `track`.
+        estimated: the components with at least one estimated sample, see `track`.
     """
 
     def __init__(self, subject: str, components: dict[str, Any], interval: float | None = None) -> None:
@@ -57,7 +56,7 @@ class Track:
 
     @property
     def samples(self) -> list[Sample]:
-        """What was recorded, in the order of time."""
+        """The samples in chronological order."""
         if self._bytes is not None and self._bytes.settle():
             self._recording.samples = [self._added_up_again(sample) for sample in self._recording.samples]
         return self._recording.samples
@@ -83,7 +82,7 @@ class Track:
         except BaseException:
             self._remove_hooks()
             raise
-        # What a pipeline gives up inside the block has to be free to go.
+        # Keep no reference: a component dropped inside the block must be freed.
         self._components = {}
         self._take("start", 0.0)
         return self
@@ -104,11 +103,11 @@ class Track:
             self._watched.pop().remove()
 
     def mark(self, label: str) -> None:
-        """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the picture."""
+        """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the plot."""
         self._take(label, math.inf)
 
     def _take(self, label: str, seconds: float | None = None) -> None:
-        """Take a sample, in which the look at a very large component takes its share of the time, or ``seconds``."""
+        """Take a sample. A complete look at a very large component may take ``seconds``, by default its time share."""
         began = time.perf_counter()
         if seconds is None:
             seconds = (began - self._began) * _SHARE
@@ -131,7 +130,7 @@ class Track:
         self._due_in_short_calls = max(self._due, now + _GAP) if self._interval is None else self._due
 
     def _added_up_again(self, sample: Sample) -> Sample:
-        """The sample after an estimate in it became exact."""
+        """``sample`` with new sums, after its estimates became exact."""
         allocated = _added_up(sample.components)
         peak = dict(allocated)
         for device in self._counted:
@@ -139,7 +138,7 @@ class Track:
         return replace(sample, allocated=allocated, peak=peak)
 
     def _next_due(self, now: float) -> float:
-        """When the next sample of a component call may be taken."""
+        """The time from which the next sample of a component call may be taken."""
         if self._interval is not None:
             return now + self._interval
         if self._taken < _FIRST and self._spent < _SLOW * self._taken:
@@ -148,7 +147,7 @@ class Track:
 
     @property
     def peak(self) -> dict[str, int]:
-        """Device -> the most bytes at any time of the block."""
+        """Device -> the most bytes at any time in the block."""
         return peak_of(self.samples)
 
     def table(self) -> str:
@@ -158,21 +157,21 @@ class Track:
         return track_table(self.subject, self.samples, self.left_out, self.estimated)
 
     def plot(self, path: Any) -> None:
-        """Draw the memory of the block into a picture file.
+        """Draw the memory of the block into an image file.
 
         Args:
-            path: where to write it; the suffix (.png, .svg, .pdf) chooses the format.
+            path: the file to write; the suffix (.png, .svg, .pdf) chooses the format.
 
         Raises:
             ImportError: matplotlib is not installed (the extra ``plot``).
-            ValueError: nothing was sampled.
+            ValueError: there are no samples.
         """
         from .plot import plot
 
         plot({self.subject: self.samples}, path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
+        """The result in JSON types."""
         return {
             "subject": self.subject,
             "peak": self.peak,
@@ -188,7 +187,7 @@ class Track:
 
     def _watch(self, name: str, component: Any) -> None:
         calls = _Calls(self, name)
-        # A VAE is used through decode(), which calls no forward of its own, but that of its decoder.
+        # A VAE is used through decode(), which calls its decoder's forward, not its own.
         bearing = (part for part in component.children() if next(part.parameters(), None) is not None)
         parts = list(islice(bearing, _PARTS + 1))
         if len(parts) <= _PARTS:
@@ -207,14 +206,14 @@ def _added_up(components: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 class _Calls:
-    """The calls of one component: a sample where one begins that is not inside another, and where it ends.
+    """Samples the beginning and end of a component's calls, except calls inside another call of it.
 
     Args:
-        track: which samples.
-        name: of the component.
+        track: takes the samples.
+        name: the component's name.
 
     Attributes:
-        watched: the component and its parts.
+        watched: the hooks on the component and its parts.
     """
 
     def __init__(self, track: Track, name: str) -> None:
@@ -224,11 +223,12 @@ class _Calls:
         self.watched: list[Any] = []
 
     def watch(self, module: Any, parts: Sequence[Any] = ()) -> None:
-        """Watch the calls of ``module``, unless it was compiled in place or is of TorchScript, which takes no hooks.
+        """Watch the calls of ``module``, unless it is compiled in place or TorchScript, which accepts no hooks.
 
         Args:
-            parts: what to watch no more once ``module`` is called itself: it is the component, used as a whole, and
-                its parts are called inside.
+            module: the component or one of its parts.
+            parts: for the component: the watched parts. Once the component itself is called, its parts are called
+                inside, and are no longer watched.
         """
         if getattr(module, "_compiled_call_impl", None) is not None or is_script(module):
             return
@@ -253,8 +253,8 @@ class _Calls:
 
 
 class _Hook:
-    """A hook of ours. A copy or a pickle of its module has a function in its place that does nothing: one of the
-    standard library, so that the file can be loaded without this package."""
+    """A hook of this package. In a copy or pickle of its module, a standard library function that does nothing replaces
+    it, so that the file can be loaded without this package."""
 
     __slots__ = ("_call",)
 
@@ -272,7 +272,7 @@ class _Hook:
 class _Watched:
     """The hooks of one module.
 
-    A module of short calls has only one, which counts them until a sample is due: two hooks at every call take torch as
+    A module with short calls has one hook only, which counts them until a sample is due: two hooks per call take as
     long as a small layer.
     """
 
@@ -297,7 +297,7 @@ class _Watched:
 
     def _begin(self, module: Any, args: Any) -> None:
         calls = self._calls
-        # Not in the hook at the end: torch iterates over those.
+        # Not in `_end`: torch is iterating over those hooks then.
         if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
             self.remove()
             self._counted = 1
@@ -313,7 +313,7 @@ class _Watched:
         if calls.inside > 1:
             calls.inside -= 1
             return
-        # A call that failed before it began (a hook raised) ends all the same.
+        # A call that failed before `_begin` (another hook raised) ends too.
         calls.inside = 0
         self._short = time.perf_counter() - self._began < _SHORT
         calls.sample(calls.ends)
@@ -337,28 +337,28 @@ def track(pipe: Any, interval: float | None = None) -> Track:
         print(memory.table())
         memory.plot("memory.png")
 
-    There is no thread: a sample is taken when a component is called and when it returns, at `Track.mark`, and at both
-    ends of the block. What an accelerator holds is asked of torch, the peak between two samples as well, for which
-    torch's peak statistics are reset (``torch.cuda.reset_peak_memory_stats``). A component that was compiled in place
-    (``module.compile()``) or is of TorchScript is not sampled at its calls. A copy or a pickle of the model made
-    inside the block is not sampled.
+    No thread is used: a sample is taken when a component is called and when it returns, at `Track.mark`, and at the
+    beginning and end of the block. The memory of an accelerator, and its peak between two samples, come from torch,
+    whose peak statistics are reset at each sample (``torch.cuda.reset_peak_memory_stats``). The calls of a component
+    that is compiled in place (``module.compile()``) or a TorchScript module are not sampled, nor are those of a copy or
+    pickle of the model made inside the block.
 
-    What is exact: the peak of an accelerator, whatever is sampled; the bytes of each component in a sample, but for
-    what follows. What is left out:
+    The peak of an accelerator is always exact. The bytes of each component in a sample are exact, with these limits:
 
-    - After the first 12 samples as many are taken as need 2 % of the time. Where calls take less than a millisecond,
-      samples are 20 ms apart, and calls in between are counted only, without the hook that sees their end.
-    - A run of more than 1,000 samples is thinned, neighbours are merged two by two. No peak is lost, nor which
-      component had it.
-    - A component of more than 5,000 modules without offload hooks is looked at completely at `Track.mark` and where
-      that takes no more than 2 % of the time. Otherwise every 17th module is looked at, and which modules there are.
-      If nothing of that changed until a complete look, which reading the result is, the sample has what that look
-      found. If it did, its bytes of the component remain an estimate, 17 times those of the modules looked at, and
-      ``Track.estimated`` names the component. A change of a few weights between two such looks is not seen.
+    - After the first 12 samples, sampling takes at most 2 % of the time. If calls take less than a millisecond, samples
+      are 20 ms apart; calls in between are only counted, without the hook that sees their end.
+    - A run of more than 1,000 samples is thinned by merging neighbours in pairs. No peak is lost, and neither is the
+      component that caused it.
+    - A component of more than 5,000 modules without offload hooks is examined completely at `Track.mark`, and whenever
+      that takes at most 2 % of the time. Otherwise only the tree of modules and every 17th module's tensors are
+      examined. If these do not change before the next complete examination (reading the result is one), the sample
+      gets its result. If they do, the component's bytes in that sample stay an estimate, 17 times those of the
+      examined modules, and ``Track.estimated`` names the component. A change of a few weights between two complete
+      examinations may be missed.
 
     Args:
         pipe: a diffusers pipeline, a ``torch.nn.Module`` or a dict of components. Nothing in it is kept alive.
-        interval: take samples at component calls at least so many seconds apart; 0 for a sample at every call.
+        interval: the least seconds between samples at component calls; 0 samples every call.
 
     Returns:
         The context manager; after the block it has ``.peak``, ``.table()`` and ``.plot(path)``.

@@ -1,4 +1,4 @@
-"""The modules below a root that have tensors, found in time that grows with their number only."""
+"""The submodules of a root that have tensors, found in linear time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
 
 
 def is_whole(module: Any) -> bool:
-    """Whether a module can have weights: the constructor of one may have failed, or run in another thread right now."""
+    """Whether a module is initialized: its constructor may have failed, or may be running in another thread."""
     return (namespace(module) or {}).keys() >= _OF_EVERY_MODULE
 
 
 def bearing_modules(root: Any) -> list[Any]:
-    """``root``, and the modules below it that have tensors themselves or further down, in the order of ``modules()``.
+    """``root`` and its submodules that have tensors in themselves or below, in the order of ``modules()``.
 
-    The rest may be shared by all models: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
+    Other submodules may be shared: diffusers before 0.33 has one ``nn.SiLU()`` for all models of the process.
     """
     modules = [module for _, module in named_modules(root)]
     bearing = _with_ancestors([module for module in modules if _bears(module)], modules)
@@ -31,7 +31,7 @@ def bearing_modules(root: Any) -> list[Any]:
 
 
 def _with_ancestors(starts: Iterable[Any], modules: Iterable[Any]) -> set[int]:
-    """``id`` of ``starts`` and of those of ``modules`` that have one of them anywhere below."""
+    """The ``id`` of ``starts`` and of all ``modules`` above them."""
     parents: dict[int, list[int]] = {}
     for module in modules:
         for child in list(module._modules.values()):
