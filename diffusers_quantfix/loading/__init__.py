@@ -1,1 +1,1 @@
-"""Loading: the device that a checkpoint loads onto, its size there, and checkpoints in several files."""
+"""Loading of quantized checkpoints: the target device, the size there, and checkpoints in several files."""

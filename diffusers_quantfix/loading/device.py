@@ -1,8 +1,8 @@
 """The one device onto which a quantized model is loaded.
 
-The fixes of the loading paths share this: what a ``device_map`` asks for, whether this machine has it, and which device
-is meant when nothing is asked for. Every error is raised before anything is allocated, and its message ends with the
-next step. torch is imported inside the functions.
+Shared by the fixes of the loading paths: which device a ``device_map`` requests, whether this machine has it, and the
+default device. Every error is raised before anything is allocated, and its message ends with the next step. torch is
+imported inside the functions.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ _PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def chosen_device(device_map: Any, config: Any = None, pre_quantized: bool = False) -> torch.device:
-    """The device onto which a quantized model has to be loaded.
+    """The device onto which a quantized model must be loaded.
 
     Args:
-        device_map: what the caller of ``from_pretrained`` passed: None, a device, its name or index, or a dictionary
-            whose values all name the same device.
-        config: the quantization config, if the device has to be one that this quantization supports.
+        device_map: the argument of ``from_pretrained``: None, a device, its name or index, or a dictionary whose values
+            all name the same device.
+        config: the quantization config, if the device must support this quantization.
         pre_quantized: whether the checkpoint is quantized already.
 
     Returns:
-        A ``torch.device`` that exists here, with its index (the CPU has none). Without a request the current device of
-        the accelerator.
+        A ``torch.device`` that this machine has, with its index (the CPU has none). For None, the current device of the
+        accelerator.
 
     Raises:
-        NotImplementedError: the request is a plan over several devices, or one with "disk".
-        ValueError: it names no device, one that this machine lacks, or the CPU where bitsandbytes cannot quantize.
+        NotImplementedError: ``device_map`` is a plan over several devices, or includes "disk".
+        ValueError: it names no device, a device that this machine lacks, or the CPU with a bitsandbytes that cannot
+            quantize there.
     """
     if device_map is None:
         return current_accelerator()
     if is_plan(device_map):
-        raise NotImplementedError(  # as these releases of diffusers say to any device_map
+        raise NotImplementedError(  # as these releases of diffusers raise for any device_map
             f"diffusers {_version('diffusers')} can load a quantized model onto one device only, and"
             f" device_map={_readable(device_map)} is a plan over several: pass one device such as"
             f" {str(current_accelerator())!r}, or upgrade to diffusers>=0.33 and use from_pretrained."
@@ -64,10 +65,9 @@ def chosen_device(device_map: Any, config: Any = None, pre_quantized: bool = Fal
 
 
 def accelerator_types() -> list[str]:
-    """The kinds of accelerator that torch sees here, the one to prefer first; ROCm's devices are called cuda.
+    """The types of accelerator that torch sees here, the preferred one first; ROCm devices are called cuda.
 
-    What torch has no name of its own for (Ascend's npu, Gaudi's hpu) registers itself as its accelerator, which torch
-    tells since 2.6.
+    Third-party backends (Ascend's npu, Gaudi's hpu) register as torch's accelerator, which torch reports since 2.6.
     """
     import torch
 
@@ -80,7 +80,7 @@ def accelerator_types() -> list[str]:
 
 
 def current_accelerator() -> torch.device:
-    """The current device of the accelerator that torch sees, with its index, or else the CPU."""
+    """The current device of the preferred accelerator, with its index; the CPU if there is none."""
     import torch
 
     for kind in accelerator_types():
@@ -90,7 +90,7 @@ def current_accelerator() -> torch.device:
 
 
 def is_plan(device_map: Any) -> bool:
-    """Whether a ``device_map`` is a plan over several devices rather than the request for one."""
+    """Whether a ``device_map`` is a plan over several devices rather than a request for one."""
     if isinstance(device_map, dict):
         places = {str(value) for value in device_map.values()}
         return len(places) != 1 or places == {"disk"}
@@ -112,7 +112,7 @@ def is_bitsandbytes(config: Any) -> bool:
 def _can_load_on_cpu(config: Any, pre_quantized: bool) -> bool:
     if not is_bitsandbytes(config) or quantizes_on_cpu():
         return True
-    # A checkpoint that is in 4 bits already is only copied; one in 8 bits would be quantized again by its first move.
+    # A 4-bit checkpoint is only copied; an 8-bit one would be quantized again by its first move.
     return pre_quantized and bool(getattr(config, "load_in_4bit", False))
 
 
@@ -120,7 +120,7 @@ def _existing(request: Any) -> torch.device:
     """The device that ``request`` names, with its index.
 
     Raises:
-        ValueError: it names none, or one that this machine lacks.
+        ValueError: it names no device, or one that this machine lacks.
     """
     import torch
 
@@ -150,7 +150,7 @@ def _existing(request: Any) -> torch.device:
 
 
 def _count(kind: str) -> int:
-    """How many devices of a kind there are."""
+    """The number of devices of a type."""
     import torch
 
     if kind == "mps":

@@ -1,4 +1,4 @@
-"""The packed weights of a GGUF checkpoint, before they are put into a model.
+"""The packed weights of a GGUF checkpoint, before they are loaded into a model.
 
 Neither torch nor another library is imported here at module level.
 
@@ -16,9 +16,9 @@ __all__ = ["unpack"]
 
 
 def unpack(state_dict: dict[str, Any], is_unpacked: Callable[[str], bool]) -> None:
-    """Exchange the packed weights whose name ``is_unpacked`` wants for plain ones, on their device.
+    """Dequantize, in ``state_dict`` and on their device, the GGUF weights for whose name ``is_unpacked`` is true.
 
-    To the loader these are like those that the file has in float32.
+    The loader treats them like the weights that the file has in float32.
     """
     from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor
 

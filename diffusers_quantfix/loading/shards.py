@@ -1,8 +1,8 @@
-"""A checkpoint of bitsandbytes in several files, one of which ends between a weight and its companions.
+"""A bitsandbytes checkpoint in several files, with a weight and its companions in different files.
 
 ``save_pretrained`` splits a checkpoint by size only, and the loaders read one file at a time. The fixes for diffusers
-and transformers share these functions: they find the weights with companions in another file, from the headers before
-the first file is read, and complete the contents of one file. Keys are those in the files.
+and transformers share these functions: they find, from the file headers, the weights with companions in another file,
+and complete the contents of one file. Keys are those in the files.
 
 safetensors is imported inside the functions.
 """
@@ -22,11 +22,10 @@ Apart = dict[str, dict[str, str]]
 
 
 def look_ahead(quantizer: Any, files: Any) -> Apart:
-    """The companions in another file than their weight, in a checkpoint that is about to be read; nothing where
-    bitsandbytes did not quantize it.
+    """`companions_apart` for a checkpoint that is about to be loaded; empty if bitsandbytes did not quantize it.
 
     Args:
-        quantizer: of diffusers or transformers, or None.
+        quantizer: the quantizer of diffusers or transformers, or None.
         files: as for `companions_apart`.
     """
     if not is_bitsandbytes(getattr(quantizer, "quantization_config", None)):
@@ -40,10 +39,10 @@ def look_ahead(quantizer: Any, files: Any) -> Apart:
 
 
 def companions_apart(files: Any) -> Apart:
-    """The weights with companions in another file.
+    """The weights with companions in another file: weight -> key of the companion -> its file.
 
     Args:
-        files: paths; anything but several safetensors files gives an empty answer.
+        files: paths; the result is empty unless they are several safetensors files.
     """
     import os
 
@@ -68,7 +67,7 @@ def companions_apart(files: Any) -> Apart:
 
 
 def _weight_of(key: str) -> str:
-    """The weight to which a key of a checkpoint of bitsandbytes belongs; empty for a key that is no companion's."""
+    """The weight to which a companion's key in a bitsandbytes checkpoint belongs; "" for any other key."""
     before, _, last = key.rpartition(".")
     if last in ("SCB", "weight_format"):
         return f"{before}.weight"
@@ -78,9 +77,9 @@ def _weight_of(key: str) -> str:
 
 
 def brought_together(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
-    """``state_dict`` of one file with what its weights have elsewhere, and without what belongs to weights elsewhere.
+    """``state_dict`` of one file, with the companions of its weights that are in other files.
 
-    A companion without its weight would be treated as a parameter, once the weight is loaded.
+    Companions of weights in other files are left out: once their weight is loaded, they would be treated as parameters.
     """
     from safetensors import safe_open
 

@@ -1,7 +1,7 @@
 """The memory that a model will take once it is quantized, computed from the model on ``meta``.
 
-A plan over several devices is made before a weight is read, from the model on ``meta``. Which of its parameters will be
-quantized, and in how many bits, its quantizer knows: diffusers and transformers ask it for a plan inside of one model.
+A plan over several devices is made from the model on ``meta``, before any weight is read. The quantizer knows which
+parameters will be quantized, and to how many bits: diffusers and transformers ask it when they plan a single model.
 
 torch and accelerate are imported inside the functions.
 """
@@ -19,14 +19,14 @@ __all__ = ["shrink"]
 
 
 def shrink(model: Any, config: Any) -> int:
-    """Give every weight of ``model`` that ``config`` will quantize the bytes that it will have.
+    """Replace every weight of ``model`` that ``config`` will quantize by a meta tensor of its quantized size.
 
     Args:
-        model: of diffusers or transformers, on ``meta``; afterwards it can only be used for measuring.
+        model: a model of diffusers or transformers, on ``meta``; afterwards it can only be used for measuring.
         config: the quantization config, or the dictionary in a saved model's configuration. It is not changed.
 
     Returns:
-        How many weights there are.
+        The number of these weights.
     """
     import copy
 
@@ -47,7 +47,7 @@ def shrink(model: Any, config: Any) -> int:
             count = parameter.numel()
             if name == "weight" and is_quantized(f"{path}.{name}", parameter):
                 per_element = element_size(f"{path}.{name}", parameter)
-                # Scales: one in float32 for 64 weights in 4 bits, one for a row in 8 bits. No method we know has more.
+                # Scales: one float32 per 64 4-bit weights, one per row in 8 bits. No method we know has more.
                 scales = count / 16 if per_element < 1 else 4 * parameter.shape[0]
                 smaller[module, name] = min(int(count * per_element + scales), count * dtype.itemsize)
             elif not set(kept).isdisjoint(path.split(".")) and parameter.is_floating_point():
@@ -70,7 +70,7 @@ def _quantizer(model: Any, config: Any) -> Any:
 
 
 def _kept_in_float32(quantizer: Any, model: Any) -> list[str]:
-    """The names of modules that are loaded in float32; in transformers only where the model is in float16."""
+    """The names of modules that are loaded in float32; in transformers only if the model is in float16."""
     if not _is_of_transformers(model) and not getattr(quantizer, "use_keep_in_fp32_modules", False):
         return []
     kept = getattr(model, "_keep_in_fp32_modules", None) or []
@@ -78,7 +78,7 @@ def _kept_in_float32(quantizer: Any, model: Any) -> list[str]:
 
 
 def _question(quantizer: Any, model: Any) -> Callable[[str, Any], bool]:
-    """Whether a weight will be quantized, as this release of its library answers it."""
+    """A function that tells whether a weight will be quantized, by asking this release's quantizer."""
     if hasattr(quantizer, "param_needs_quantization"):  # transformers since 4.57
         return lambda name, weight: quantizer.param_needs_quantization(model, name)
     name_of_old = "check_quantized_param" if _is_of_transformers(model) else "check_if_quantized_param"
@@ -88,7 +88,7 @@ def _question(quantizer: Any, model: Any) -> Callable[[str, Any], bool]:
 
 
 def _element_size(quantizer: Any, model: Any, dtype: Any) -> Callable[[str, Any], float]:
-    """The bytes that an element of a quantized weight will take, as this release of its library answers it."""
+    """A function that returns the bytes per element of a quantized weight, by asking this release's quantizer."""
     if hasattr(quantizer, "param_element_size"):  # transformers since 5.0
         return lambda name, weight: float(quantizer.param_element_size(model, name, weight))
     from accelerate.utils import dtype_byte_size

@@ -1,1 +1,1 @@
-"""One quantized weight: its companions (quant state, scales), its class, and the extension that runs it."""
+"""A quantized weight: its class, its companions (quant state, scales), and its compiled extension."""

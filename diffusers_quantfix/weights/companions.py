@@ -1,17 +1,16 @@
-"""The companions of a quantized layer: the tensors that have to be on the device of its weight.
+"""The companions of a quantized layer: the tensors that must be on the device of its weight.
 
 A bitsandbytes weight is more than its bytes. A 4-bit ``Params4bit`` has a ``QuantState`` (absmax, code, and for double
-quantization offset and the nested state2); the layer holds the same object a second time as ``layer.quant_state``. An
-8-bit ``Int8Params`` has CB and SCB, and after the first forward pass ``layer.state``, a ``MatmulLtState``, has them.
-None of these is a parameter or a buffer, so torch does not move, count or save them. The fixes that move them and the
-tools that look for them share these functions.
+quantization offset and the nested state2); the layer refers to the same object as ``layer.quant_state``. An 8-bit
+``Int8Params`` has CB and SCB; after the first forward pass ``layer.state``, a ``MatmulLtState``, has them. None of
+these is a parameter or buffer, so torch does not move, count or save them. The fixes that move them and the tools that
+search for them share these functions.
 
-A host copy is a ``QuantState`` that belongs to a weight on ``meta``: its tensors stay on the CPU while the weight is
-offloaded and onloaded. It is an ordinary ``QuantState`` with two marks, plain attributes that can be pickled and that
-bitsandbytes does not read: ``_is_host_copy`` on the copy, and ``_host_copy`` on a state that was made of it for a
-device.
+A host copy is the ``QuantState`` of a weight on ``meta``: its tensors stay on the CPU while the weight is offloaded and
+onloaded. It is an ordinary ``QuantState``. Two plain attributes, which can be pickled and which bitsandbytes does not
+read, mark it: ``_is_host_copy`` on the copy, and ``_host_copy`` on a state that was made from it for a device.
 
-Neither torch nor bitsandbytes is imported here; both are loaded where there is a quantized layer.
+Neither torch nor bitsandbytes is imported here: if there is a quantized layer, both are already imported.
 
 Upstream: bitsandbytes/functional.py (``QuantState``), bitsandbytes/nn/modules.py (``Params4bit``, ``Int8Params``),
 bitsandbytes/autograd/_functions.py (``MatmulLtState``).
@@ -43,10 +42,10 @@ __all__ = [
 
 
 class _Named(dict[type, bool]):
-    """Types -> whether they, or a class that they are derived from, have one of these names.
+    """Type -> whether it or one of its base classes has one of these names.
 
-    By name: a layer can be inspected without importing bitsandbytes. Remembered, since `track` checks every attribute
-    of every layer at every sample; there are few types.
+    By name, so that a layer can be inspected without importing bitsandbytes. Cached, since `track` checks every
+    attribute of every layer at every sample; there are few types.
     """
 
     def __init__(self, *names: str) -> None:
@@ -63,8 +62,8 @@ _carriers = _Named("QuantState", "MatmulLtState")
 carries: Callable[[type], bool] = _carriers.__getitem__
 _quantized_parameters = _Named("Params4bit", "Int8Params")
 _no_carriers: set[type] = set()
-# The names of the attributes of an object and their types -> those that are tensors, and those that carry some. A group
-# is searched twice per step. Names and types decide, so that nothing found here is ever out of date.
+# Names and types of an object's attributes -> the names of tensors, and of objects that carry some. Cached, since a
+# group is searched twice per step. Names and types determine the result, so that it never goes stale.
 _Layout = tuple[tuple[str, ...], tuple[str, ...]]
 _layouts: dict[tuple[Any, ...], _Layout] = {}
 _MOST_LAYOUTS = 10_000
@@ -78,8 +77,8 @@ class Companion:
     Attributes:
         name: its path on the layer, e.g. ``weight.quant_state.state2.absmax`` or ``state.SCB``.
         holder: the object that has it as an attribute (``QuantState``, ``MatmulLtState`` or the parameter).
-        attribute: its name there, so that ``setattr(companion.holder, companion.attribute, moved)`` replaces it.
-        tensor: the tensor itself. CB of an 8-bit layer is usually an alias of ``weight.data``: count storages.
+        attribute: its name there: ``setattr(companion.holder, companion.attribute, moved)`` replaces it.
+        tensor: the tensor. CB of an 8-bit layer is usually an alias of ``weight.data``: count storages, not tensors.
     """
 
     __slots__ = ("attribute", "holder", "name", "tensor")
@@ -102,11 +101,11 @@ def is_quant_state(value: Any) -> bool:
 
 
 def companions(module: Any) -> Iterator[Companion]:
-    """Yield the companions of the weights that ``module`` itself owns, not of those of its submodules.
+    """Yield the companions of the weights that ``module`` itself owns, not of its submodules.
 
-    A holder that the layer refers to twice (``weight.quant_state`` is ``quant_state``) is walked once, under the name
-    of the parameter. Host copies are walked where they are the quant state of a weight on ``meta``, and left out where
-    they are only what a quant state on a device was made of.
+    A holder that the layer refers to twice (``weight.quant_state`` is ``quant_state``) is visited once, under the name
+    of the parameter. A host copy is included as the quant state of a weight on ``meta``, but not as the source of a
+    quant state on a device.
     """
     for name, holder, attributes in holders(module):
         for attribute in attributes:
@@ -114,10 +113,9 @@ def companions(module: Any) -> Iterator[Companion]:
 
 
 def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
-    """What can have companions of ``module``: its path on the layer, the object, and the names of its tensors.
+    """The holders of the companions of ``module``: path on the layer, object, and attribute names of its tensors.
 
-    For callers that look at many layers often; the same companions as `companions`. A weight or a quant state without
-    tensors is named too.
+    The same companions as `companions`, but faster. Weights and quant states without tensors are included.
     """
     found: list[tuple[str, Any, tuple[str, ...]]] = []
     seen: set[int] = set()
@@ -126,7 +124,7 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
             _walk(name, parameter, seen, found)
     held = vars(module)
     if not found:
-        # Nearly all attributes are none, and a model may have a million of them.
+        # Nearly all attributes carry none, and a model may have a million of them.
         if _no_carriers.issuperset(map(type, held.values())):
             return found
         _no_carriers.update(kind for kind in map(type, held.values()) if not _carriers[kind])
@@ -136,16 +134,16 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
 
 
 def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> None:
-    """Move every tensor of a ``QuantState`` to ``device``, in place, as ``nn.Module.to`` of the layer needs it."""
+    """Move every tensor of a ``QuantState`` to ``device``, in place, as needed in ``nn.Module.to`` of the layer."""
     for _, holder, attributes in _walk("", state, set(), []):
         for attribute in attributes:
             setattr(holder, attribute, vars(holder)[attribute].to(device, non_blocking=non_blocking))
 
 
 def on_device(state: Any, device: Any, non_blocking: bool = False) -> Any:
-    """A ``QuantState`` like ``state`` with its tensors on ``device``; ``state`` and its tensors are not touched.
+    """A new ``QuantState`` with the tensors of ``state`` on ``device``; ``state`` is not changed.
 
-    Tensors that are on ``device`` already are shared, not copied. A state made from a host copy refers to it.
+    Tensors already on ``device`` are shared, not copied. A state made from a host copy refers to it.
     """
     duplicate = _duplicate(state, device, non_blocking)
     if is_host_copy(state):
@@ -155,11 +153,12 @@ def on_device(state: Any, device: Any, non_blocking: bool = False) -> Any:
 
 
 def replace_states(module: Any, others: dict[int, tuple[Any, Any]]) -> None:
-    """Give ``module`` and its weights equal states in place of theirs, whose tensors they share.
+    """Replace the states of ``module`` and its weights by equal state objects that share their tensors.
 
     Args:
         module: a module; a state is an attribute of it or of one of its own parameters.
-        others: ``id`` of a state, or of what took its place -> both. What is shared by several stays shared.
+        others: ``id`` of a state or of its replacement -> (state, replacement). Pass the same dict for several modules,
+            so that shared states stay shared. It is updated.
     """
     parameters = (one for one in module._parameters.values() if _quantized_parameters[type(one)])
     for owner in (*parameters, module):
@@ -168,16 +167,16 @@ def replace_states(module: Any, others: dict[int, tuple[Any, Any]]) -> None:
             state = held[name]
             if id(state) not in others:
                 other = _sharing(state)
-                # Kept here, as a number is that of another object as soon as one is gone.
+                # Both are kept alive, so that their ids are not reused.
                 others[id(state)] = others[id(other)] = state, other
             held[name] = others[id(state)][1]
 
 
 def host_copy(state: Any) -> Any:
-    """The ``QuantState`` on the CPU that stands for ``state`` while its weight is on ``meta``.
+    """The ``QuantState`` on the CPU that replaces ``state`` while its weight is on ``meta``.
 
-    Nothing is copied when ``state`` was made of a host copy, is one, or is on the CPU. A state that has no data
-    (somewhere on ``meta``, or a foreign object) is returned as it is.
+    No tensor is copied if ``state`` was made from a host copy, is one, or is on the CPU. A state without data (one with
+    a tensor on ``meta``, or a foreign object) is returned as it is.
     """
     known = vars(state).get(_HOST_COPY)
     if known is not None:
@@ -208,7 +207,7 @@ def _duplicate(state: Any, device: Any, non_blocking: bool) -> Any:
 
 
 def _sharing(state: Any) -> Any:
-    """An object like ``state``, and like the states in it, with the same tensors."""
+    """A copy of ``state`` and its nested states, with the same tensors."""
     duplicate = object.__new__(type(state))
     for name, value in vars(state).items():
         vars(duplicate)[name] = _sharing(value) if _carriers[type(value)] and name != _HOST_COPY else value
@@ -218,7 +217,7 @@ def _sharing(state: Any) -> Any:
 def _walk(
     name: str, holder: Any, seen: set[int], found: list[tuple[str, Any, tuple[str, ...]]]
 ) -> list[tuple[str, Any, tuple[str, ...]]]:
-    """Add ``holder``, and what it carries, to ``found``."""
+    """Add ``holder`` and its nested carriers to ``found``, and return ``found``."""
     if id(holder) not in seen:
         seen.add(id(holder))
         held = vars(holder)
@@ -231,7 +230,7 @@ def _walk(
 
 
 def _layout(held: dict[str, Any]) -> _Layout:
-    """The names of the attributes that are tensors, and of those that carry some."""
+    """The names of the attributes that are tensors, and of those that carry tensors."""
     key = (*held, *map(type, held.values()))
     known = _layouts.get(key)
     if known is None:

@@ -1,6 +1,6 @@
-"""Copies of weights in the memory of the CPU: whether there is room for one, and whether a weight is what it was.
+"""Copies of weights in host memory: whether there is room for a copy, and whether a weight has changed since.
 
-torch is imported here: import this module where there is a weight.
+torch is imported here: import this module only where there is a weight.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import torch
 
 __all__ = ["fingerprint", "free_memory", "has_room", "random_numbers"]
 
-# Words of 4 bytes are looked at in rows, and so many rows together, which takes 4 MB of the device. The factors are
-# few, as they are computed anew for each layer: kept ones would be memory that no one can free.
+# A tensor is read as rows of _ROW 4-byte words, _ROWS rows at a time, which takes 4 MB on the device. The factors are
+# few, since they are computed again for each layer: kept ones would be memory that nobody can free.
 _ROW, _ROWS = 1 << 13, 1 << 6
 _MEMORY = Path("/proc/meminfo")
-_RESERVE = 10  # what nobody has asked for leaves one part in so many of the memory free
+_RESERVE = 10  # copies that the user did not ask for leave 1/10 of the memory free
 
 
 def random_numbers(device: torch.device) -> torch.Tensor:
-    """The factors for `fingerprint` on ``device``: computed there in whole numbers, and so the same everywhere."""
+    """The factors for `fingerprint`, int64 on ``device``: integer arithmetic, so they are the same on every device."""
     numbers = torch.arange(1, _ROW + _ROWS + 1, dtype=torch.int64, device=device)
     for factor, shift in ((0x1E3779B97F4A7C15, 30), (0x3F58476D1CE4E5B9, 27), (0x14D049BB133111EB, 31)):
         numbers *= factor
@@ -28,10 +28,16 @@ def random_numbers(device: torch.device) -> torch.Tensor:
 
 
 def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | None:
-    """A number of 64 bits that depends on every bit of ``tensor``, computed where it is, and left there.
+    """A 64-bit number that depends on every bit of ``tensor``: an int64 scalar tensor on its device.
 
-    The sum of its words of 4 bytes, each multiplied with the random numbers of its column and of its row, modulo 2**64.
-    None for a tensor that is not contiguous.
+    It is the sum of its 4-byte words, each multiplied by the random numbers of its column and its row, modulo 2**64.
+
+    Args:
+        tensor: a plain tensor.
+        numbers: the `random_numbers` of its device.
+
+    Returns:
+        None for a tensor that is complex or not contiguous.
     """
     if not tensor.is_contiguous() or tensor.is_complex():
         return None
@@ -43,7 +49,7 @@ def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | N
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     of_columns, of_rows = numbers[:_ROW], numbers[_ROW:] | 1
     for index, words in enumerate(data[:whole].view(torch.int32).split(_ROW * _ROWS)):
-        # Odd, and another one for each part: two parts that are exchanged are a change.
+        # Odd, and different for each part, so that swapping two parts changes the result.
         factor = 0x1E3779B97F4A7C15 * (2 * index + 1) % 2**63
         rows = words.numel() // _ROW
         if rows:
@@ -58,12 +64,12 @@ def fingerprint(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor | N
 
 
 def free_memory() -> int | None:
-    """Bytes that the CPU can give out, None where that cannot be told."""
+    """The available host memory in bytes; None if unknown."""
     return _bytes_of("MemAvailable:")
 
 
 def has_room(nbytes: int) -> bool:
-    """Whether a copy of ``nbytes`` that the user has not asked for leaves enough; true where that cannot be told."""
+    """Whether a copy of ``nbytes`` that the user did not ask for leaves enough host memory; True if unknown."""
     free, total = free_memory(), _bytes_of("MemTotal:")
     return free is None or total is None or free - nbytes >= total // _RESERVE
 

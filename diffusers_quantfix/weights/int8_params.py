@@ -27,13 +27,12 @@ __all__ = [
     "takes_tiles_for_rows",
 ]
 
-# The order of the bytes within a tile, int64 on the CPU, by the name of the layout.  Upstream keeps one on the device
-# for each layer.
+# Name of the layout -> order of the bytes within a tile, int64 on the CPU. Upstream keeps one per layer on the device.
 _orders: dict[str, Any] = {}
 
 
 def moved_whole(original: Any) -> Any:
-    """An ``Int8Params.to`` that moves int8 data unchanged, with its SCB; CB is the moved data."""
+    """Wrap ``Int8Params.to``: int8 data is moved unchanged, with its SCB; CB is the moved data."""
     import torch
 
     parse = torch._C._nn._parse_to
@@ -60,17 +59,17 @@ def moved_whole(original: Any) -> Any:
 
 
 def in_tiles(layer: Any) -> bool:
-    """Whether a ``Linear8bitLt`` has its weight in tiles of the GPU's layout, as before 0.45 since its first pass."""
+    """Whether a ``Linear8bitLt`` has its weight in tiles of the GPU's layout: before 0.45, after its first pass."""
     return vars(layer.state).get("CxB") is not None
 
 
 def rows_of(layer: Any) -> Any:
-    """The weight, int8 [out_features, in_features], of a layer that has it in tiles: a new tensor where these are."""
+    """The weight of a layer that has it in tiles: a new int8 tensor [out_features, in_features] on the same device."""
     return _rows(layer.state, (layer.out_features, layer.in_features))
 
 
 def rows_for_dequantizing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``dequantize_bnb_weight(weight, ...)``, of whichever library, that reads a weight in tiles as what it is."""
+    """Wrap ``dequantize_bnb_weight(weight, ...)`` of any library: a weight in tiles is converted to rows first."""
 
     def dequantize_bnb_weight(weight: Any, *args: Any, **kwargs: Any) -> Any:
         for state in (*args, *kwargs.values()):
@@ -86,15 +85,15 @@ def rows_for_dequantizing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
-    """Whether it multiplies the bytes of a weight by the scales of its rows, although they may be in tiles.
+    """Whether ``dequantize_bnb_weight`` treats the bytes of a weight as rows, although they may be in tiles.
 
     Raises:
-        Undecided: bitsandbytes, which may have tiles or not, is not imported yet, or not far enough.
+        Undecided: bitsandbytes, which may have tiles or not, is not imported yet, or only partly.
     """
     product = getattr(sys.modules.get("bitsandbytes.autograd._functions"), "MatMul8bitLt", None)
     if product is None:
         raise Undecided("bitsandbytes.autograd._functions")
-    if "igemmlt" not in names_used(product.forward):  # the product of matrices in tiles
+    if "igemmlt" not in names_used(product.forward):  # the matrix product on tiles
         return False
     return not written_in(dequantize_bnb_weight, __name__) and "igemmlt" not in names_used(
         dequantize_bnb_weight
@@ -102,7 +101,7 @@ def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
 
 
 def refuses_to_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``fully_shard`` of torch that raises ValueError where it would shard an 8-bit weight, and changes nothing."""
+    """Wrap torch's ``fully_shard``: it raises ValueError, before any change, if it would shard an 8-bit weight."""
     import inspect
 
     can_ignore = "ignored_params" in inspect.signature(original).parameters
@@ -133,7 +132,7 @@ def _rows(state: Any, shape: Any) -> Any:
     if order is None:
         order = _orders.get(state.formatB)
     if order is None:
-        # A kernel of the GPU's tells the order, also for a layer that was moved away from there.
+        # Only a GPU kernel knows the order, even if the layer was moved off the GPU.
         where = tiles.device if tiles.is_cuda else torch.device("cuda", torch.cuda.current_device())
         order = _orders[state.formatB] = get_tile_inds(state.formatB, where).cpu()
     rows = undo_layout(tiles, order.to(tiles.device))

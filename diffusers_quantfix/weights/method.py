@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def method_of(model_or_config: Any) -> str:
-    """The method by its name ("bitsandbytes", "quanto", "gguf", "torchao", ...); empty where there is none."""
+    """The name of the method ("bitsandbytes", "quanto", "gguf", "torchao", ...); "" if there is none."""
     method = getattr(model_or_config, "quantization_method", None)
-    # bitsandbytes configs of diffusers and transformers have a function of that name, which gives "nf4" and the like.
+    # bitsandbytes configs of diffusers and transformers have a method of that name, which returns e.g. "nf4".
     if method is None or callable(method):
         method = getattr(model_or_config, "quant_method", None)
     return "" if method is None else str(getattr(method, "value", method))

@@ -1,14 +1,14 @@
-"""Moving a 4-bit parameter of bitsandbytes without changing the source parameter.
+"""Moving a 4-bit bitsandbytes parameter without changing the source parameter.
 
-A ``Params4bit`` is a tensor of packed bytes with a ``QuantState``, and often a reference to its layer, which has a
-reference to the quant state as well. Several fixes create a parameter on another device from an existing one; they
-share these functions, so that each fix works alone and all of them together, in any order.
+A ``Params4bit`` is a tensor of packed bytes with a ``QuantState``, and often a reference to its layer, which refers to
+the quant state too. Several fixes create a parameter on another device from an existing one; they share these
+functions, so that each fix works alone and with the others, in any order.
 
-On CPUs with AVX512-BF16 bitsandbytes >= 0.49 repacks bytes and quant state for its CPU kernel (``bnb-cpu-packing``).
-The repacked quant state then keeps the original one under ``UNPACKED``; code that uses the bytes outside that kernel
-unpacks them first.
+On CPUs with AVX512-BF16, bitsandbytes >= 0.49 repacks bytes and quant state for its CPU kernel (``bnb-cpu-packing``).
+The repacked quant state keeps the original one under ``UNPACKED``; code that uses the bytes outside that kernel unpacks
+them first.
 
-Neither torch nor bitsandbytes is imported here; both are loaded where there is a 4-bit parameter.
+Neither torch nor bitsandbytes is imported here: if there is a 4-bit parameter, both are already imported.
 
 Upstream: bitsandbytes/nn/modules.py (``Params4bit``), bitsandbytes/functional.py (``_convert_weight_packed_for_cpu``).
 """
@@ -32,7 +32,7 @@ __all__ = [
     "unpacked_bytes",
 ]
 
-# A plain attribute with a QuantState, so that it moves, is copied, pickled and audited like any companion.
+# A plain attribute that holds a QuantState, so that it is moved, copied, pickled and audited like any companion.
 UNPACKED = "_unpacked"
 
 
@@ -40,7 +40,7 @@ def tiny_parameter(modules: Any) -> tuple[Any, Any]:
     """A quantized nf4 parameter of 64 weights on the CPU, all zeros, and its quant state; for probes.
 
     Args:
-        modules: ``bitsandbytes.nn.modules``; it need not be imported to its end.
+        modules: ``bitsandbytes.nn.modules``, whose import need not be complete.
     """
     import torch
 
@@ -59,7 +59,7 @@ def tiny_parameter(modules: Any) -> tuple[Any, Any]:
 
 
 def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The parameter moved by ``.to(*args, **kwargs)``, with ``new_state``.
+    """A new parameter: ``parameter`` moved by ``.to(*args, **kwargs)``, with ``new_state``.
 
     ``parameter``, its bytes and its quant state are not changed.
     """
@@ -72,7 +72,7 @@ def moved(parameter: Any, new_state: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def belongs_to_layer(parameter: Any) -> bool:
-    """Whether the layer that ``parameter`` refers to owns it, and not only the parameter from which it was made."""
+    """Whether the layer that ``parameter`` refers to owns it, rather than the parameter from which it was made."""
     layer = vars(parameter).get("module")
     return layer is not None and any(own is parameter for own in layer._parameters.values())
 
@@ -88,10 +88,10 @@ def follow(parameter: Any, state: Any, new_state: Any) -> None:
 
 
 def unpack(parameter: Any) -> None:
-    """Undo the repacking for the CPU kernel, bit by bit; nothing happens to a parameter that is not repacked.
+    """Undo the repacking for the CPU kernel, bit by bit, if ``parameter`` is repacked.
 
-    Nor to one that merely holds the state of another: PEFT creates the parameter of a merged weight, which is not
-    quantized yet, with the attributes of the old one.
+    A parameter that only has the state of another is not changed: PEFT creates the parameter of a merged weight, which
+    is not quantized yet, with the attributes of the old one.
     """
     state = vars(parameter).get("quant_state")
     if state is None or UNPACKED not in vars(state):
@@ -103,15 +103,15 @@ def unpack(parameter: Any) -> None:
 
 
 def unpacked_bytes(packed: Any, state: Any) -> Any:
-    """The bytes that were repacked to ``packed``, as ``quantize_4bit`` had made them.
+    """The bytes from before the repacking, as ``quantize_4bit`` returned them.
 
     Args:
         packed: uint8 [N, K / 2]. In blocks of 32 rows, each run of 32 bytes has one pair of columns: rows 0 to 15 in
-            the low halves, rows 16 to 31 in the high ones.
-        state: the ``QuantState`` that went with it; it is not touched.
+            the low nibbles, rows 16 to 31 in the high ones.
+        state: its ``QuantState``, which is not changed.
 
     Returns:
-        A new tensor on the device of ``packed``; shape and dtype (``quant_storage``) are those of before.
+        A new tensor on the device of ``packed``, with the original shape and dtype (``quant_storage``).
     """
     torch = sys.modules["torch"]
     rows, half = state.shape[0], state.shape[1] // 2
@@ -124,7 +124,7 @@ def unpacked_bytes(packed: Any, state: Any) -> Any:
 
 
 def restore(state: Any) -> None:
-    """Restore all attributes of a repacked quant state; it stays the same object."""
+    """Restore the original attributes of a repacked quant state, in place."""
     before = vars(state)[UNPACKED]
     vars(state).clear()
     vars(state).update(vars(before))

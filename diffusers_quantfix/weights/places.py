@@ -1,4 +1,4 @@
-"""Where a parameter stands in a model, by its name."""
+"""Finds the owner of a parameter by its name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["parameters_at"]
 
 
 def parameters_at(module: Any, path: str) -> tuple[dict[str, Any], str]:
-    """The parameters of the module that owns ``path``, and the name it has there; none without such a module.
+    """The ``_parameters`` of the module that owns ``path``, or {} without such a module, and the name there.
 
-    For code that runs once for each tensor of a load: ``Module.get_submodule`` takes ten times as long.
+    For code that runs once per loaded tensor: ``Module.get_submodule`` takes ten times as long.
 
     Args:
         module: the ``torch.nn.Module`` from which ``path`` starts.

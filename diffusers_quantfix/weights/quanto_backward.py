@@ -1,4 +1,4 @@
-"""What the backward pass of a linear layer of optimum-quanto reads of its call, for those who call it themselves.
+"""An autograd context for direct calls of the backward pass of optimum-quanto's linear function.
 
 Upstream: optimum/quanto/tensor/function.py (``QuantizedLinearFunction``).
 """
@@ -13,12 +13,12 @@ __all__ = ["BackwardContext"]
 
 
 class BackwardContext:
-    """What ``backward`` reads of the context of a call, with other tensors in it.
+    """The attributes of an autograd context that ``backward`` reads, with given tensors.
 
     Args:
         taken: the input of the layer, of shape (..., in_features).
         weight: the weight, of shape (out_features, in_features).
-        needs_input_grad: whether the gradient of the input, of the weight and of the bias is asked for.
+        needs_input_grad: whether the gradients of input, weight and bias are needed.
     """
 
     def __init__(self, taken: Any, weight: Any, needs_input_grad: tuple[bool, ...]) -> None:

@@ -1,8 +1,7 @@
-"""The compiled extensions of optimum-quanto: whether they may be built here, and the replacement for one that cannot be
-built.
+"""The compiled extensions of optimum-quanto: whether they may be built here, and a replacement in PyTorch if not.
 
 quanto compiles C++ (``quanto_cpp``) and CUDA (``quanto_cuda``) code on the user's machine at its first use, with
-``torch.utils.cpp_extension.load``. PyTorch alone can do everything that it does.
+``torch.utils.cpp_extension.load``. Plain PyTorch operations give the same results.
 
 Upstream: optimum/quanto/library/extensions.
 """
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 
 BUILD, NO_BUILD, MARLIN = "quanto:build", "quanto:no-build", "quanto:marlin"
 
-# gemm_cuda.cu of the AWQ kernels says __asm__ __volatile__, which Microsoft's compiler does not know.
+# gemm_cuda.cu of the AWQ kernels uses __asm__ __volatile__, which Microsoft's compiler does not support.
 _WINDOWS_FLAGS = ("-D__asm__=asm", "-D__volatile__=volatile")
 
 
 def why_not_to_build(options: Collection[str]) -> str:
-    """Why no extension is compiled here, as the end of a sentence; empty when it may be compiled.
+    """Why no extension is compiled here, as the end of a sentence; "" if it may be compiled.
 
     Args:
-        options: what the user chose in ``DIFFUSERS_QUANTFIX``.
+        options: the options in ``DIFFUSERS_QUANTFIX``.
     """
     if NO_BUILD in options:
         return f"was not compiled, as DIFFUSERS_QUANTFIX={NO_BUILD} asks"
@@ -37,28 +36,28 @@ def why_not_to_build(options: Collection[str]) -> str:
 
 
 def flags_of_this_platform() -> tuple[str, ...]:
-    """What nvcc needs beside upstream's flags: nothing but on Windows."""
+    """The flags that nvcc needs besides upstream's; only on Windows are there any."""
     if platform.system() != "Windows":
         return ()
     import torch
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    # From torch 2.9 on, compiled_autograd.h leaves out on Windows what nvcc cannot compile, if it knows of CUDA.
+    # Since torch 2.9, compiled_autograd.h omits on Windows the code that nvcc cannot compile, if USE_CUDA is defined.
     return (*_WINDOWS_FLAGS, "-DUSE_CUDA=1") if (major, minor) >= (2, 9) else _WINDOWS_FLAGS
 
 
 def cuda_kernels_are_there() -> bool:
-    """Whether ``quanto_cuda`` is registered and compiled; compiles it at the first question."""
+    """Whether ``quanto_cuda`` is registered and compiled; the first call compiles it."""
     module = sys.modules.get("optimum.quanto.library.extensions.cuda")
     return module is not None and not isinstance(module.ext.lib, StandIn)
 
 
 class StandIn:
-    """The functions of a compiled extension, by PyTorch.
+    """The functions of a compiled extension, implemented with PyTorch operations.
 
     Args:
-        name: the extension, ``quanto_cpp`` for example.
-        reason: why it is not there, as the end of a sentence.
+        name: the extension, e.g. ``quanto_cpp``.
+        reason: why it is missing, as the end of a sentence.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -69,7 +68,7 @@ class StandIn:
         """Values of 2 or 4 bits from uint8 of shape (n, ...): uint8 of shape (n * 8 // bits, ...), same device."""
         import torch
 
-        if t.device.type == "mps":  # which has no shift
+        if t.device.type == "mps":  # has no shift operators
             parts = [t // (1 << shift) for shift in range(0, 8, bits)]
         else:
             parts = [t >> shift for shift in range(0, 8, bits)]
@@ -78,7 +77,7 @@ class StandIn:
     def awq_v2_gemm_f16i4(self, input: Any, other: Any, scales: Any, shift: Any) -> Any:
         """``input`` (..., k) @ dequantized ``other`` (int16, packed by AWQ) -> (..., n); scales, shift (k // 128, n).
 
-        The shift is scaled and negated already.
+        ``shift`` is already scaled and negated.
         """
         from optimum.quanto.tensor.weights.awq.packed import unpack_v2
 
@@ -88,7 +87,7 @@ class StandIn:
         return input @ weight.reshape(integers.shape).t()
 
     def awq_v2_gemv_f16i4(self, input: Any, other: Any, scales: Any, shift: Any, *sizes: int) -> Any:
-        """The same; the compiled one is another kernel, for a few rows."""
+        """As `awq_v2_gemm_f16i4`; the compiled version is another kernel, for few rows."""
         return self.awq_v2_gemm_f16i4(input, other, scales, shift)
 
     def fp8_marlin_gemm(

@@ -1,6 +1,6 @@
-"""How a parameter of a subclass is pickled: created without its constructor, which may need arguments.
+"""Pickling of a parameter of a subclass: it is rebuilt without its constructor, which may need arguments.
 
-torch's own functions do it, so the file needs the class and torch, not this package.
+Only torch's own functions are in the pickle, so loading it needs the class and torch, not this package.
 
 Upstream: torch/_tensor.py (``_rebuild_from_type_v2``), torch/_utils.py (``_rebuild_parameter``, ``_set_obj_state``).
 """
@@ -18,21 +18,21 @@ __all__ = ["of_the_user", "rebuilt", "with_others"]
 
 
 def rebuilt(parameter: Any, data: Any, state: Any, before: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """What ``__reduce_ex__`` returns for ``parameter``: its class, its attributes, and a ``__setstate__`` of its class.
+    """The result of ``__reduce_ex__`` for ``parameter``: it keeps class and attributes, and calls ``__setstate__``.
 
     Args:
-        parameter: of any subclass of ``torch.nn.Parameter``.
+        parameter: a parameter of any subclass of ``torch.nn.Parameter``.
         data: its data as a plain tensor.
-        state: what ``torch._utils._get_obj_state`` says, by the ``__getstate__`` of the class.
-        before: attributes that it has before ``__setstate__`` of its class, which may leave them out or change them.
+        state: the result of ``torch._utils._get_obj_state``, which calls the ``__getstate__`` of the class.
+        before: attributes to set before ``__setstate__`` of the class, which may ignore or change them.
     """
     torch = sys.modules["torch"]
     cls = type(parameter)
     if before:
-        # `as_subclass` would make another object, without them.
+        # `as_subclass` would create another object, without these attributes.
         empty = _Reduced((torch.Tensor._make_subclass, (cls, data, parameter.requires_grad)))
         return torch._tensor._rebuild_from_type_v2, (torch._utils._set_obj_state, cls, (empty, before), state)
-    # `as_subclass`, by which a plain parameter gets its class, would be an operation in the graph.
+    # `as_subclass` would be an operation in the autograd graph.
     create, arguments = (
         (torch.Tensor._make_subclass, (cls, data, True))
         if parameter.requires_grad
@@ -42,18 +42,17 @@ def rebuilt(parameter: Any, data: Any, state: Any, before: dict[str, Any] | None
 
 
 def with_others(reduced: tuple[Any, ...], others: dict[str, Any]) -> tuple[Any, ...]:
-    """The same as ``reduced``, and then the attributes ``others``, which the class's ``__setstate__`` leaves out."""
+    """``reduced``, and then the attributes ``others``, which the class's ``__setstate__`` does not restore."""
     return sys.modules["torch"]._utils._set_obj_state, (_Reduced(reduced), others)
 
 
 def of_the_user(parameter: Any, state: Any, known: Collection[str]) -> dict[str, Any]:
-    """The attributes that a user gave ``parameter``, as far as the ``__getstate__`` of its class passes them on as they
-    are.
+    """The attributes that a user set on ``parameter`` and that its ``__getstate__`` returned unchanged.
 
     Args:
-        parameter: of a class with a ``__setstate__`` of its own.
-        state: what its ``__getstate__`` returned.
-        known: the attributes that the library knows.
+        parameter: a parameter of a class with its own ``__setstate__``.
+        state: the result of its ``__getstate__``.
+        known: the attributes that the library sets.
     """
     if not isinstance(state, dict):
         return {}
@@ -66,7 +65,7 @@ def of_the_user(parameter: Any, state: Any, known: Collection[str]) -> dict[str,
 
 
 class _Reduced:
-    """Is pickled as what ``reduced`` makes."""
+    """An object that is pickled as ``reduced``."""
 
     def __init__(self, reduced: tuple[Any, ...]) -> None:
         self._reduced = reduced

@@ -1,4 +1,4 @@
-"""Whether a library comes to use a tensor: for a probe that must not let it, since it would then import its kernels."""
+"""A tensor that raises on use: for a probe that must stop there, since the library would then import its kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Used(Exception):
 
 
 def unread(tensor: Any) -> Any:
-    """``tensor`` with everything that can be said of it, but for its device: that raises `Used`."""
+    """``tensor`` as a subclass whose ``device`` raises `Used`; everything else works."""
     import torch
 
     class Unread(torch.Tensor):  # type: ignore[misc]  # torch's types are skipped

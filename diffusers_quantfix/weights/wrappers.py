@@ -1,6 +1,6 @@
-"""Weights of optimum-quanto and torchao: tensors of a class of their own around inner tensors that have the bytes.
+"""Wrappers: optimum-quanto and torchao weights, tensor subclasses around inner tensors that hold the bytes.
 
-Other ``.data`` exchanges the wrapper only, and a wrapper tells a device of its own. Neither library is imported here.
+Assigning ``.data`` replaces the wrapper only, and a wrapper has its own ``device``. Neither library is imported here.
 
 Upstream: optimum/quanto/tensor/qtensor.py (``QTensor``), torchao/utils.py (``TorchAOBaseTensor``).
 """
@@ -37,14 +37,14 @@ WITH_WRAPPERS = ("optimum", "torchao")
 BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
 _known_types: dict[type, str] = {}
 _are_wrappers: dict[type, bool] = {}
-# The class of a wrapper, the names of its attributes and their types -> which of them are its inner tensors. The class
-# tells the same, and describes the whole weight in text each time.
+# Class, attribute names and attribute types of a wrapper -> the names of its inner tensors. ``__tensor_flatten__``
+# returns them too, but serializes the whole metadata each time.
 _inner_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
 _MOST_LAYOUTS = 10_000
 
 
 def backend_of(tensor: Any) -> str:
-    """The package of the class of a quantized weight; empty for every other tensor."""
+    """The package of a quantized weight's class, one of `BACKENDS`; "" for every other tensor."""
     kind = type(tensor)
     known = _known_types.get(kind)
     if known is None:
@@ -54,7 +54,7 @@ def backend_of(tensor: Any) -> str:
 
 
 def has_no_address(id_tensor_storage: Callable[[Any], Any]) -> bool:
-    """Whether accelerate's ``id_tensor_storage`` raises for a wrapper, whose data has no address."""
+    """Whether accelerate's ``id_tensor_storage`` raises for a wrapper, whose data has no address; for probes."""
     import torch
 
     class Wrapper(torch.Tensor):  # type: ignore[misc]
@@ -66,7 +66,7 @@ def has_no_address(id_tensor_storage: Callable[[Any], Any]) -> bool:
         def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
             return NotImplemented
 
-        def storage(self) -> Any:  # what it tries next; torch's has no address either, and warns
+        def storage(self) -> Any:  # tried next; torch's version has no address either, and warns
             return self.untyped_storage()
 
     try:
@@ -77,7 +77,7 @@ def has_no_address(id_tensor_storage: Callable[[Any], Any]) -> bool:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Whether ``tensor`` is a weight of these libraries around inner tensors."""
+    """Whether ``tensor`` is a wrapper of one of these libraries."""
     kind = type(tensor)
     known = _are_wrappers.get(kind)
     if known is None:
@@ -87,7 +87,7 @@ def is_wrapper(tensor: Any) -> bool:
 
 
 def inner_places(wrapper: Any) -> list[tuple[Any, str]]:
-    """Where the inner tensors of ``wrapper`` stand, also of wrappers inside of it: the holder and the attribute."""
+    """The places of the inner tensors of ``wrapper`` and of nested wrappers: (holder, attribute)."""
     found = []
     for name, inner in _inner_tensors(wrapper):
         found += inner_places(inner) if is_wrapper(inner) else [(wrapper, name)]
@@ -95,19 +95,19 @@ def inner_places(wrapper: Any) -> list[tuple[Any, str]]:
 
 
 def with_inner(wrapper: Any) -> list[Any]:
-    """The wrappers inside of ``wrapper``, and then itself; of those that have inner tensors."""
+    """The wrappers nested in ``wrapper``, and then ``wrapper``, without those that have no inner tensors."""
     inner = _inner_tensors(wrapper)
     found = [one for _, tensor in inner if is_wrapper(tensor) for one in with_inner(tensor)]
     return [*found, wrapper] if inner else found
 
 
 def follow(wrapper: Any) -> None:
-    """Let ``wrapper`` tell the device of its inner tensors."""
+    """Set the ``device`` of ``wrapper`` to that of its inner tensors."""
     torch = sys.modules["torch"]
-    # The class would handle each read of a size or a device in Python, to the same result.
+    # The class would handle each read of a size or device in Python, with the same result.
     with torch._C.DisableTorchFunctionSubclass():
         if torch.is_inference_mode_enabled():
-            # In it the class itself is asked whether it takes other data, and reads the shell.
+            # Inside it, torch asks the class whether it accepts the new data, and the class reads the shell.
             with torch.inference_mode(False):
                 _follow(wrapper)
         else:
@@ -124,9 +124,9 @@ def _follow(wrapper: Any) -> None:
 
 
 def shell(wrapper: Any, device: Any) -> Any:
-    """What to give to ``wrapper.data``, so that it tells ``device``; in a block without tensor subclasses.
+    """An empty wrapper on ``device`` to assign to ``wrapper.data``. Call it with tensor subclasses disabled.
 
-    It has no inner tensors: its class may refuse to be built on a CPU, where its kernel does not run.
+    It has no inner tensors and is built without its class, which may refuse the CPU, where its kernel does not run.
     """
     return sys.modules["torch"].Tensor._make_wrapper_subclass(
         type(wrapper),
@@ -139,10 +139,10 @@ def shell(wrapper: Any, device: Any) -> Any:
 
 
 def taken_apart(weight: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What `put_together` makes ``weight`` of: all but its inner tensors, and these, also of wrappers inside of it.
+    """Take ``weight`` apart for `put_together`: its metadata, and all inner tensors, also of nested wrappers.
 
-    The inner tensors are its own, in an order that depends on nothing but its class. Nothing in the answer is of a
-    class of this package, so that both can be copied and pickled. Of a plain tensor: None, and its data.
+    The inner tensors are not copied; their order depends only on the class. Nothing in the result is of a class of this
+    package, so that it can be copied and pickled. For a plain tensor: None, and the detached tensor.
     """
     tensors: list[Any] = []
     with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
@@ -167,9 +167,9 @@ def _without_tensors(weight: Any, tensors: list[Any]) -> dict[str, Any] | None:
 
 
 def put_together(made: Any, tensors: tuple[Any, ...], requires_grad: bool = False) -> Any:
-    """The weight of `taken_apart` again, on the device of ``tensors``, and a parameter if it was one.
+    """Rebuild the weight from the results of `taken_apart`, on the device of ``tensors``; a parameter if it was one.
 
-    Without its class, which may refuse to be built on a CPU, where its kernel does not run.
+    It does not call the class, which may refuse the CPU, where its kernel does not run.
     """
     with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
         return _with_tensors(made, iter(tensors), requires_grad)
@@ -193,20 +193,20 @@ def _with_tensors(made: dict[str, Any] | None, tensors: Iterator[Any], requires_
 
 
 def following(setstate: Callable[..., Any]) -> Callable[..., Any]:
-    """``__setstate__`` of a class of wrappers, after which the wrapper tells the device of its inner tensors."""
+    """Wrap ``__setstate__`` of a wrapper class: the wrapper then has the device of its inner tensors."""
 
     def __setstate__(self: Any, state: Any) -> None:
         setstate(self, state)
-        if not any(tensor.is_meta for _, tensor in _inner_tensors(self)):  # torch takes no such data
+        if not any(tensor.is_meta for _, tensor in _inner_tensors(self)):  # torch does not accept such data
             follow(self)
 
     return __setstate__
 
 
 def is_torn_by_a_map(cls: Any) -> bool:
-    """Whether ``torch.load`` with a dict of devices leaves a weight of the class ``cls`` on two devices; for probes.
+    """Whether ``torch.load`` with a dict as ``map_location`` leaves a weight of ``cls`` on two devices; for probes.
 
-    torch looks the memory's device up by text, and that of a wrapper by ``torch.device``: in vain.
+    torch looks up the storage's device by its name, but a wrapper's by ``torch.device``, which does not match.
     """
     if written_in(cls.__setstate__, __name__):
         return False
