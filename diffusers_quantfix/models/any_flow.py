@@ -1,4 +1,4 @@
-"""The embedding of time and step size of AnyFlow, which two modules of diffusers define alike.
+"""AnyFlow's embedding of time and step size, which two diffusers modules define in the same way.
 
 Upstream: diffusers/models/transformers/transformer_anyflow.py and transformer_anyflow_far.py.
 """
@@ -19,7 +19,7 @@ __all__ = ["destroys_step_size", "keeping_step_size"]
 
 
 def destroys_step_size(embedding_class: Any) -> bool:
-    """Whether an embedder with a packed weight gets integers from ``embedding_class.forward_timestep``."""
+    """Whether ``embedding_class.forward_timestep`` casts the input of an embedder with a packed weight to integers."""
     torch = sys.modules["torch"]
 
     with on_meta():
@@ -36,7 +36,7 @@ def destroys_step_size(embedding_class: Any) -> bool:
 
 
 def keeping_step_size(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward_timestep`` for embedders with packed weights, too."""
+    """Wrap ``forward_timestep`` to support embedders with packed weights."""
 
     def forward_timestep(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen = with_floating_weights(self, "time_embedder", "delta_embedder")

@@ -1,8 +1,8 @@
-"""Casting a pipeline with quantized components, for both kinds of pipelines of diffusers.
+"""Casting a pipeline with quantized components, for both kinds of diffusers pipelines.
 
-``pipe.to(dtype)`` casts one component after the other. A quantized one keeps its dtype; upstream does so for
-bitsandbytes only; every other quantized model raises midway, or is partially cast. Here a quantized component is moved
-with the pipeline and keeps its dtype, with upstream's warning.
+``pipe.to(dtype)`` casts one component after the other. Upstream lets only bitsandbytes components keep their dtype; any
+other quantized model raises midway, or is partially cast. Here every quantized component is moved with the pipeline and
+keeps its dtype, with upstream's warning.
 
 Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/modular_pipeline.py.
 """
@@ -37,12 +37,12 @@ _casting: ContextVar[bool] = ContextVar("diffusers_quantfix_casting", default=Fa
 
 
 def is_casting() -> bool:
-    """Whether a pipeline is being cast that spares its quantized components, in this thread or task."""
+    """Whether this thread or task is casting a pipeline without its quantized components."""
     return _casting.get()
 
 
 def is_quantized(component: Any) -> bool:
-    """Whether a component, which may be anything, is a model that diffusers or transformers has quantized."""
+    """Whether a component, which may be any object, is a model that diffusers or transformers quantized."""
     import torch
 
     return isinstance(component, torch.nn.Module) and bool(getattr(component, "is_quantized", False))
@@ -61,7 +61,7 @@ def asked_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..., Any]:
-    """``original``, the ``to`` of a pipeline class which logs to ``logger``, sparing the quantized components."""
+    """Wrap ``to`` of a pipeline class, which logs to ``logger``, so that quantized components keep their dtype."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         dtype = asked_dtype(args, kwargs)
@@ -74,7 +74,7 @@ def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..
         finally:
             _casting.reset(token)
         for part in spared:
-            if method_of(part) != "bitsandbytes":  # upstream has said it
+            if method_of(part) != "bitsandbytes":  # for which upstream warns
                 logger.warning(
                     f"The module '{type(part).__name__}' has been loaded with `{method_of(part)}` and conversion to"
                     f" {dtype} is not supported. Module is still in its own precision. If a run ends with an error"
@@ -86,7 +86,7 @@ def sparing(original: Callable[..., Any], logger: logging.Logger) -> Callable[..
 
 
 def sparing_models(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, the ``to`` of a model class, which ignores the dtype while its pipeline is cast."""
+    """Wrap ``to`` of a model class so that a quantized model ignores the dtype while its pipeline is cast."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _casting.get() or not _keeps_dtype(self):
@@ -98,10 +98,10 @@ def sparing_models(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_classes() -> list[Any]:
-    """The classes whose ``to`` casts a component: of diffusers, and of transformers where it is loaded.
+    """The base classes of models whose ``to`` casts a component: diffusers', and transformers' if it is imported.
 
-    Only what is loaded: a pipeline without a model of transformers needs none there; importing it takes seconds.
-    diffusers loads it before its pipelines.
+    transformers is not imported for this: that takes seconds, and a pipeline without a transformers model does not need
+    it. diffusers imports it before its pipelines.
     """
     homes = (
         ("diffusers.models.modeling_utils", "ModelMixin"),
@@ -112,7 +112,7 @@ def model_classes() -> list[Any]:
 
 
 def passes_on_the_cast(pipeline_class: Any) -> bool:
-    """Whether ``pipeline_class.to(dtype)`` tells a quantized component to change its dtype."""
+    """Whether ``pipeline_class.to(dtype)`` casts a quantized component."""
     import torch
 
     told = []
@@ -145,5 +145,5 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
 
 
 def _keeps_dtype(component: Any) -> bool:
-    # HQQ casts its compute dtype, and its models in transformers support that.
+    # For HQQ a cast changes the compute dtype, which its models in transformers support.
     return is_quantized(component) and method_of(component) != "hqq"

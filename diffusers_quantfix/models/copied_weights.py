@@ -1,4 +1,4 @@
-"""Class methods of diffusers that copy the weights of one model into another one and pass over what does not fit.
+"""diffusers class methods that copy the weights of one model into another and silently skip those that do not fit.
 
 Upstream: ``from_transformer`` and ``from_unet`` of diffusers/models/controlnets (before 0.32
 diffusers/models/controlnet_*.py), with ``load_state_dict(..., strict=False)``.
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["conversions", "guard", "unguarded"]
 
 _NAMES = ("from_transformer", "from_unet")
-# Where the quantized layers are defined whose weights are of no class of their own. GGUF's hold plain weights, too.
+# Home of a class of quantized layers -> quantization, if the weights have no class of their own. GGUF layers may hold
+# plain weights too.
 _LAYERS = {
     "diffusers.quantizers.bfl": "bfl",
     "diffusers.quantizers.nunchaku": "nunchaku",
@@ -33,10 +34,10 @@ _LAYERS = {
 
 
 def conversions(module: ModuleType) -> list[tuple[type, str]]:
-    """The class methods that copy weights, each with its class.
+    """The class methods that copy weights: (class, name).
 
     Args:
-        module: the module of the classes, or the package that has their modules.
+        module: the module of the classes, or the package of their modules.
 
     Raises:
         TargetMissing: there is none.
@@ -56,12 +57,12 @@ def conversions(module: ModuleType) -> list[tuple[type, str]]:
 
 
 def unguarded(module: ModuleType) -> bool:
-    """Is there one with nothing of ours around it?"""
+    """Whether one of the `conversions` is not yet patched."""
     return any(not written_in(vars(cls)[name].__func__, __name__) for cls, name in conversions(module))
 
 
 def guard(module: ModuleType, draft: Draft) -> None:
-    """Refuse a quantized model in all of them, and copy the layers under an adapter, whose names do not fit."""
+    """Make all `conversions` refuse a quantized model, and copy base layers of adapters, whose names do not match."""
     for cls, name in conversions(module):
         draft.wrap_plain(cls, name, _guarded)
 
@@ -93,7 +94,7 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied(model: Any, method: Any) -> dict[str, Any]:
-    """The layers of ``model`` that ``method`` may copy, by name: those of the parts that it names, else all of them."""
+    """The layers of ``model`` that ``method`` may copy, by name: those in the submodules that it names, or all."""
     if not isinstance(model, sys.modules["torch"].nn.Module):
         return {}
     parts = model._modules.keys() & set(names_used(method))
@@ -103,7 +104,7 @@ def _copied(model: Any, method: Any) -> dict[str, Any]:
 
 
 def _packages(layer: Any) -> set[str]:
-    """What has quantized the weights of ``layer`` itself."""
+    """The backends that quantized the own weights of ``layer``."""
     from ..weights.wrappers import backend_of
 
     home = f"{module_name(type(layer))}."
@@ -114,7 +115,7 @@ def _packages(layer: Any) -> set[str]:
 
 
 def _copy_below_adapters(layers: dict[str, Any], made: Any) -> None:
-    """Copy each layer that PEFT has put an adapter on, as it is without the adapter unless that is fused."""
+    """Copy the base layer of each adapter: the weight without the adapter, unless that is fused."""
     wrapped = {name: base for name, layer in layers.items() if (base := _below_adapter(layer)) is not None}
     if not wrapped:
         return
@@ -125,7 +126,7 @@ def _copy_below_adapters(layers: dict[str, Any], made: Any) -> None:
 
 
 def _below_adapter(layer: Any) -> Any:
-    """The layer that PEFT has wrapped; None of one that it has not.
+    """The base layer if ``layer`` is a PEFT wrapper, else None.
 
     Upstream: ``BaseTunerLayer`` and ``ModulesToSaveWrapper`` of peft.
     """

@@ -1,4 +1,4 @@
-"""The check that ``dequantize`` needs before it starts, and the attributes of the quantizer that it does not remove.
+"""The check that ``dequantize`` needs before it starts, and the quantization attributes that it does not remove.
 
 Upstream: diffusers/quantizers/base.py, transformers/quantizers/base.py.
 """
@@ -20,7 +20,7 @@ _ON_MODEL = (
     "is_4bit_serializable",
     "is_8bit_serializable",
 )
-# The same in the configs of both libraries, which differ in everything else.
+# The configs of both libraries have these; they have nothing else in common.
 IN_CONFIG = ("quantization_config", "_pre_quantization_dtype")
 OFFLOADED = (
     "The model is offloaded, and dequantize() would leave it broken: call it before offloading is enabled, or remove "
@@ -29,7 +29,7 @@ OFFLOADED = (
 
 
 def refuse_offloaded(model: Any) -> None:
-    """Raise for a model whose hooks hold or move the quantized weights: they would not use the new ones.
+    """Raise for a model whose hooks hold or move the quantized weights, since they would not use the new ones.
 
     Raises:
         ValueError: the model is offloaded sequentially or in groups.

@@ -1,11 +1,11 @@
-"""Which 8-bit models can be moved, and moving them past the checks of older releases.
+"""Which 8-bit models can be moved, and moving them in spite of the checks in older releases.
 
-bitsandbytes could not move 8-bit layers, so diffusers and transformers refuse to move a model that has them, each at
-several places and by version numbers of each other. Where the layers move completely (``bnb-linear8bit-move``, or a
-bitsandbytes that does so itself) there is no reason left to refuse. The fixes for these checks share the test whether a
+bitsandbytes could not move 8-bit layers, so diffusers and transformers refuse to move a model that has them, in several
+places each, depending on each other's version. If the layers move completely (``bnb-linear8bit-move``, or a
+bitsandbytes that does so itself), there is no reason to refuse. The fixes for these checks share the test whether a
 model can move, and the move.
 
-accelerate before 1.13 puts hooks on every 8-bit model that send its inputs to the device where it was loaded. After a
+accelerate before 1.13 adds hooks to every 8-bit model that move its inputs to the device where it was loaded. After a
 move, inputs and weights would be on different devices, so the hooks are updated.
 
 Neither torch nor another library is imported here at module level.
@@ -37,10 +37,10 @@ def is_8bit(model: Any) -> bool:
 
 
 def can_move(model: Any) -> bool:
-    """Whether a move moves the whole 8-bit ``model``, and nothing else controls its device.
+    """Whether ``.to()`` moves the whole 8-bit ``model``, and nothing else controls its device.
 
-    Not a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would not
-    move their matrices.
+    False for a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would
+    not move their matrices.
     """
     if is_spread(model):
         return False
@@ -55,10 +55,10 @@ def can_move(model: Any) -> bool:
 
 
 def passes(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``model.to(*args, **kwargs)`` of an 8-bit model may go past the checks to ``torch.nn.Module.to``.
+    """Whether ``model.to(*args, **kwargs)`` of an 8-bit model may skip upstream's checks and be done by `move`.
 
-    Upstream answers for any other model, for a cast, and for a move of a model that cannot move, unless every tensor of
-    it is on that device already. A call without a device, such as ``to(memory_format=...)``, moves nothing.
+    Upstream handles any other model, a cast, and a move of a model that cannot move, unless all its tensors are on that
+    device already. A call without a device, such as ``to(memory_format=...)``, moves nothing.
     """
     if not is_8bit(model):
         return False
@@ -71,7 +71,7 @@ def passes(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def move(model: Any, *args: Any, **kwargs: Any) -> None:
-    """``model.to(*args, **kwargs)`` of an 8-bit model past every check; a move updates hooks that align its inputs."""
+    """``model.to(*args, **kwargs)`` of an 8-bit model without checks; a move also updates its hooks (`align`)."""
     torch = sys.modules["torch"]
     torch.nn.Module.to(model, *args, **kwargs)
     device, _, _, _ = torch._C._nn._parse_to(*args, **kwargs)
@@ -80,7 +80,7 @@ def move(model: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def align(model: Any) -> None:
-    """Update the hooks that move the inputs of ``model``, which is on one device, to use its current device."""
+    """Set the hooks that move the inputs of ``model``, which is on one device, to its present device."""
     first = next(iter(model.parameters()), None)
     if "accelerate.hooks" not in sys.modules or first is None:
         return
@@ -91,7 +91,7 @@ def align(model: Any) -> None:
 
 
 def asked_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The ``torch.device`` in the arguments of a pipeline's ``.to()``; None if there is none, or nonsense."""
+    """The ``torch.device`` in the arguments of a pipeline's ``.to()``; None if there is none or it is invalid."""
     torch = sys.modules["torch"]
     found = [*args[:1], kwargs.get("device")]
     for value in found:

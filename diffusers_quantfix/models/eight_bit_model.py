@@ -1,4 +1,4 @@
-"""``.to()`` and ``.cuda()`` of an 8-bit model, for the models of diffusers and those of transformers.
+"""``.to()`` and ``.cuda()`` of 8-bit models of diffusers and transformers.
 
 Upstream: diffusers/models/modeling_utils.py, transformers/modeling_utils.py.
 """
@@ -17,7 +17,7 @@ __all__ = ["open_gates"]
 
 
 def open_gates(model_class: Any, draft: Draft) -> None:
-    """Allow moves of ``model_class`` instances that move completely; upstream handles everything else."""
+    """Allow moves of 8-bit ``model_class`` instances that move completely; upstream handles everything else."""
     import torch
 
     def make_to(original: Any) -> Any:

@@ -1,9 +1,9 @@
-"""``.to()`` of a pipeline with 8-bit components, for both kinds of pipelines of diffusers.
+"""``.to()`` of a pipeline with 8-bit components, for both kinds of diffusers pipelines.
 
-Upstream warns for each 8-bit component that it cannot be moved, and does not move it. Here upstream moves everything
-else, with its other warnings (such as float16 on a CPU), and the components that can move are moved after it. Its
-warning about these is left out of its code; where that cannot be compiled again (another tool's function, a library
-without its sources), the warning stays.
+Upstream warns about each 8-bit component that it cannot be moved, and does not move it. Here upstream moves everything
+else, with its other warnings (such as float16 on a CPU), and the 8-bit components that can move are moved afterwards.
+The warning about these is removed from upstream's code; if that cannot be recompiled (another tool's function, a
+library without sources), the warning stays.
 
 Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/modular_pipeline.py.
 """
@@ -29,7 +29,7 @@ _MOVES = f"__import__({__name__!r}, fromlist=['movable']).movable([module])"
 
 
 def moves_all(module: ModuleType, name: str, draft: Draft) -> None:
-    """Let ``to`` of the pipeline class ``name`` move the 8-bit components as well."""
+    """Patch ``to`` of the pipeline class ``name`` to move the 8-bit components too."""
     try:
         function, code = _without_refusal(module, f"{name}.to")
     except (ForeignPatch, TargetMissing, OSError):
@@ -40,7 +40,7 @@ def moves_all(module: ModuleType, name: str, draft: Draft) -> None:
 
 
 def movable(components: Iterable[Any]) -> list[Any]:
-    """The components, which may be anything, that are 8-bit models and can move."""
+    """The components (any objects) that are 8-bit models and can move."""
     return [part for part in components if eight_bit.is_8bit(part) and eight_bit.can_move(part)]
 
 
@@ -57,10 +57,11 @@ def _moving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_refusal(module: ModuleType, path: str) -> tuple[Any, Any]:
-    """The function at ``path``, and its code with the warning only for a component that cannot move.
+    """The function at ``path``, and its code with the warning only for components that cannot move.
 
     Raises:
-        ForeignPatch, TargetMissing, OSError: as `own_function` and `recompiled`; or it does not warn in one place.
+        ForeignPatch, TargetMissing, OSError: as `own_function` and `recompiled`.
+        TargetMissing: it does not warn in exactly one place.
     """
     import ast
 

@@ -1,4 +1,4 @@
-"""How far ``DiffusionPipeline.to`` lets a component come: for the probes of the guards in it.
+"""Whether the guards in ``DiffusionPipeline.to`` accept a component; for the probes of their fixes.
 
 Upstream: diffusers/pipelines/pipeline_utils.py (``DiffusionPipeline.to``).
 """
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def gets_past_the_guard(pipeline_class: Any, component: Any) -> bool:
-    """Send a pipeline with this one component to "cuda", as far as the guard; nothing is moved.
+    """Call ``to("cuda")`` of a pipeline with this one component, up to the end of the guards; nothing is moved.
 
     Returns:
-        False where the move ends before the components are reached.
+        False if ``to`` returns before it reaches the components.
 
     Raises:
-        ValueError: what the guard raises.
+        ValueError: raised by a guard.
     """
 
     class Unguarded(Exception):
@@ -43,7 +43,7 @@ def gets_past_the_guard(pipeline_class: Any, component: Any) -> bool:
 
 
 def mark_as_4bit(component: Any) -> Any:
-    """Give a module what diffusers and transformers look for in a model that bitsandbytes has in 4 bits."""
+    """Set the attributes by which diffusers and transformers recognize a 4-bit bitsandbytes model."""
     from diffusers.quantizers.quantization_config import QuantizationMethod
 
     component.is_quantized = component.is_loaded_in_4bit = True

@@ -1,7 +1,7 @@
 """torch's MultiheadAttention with a quantized output layer.
 
-Quantization replaces its ``out_proj``, which it never calls: it gives the weight, a packed one too, to torch's
-function. Models that have one get an object in its place, for one call, that computes the same by calling the layer.
+It never calls ``out_proj``, which quantization replaces: it passes the weight, even a packed one, to torch's function.
+For one call, models that contain one get a replacement that computes the same but calls the layer.
 
 Upstream: torch/nn/modules/activation.py (``MultiheadAttention``).
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PATTERN", "calling_output_layer", "calls_output_layer", "head_calls_output_layer"]
 
-# What torch says of a packed weight.
+# torch's error for a packed weight.
 PATTERN = r"(self|mat1|m1) and (mat2|m2)"
 
 
 def calls_output_layer(attention: Any, run: Callable[[], Any]) -> bool:
-    """A probe on the meta device: does ``run()`` call the output layer of ``attention`` when its weight is packed?"""
+    """A probe on meta: whether ``run()`` calls the output layer of ``attention`` if its weight is packed."""
     attention.out_proj = packed_stand_in(attention.embed_dim)
     try:
         run()
@@ -38,11 +38,11 @@ def calls_output_layer(attention: Any, run: Callable[[], Any]) -> bool:
 
 
 def head_calls_output_layer(modeling: Any, prefix: str) -> bool:
-    """The same probe for the pooling head of a vision model of transformers.
+    """The same probe for the pooling head of a transformers vision model.
 
     Args:
         modeling: the module that defines it.
-        prefix: of its class and of that of the configuration: "Siglip", "Siglip2".
+        prefix: the prefix of its class and of its configuration's class: "Siglip", "Siglip2".
     """
     import torch
 
@@ -55,7 +55,7 @@ def head_calls_output_layer(modeling: Any, prefix: str) -> bool:
 
 
 def calling_output_layer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a draft: a method of a module that calls the output layer of the module's attention ``name``."""
+    """Return the wrapper of a module's method that makes the attention ``name`` of the module call its output layer."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,14 +67,14 @@ def calling_output_layer(name: str) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def _with_called_output_layer(module: Any, name: str) -> Any:
-    """``module``, or what to pass as ``self`` to one of its methods where the output layer of the attention ``name`` is
-    quantized."""
+    """``module``, or a replacement to pass as ``self`` to a method if the attention ``name`` has a quantized output
+    layer."""
     attention = getattr(module, name)
     return module if is_plain(attention.out_proj) else InPlaceOf(module, {name: _Attention(attention)})
 
 
 class _Attention:
-    """To be called like the ``torch.nn.MultiheadAttention`` that it stands for."""
+    """A replacement for a ``torch.nn.MultiheadAttention``, called in the same way."""
 
     def __init__(self, attention: Any) -> None:
         self._attention = attention
@@ -82,12 +82,12 @@ class _Attention:
     def __call__(
         self, query: Any, key: Any, value: Any, *, attn_mask: Any = None, **_: Any
     ) -> tuple[Any, None]:
-        """The attention [like ``query``], without the weights of the attention.
+        """The output, of the shape of ``query``, and None in place of the attention weights.
 
-        ``attn_mask`` is added to the products: [queries, keys] or [batch * heads, queries, keys].
+        ``attn_mask`` is added to the scores: [queries, keys] or [batch * heads, queries, keys].
         """
         attention = self._attention
-        # accelerate's, which brings the weights that are the attention's own under sequential offload
+        # accelerate's hook, which onloads the attention's own weights under sequential offload
         hook = getattr(attention, "_hf_hook", None)
         if hook is None:
             return _attended(attention, query, key, value, attn_mask), None

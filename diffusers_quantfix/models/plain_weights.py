@@ -1,8 +1,8 @@
-"""Quantized layers under code that takes their weights for plain ones.
+"""Quantized layers in code that assumes plain weights.
 
-Such code casts its input to ``layer.weight.dtype``, which is uint8 or int8 where the weight is packed: the input is
-destroyed. Or it gives the weight to ``torch.nn.functional.linear`` itself. For one call it gets an object in the place
-of its module, in which these layers have a weight of the dtype that the input is to have.
+Such code casts its input to ``layer.weight.dtype``, which is uint8 or int8 for a packed weight: the input is destroyed.
+Or it passes the weight to ``torch.nn.functional.linear`` itself. For one call, its module is replaced by an object in
+which these layers show a weight of the dtype that the input should have.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def is_packed(module: Any) -> bool:
 
 
 def _holds_packed(parameter: Any) -> bool:
-    # bytes of bitsandbytes may be stored as a floating dtype: bnb_4bit_quant_storage
+    # bitsandbytes may store the bytes in a floating dtype: bnb_4bit_quant_storage
     return not parameter.dtype.is_floating_point or backend_of(parameter) == "bitsandbytes"
 
 
 def is_plain(layer: Any) -> bool:
-    """Whether a layer's weight is one that torch's own functions take: not packed, and no wrapper of one (torchao)."""
+    """Whether torch's own functions accept a layer's weight: it is neither packed nor a wrapper (torchao)."""
     return type(layer.weight) is sys.modules["torch"].nn.Parameter and not is_packed(layer)
 
 
 def with_floating_weights(module: Any, *names: str, dtype: Any = None) -> Any:
-    """``module``, or what to pass as ``self`` to one of its methods where one of the children ``names`` is packed.
+    """``module``, or a replacement to pass as ``self`` to a method if one of the children ``names`` is packed.
 
-    The weights that it shows there have ``dtype``, by default that of the layer's bias.
+    In the replacement the packed children show a weight of ``dtype``, by default the dtype of the layer's bias.
     """
     packed = [name for name in names if is_packed(getattr(module, name))]
     if not packed:
@@ -55,8 +55,8 @@ def with_floating_weights(module: Any, *names: str, dtype: Any = None) -> Any:
 
 
 def with_called_weights(module: Any, *names: str) -> Any:
-    """``module``, or what to pass as ``self`` to one of its methods, which gives the weights and the biases of the
-    children ``names`` as float32 to ``torch.nn.functional.linear``: quantized children are called instead."""
+    """``module``, or a replacement to pass as ``self`` to a method that passes weights and biases of the children
+    ``names`` as float32 to ``torch.nn.functional.linear``: quantized children are called instead."""
     quantized = [name for name in names if not is_plain(getattr(module, name))]
     if not quantized:
         return module
@@ -64,7 +64,7 @@ def with_called_weights(module: Any, *names: str) -> Any:
 
 
 class InPlaceOf:
-    """A module in which some children are others."""
+    """A module with some children replaced."""
 
     def __init__(self, module: Any, children: dict[str, Any]) -> None:
         self._module = module
@@ -76,7 +76,7 @@ class InPlaceOf:
 
 
 class _Called:
-    """A layer with a bias, as its weight: ``linear`` of it calls the layer, and its bias is the layer's business."""
+    """A layer with a bias that is also its own weight: ``linear`` of it calls the layer, which adds the bias."""
 
     bias = None
 
@@ -97,8 +97,8 @@ class _Called:
 
 
 class _Floating:
-    """A child, or a sequence of layers, that computes as before, and shows one empty weight of ``dtype``, or of the
-    dtype of its biases, which are not packed."""
+    """A layer, or a sequence of layers, that computes as before but shows one empty weight of ``dtype``, by default
+    the dtype of its biases, which are not packed."""
 
     def __init__(self, child: Any, dtype: Any) -> None:
         torch = sys.modules["torch"]
@@ -118,14 +118,14 @@ class _Floating:
 
 
 class LayerCalled(Exception):
-    """The layer of `packed_stand_in` was called, as a quantized layer has to be: with inputs of ``dtype``."""
+    """The layer of `packed_stand_in` was called, with inputs of ``dtype``."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
 
 
 def packed_stand_in(features: int) -> Any:
-    """A probe's layer with a packed weight and a bias [features]. It raises `LayerCalled` when it is called."""
+    """A layer for probes with a packed weight and a bias [features]. Calling it raises `LayerCalled`."""
     import torch
 
     def called(layer: Any, inputs: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Removing the layers of optimum-quanto from a model.
+"""Replacing the optimum-quanto layers of a model by plain ones, and repairing weights that report a wrong device.
 
 Upstream: optimum/quanto/nn (``QModuleMixin``, ``QLinear``).
 """
@@ -17,10 +17,10 @@ def dequantized(model: Any, dtype: Any = None) -> Any:
 
     Args:
         model: a ``torch.nn.Module``; its weights may be on any device but ``meta``.
-        dtype: the type of the new weights and biases; by default that of the scales, as dequantizing gives it.
+        dtype: the dtype of the new weights and biases; by default that of the scales, as ``dequantize()`` returns it.
 
     Returns:
-        ``model``, or the new layer when ``model`` is a quantized layer itself.
+        ``model``, or the new layer if ``model`` itself is a quantized layer.
 
     Raises:
         ValueError: the model is offloaded sequentially or in groups, or weights are on ``meta`` for another reason.
@@ -35,7 +35,7 @@ def dequantized(model: Any, dtype: Any = None) -> Any:
         if isinstance(layer, QLinear) and layer.weight_qtype is not None
     }
     if any(layer.weight.is_meta for layer in layers.values()):
-        raise ValueError(OFFLOADED)  # by a hook outside of the model
+        raise ValueError(OFFLOADED)  # by a hook outside the model
     new: dict[int, Any] = {}  # a layer may have two names
     with torch.no_grad():
         for name, layer in layers.items():
@@ -58,7 +58,7 @@ def _linear(layer: Any, dtype: Any) -> Any:
         linear.bias = torch.nn.Parameter(layer.bias.to(linear.weight.dtype), layer.bias.requires_grad)
     linear.train(layer.training)
     hook = getattr(layer, "_hf_hook", None)
-    if hook is not None:  # one that aligns inputs, since nothing is on meta
+    if hook is not None:  # it only aligns inputs, since nothing is on meta
         from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 
         remove_hook_from_module(layer)
@@ -67,7 +67,7 @@ def _linear(layer: Any, dtype: Any) -> Any:
 
 
 def remade_where_loaded(model: Any) -> None:
-    """Rebuild, in place, weights that report ``meta`` although all their tensors have data."""
+    """Rebuild, in place, quanto weights that report ``meta`` although all their inner tensors have data."""
     import torch
     from optimum.quanto import QModuleMixin
 
@@ -78,17 +78,17 @@ def remade_where_loaded(model: Any) -> None:
         devices = set(_devices(held))
         if len(devices) == 1 and "meta" not in {device.type for device in devices}:
             with torch.no_grad():
-                # Chooses the class for this device as `to` does, which would copy the bytes as well.
+                # Chooses the class for this device, as `to` does, but without a copy of the bytes.
                 weight = held.optimize()
                 if weight is held:
                     weight = held.to(devices.pop())
-            # A parameter as torch marks it; `Parameter` would take the weight apart and assemble it again.
+            # Mark it as a parameter, as torch does; `Parameter` would take the weight apart and rebuild it.
             weight._is_param = True
             layer._parameters["weight"] = weight.requires_grad_(held.requires_grad)
 
 
 def _devices(tensor: Any) -> Any:
-    """The devices of the tensors inside of a tensor of quanto."""
+    """Yield the devices of the innermost tensors of a quanto tensor."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor.device
         return
