@@ -1,7 +1,7 @@
-"""The proof on this machine: each defect that applies here, without the package and with it.
+"""The proof on this machine: each bug that applies here, without the package and with it.
 
-Every case runs a real loading path on tiny models with real numerics, in two separate processes.  A case raises
-upstream's own error, or says the figures, when the defect shows.
+Every case runs real code paths on tiny models with real numerics, in two separate processes. If the bug shows, the case
+raises upstream's own error, or an AssertionError with the figures.
 """
 
 from .report import Report

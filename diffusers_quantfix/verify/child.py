@@ -1,9 +1,9 @@
 """The process in which the cases run: ``python -m diffusers_quantfix.verify.child results work [id ...]``.
 
 It imports the libraries, reports the board, reads one line of ids from standard input, and runs their cases in that
-order; those that need a CUDA device after the others, where there is a rig (``tests/rig/cases.py`` in a clone), and
-those that may end the process last.  It writes its events to the file ``results``, one JSON line each, since the
-libraries may print anything.
+order. With a rig (``tests/rig/cases.py`` in a clone), the cases that need a CUDA device follow on it; cases that may
+end the process come last. It writes its events to the file ``results``, one JSON line each, since the libraries may
+print anything.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def main(results: str, work: str, *ids: str, devices: Devices | None = None, wit
     """Report the board, then run the requested cases.
 
     Args:
-        results: the file that the events are appended to.
+        results: the file to which the events are appended.
         work: a folder for the files of the cases.
-        ids: fixes whose libraries to import; all libraries when empty.
+        ids: the fixes whose libraries are imported; all libraries if empty.
         devices: a context manager that gives this process CUDA devices, for cases that need them.
-        without: why there is none although it was asked for, as a sentence.
+        without: why there are no such devices although they were requested, as a sentence.
     """
-    # The imports make a million objects that stay: collecting among them took a fifth of the imports and of the cases.
+    # The imports create a million lasting objects: collections took a fifth of the time of imports and cases.
     gc.disable()
     with open(results, "a", encoding="utf-8") as file:
 
         def write(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
-            file.flush()  # the parent shows the progress, and must know the current case if we die
+            file.flush()  # the parent shows the progress, and must know the current case if this process dies
 
         if settings().off:
             _import_the_libraries(ids)
@@ -73,7 +73,7 @@ def _targets(ids: Iterable[str]) -> list[str]:
 
 
 def _board(ids: tuple[str, ...]) -> dict[str, Any]:
-    """The board; for fixes other than these only what is known without their libraries."""
+    """The board; for fixes not in ``ids``, only what is known without importing their libraries."""
     if not ids:
         return status().to_dict()
     faults = {target: import_target(target) for target in _targets(ids)}
@@ -86,18 +86,18 @@ def _board(ids: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _import_the_libraries(ids: Iterable[str]) -> None:
-    """Import what the board imports; otherwise this side would do so in its first case, after the other side."""
+    """Import what the board imports; otherwise this side would do so later, in its first case."""
     for target in _targets(ids):
         with contextlib.suppress(Exception):  # not installed, or broken: the case will report it
             importlib.import_module(target)
 
 
 def _compile_nothing() -> None:
-    """Let quanto use its extensions where they are compiled, and PyTorch's functions where they are not.
+    """Let quanto use its extensions if they are compiled, and PyTorch operations if not.
 
-    quanto compiles within its own package, also what is compiled already if that was done by another ninja. It takes
-    longer than all cases together, and no case is about it. A process that is killed meanwhile (ours has a time limit)
-    leaves a lock there, for which every later program waits.
+    quanto compiles in its own package folder, and does so again if another version of ninja built the extension. That
+    takes longer than all cases together, and no case is about it. A process killed meanwhile (this one has a time
+    limit) leaves a lock there for which every later program waits.
     """
     home = "optimum.quanto.library.extensions."
     for name in [name for name in sys.modules if name.startswith(home)]:
@@ -111,7 +111,7 @@ def _compile_nothing() -> None:
 
 
 def _compiled(name: str, folder: str) -> Any:
-    """The extension that was compiled for this torch; None where there is none."""
+    """The extension if it is compiled for this torch, else None."""
     import torch
 
     try:
@@ -145,7 +145,11 @@ def _run(ids: Iterable[str], work: str, write: Callable[..., None], devices: Dev
 
 
 def _run_here(ids: Iterable[str], work: str, write: Callable[..., None], later: bool) -> list[str]:
-    """Run cases on this machine's devices; those that need others, if they can have them ``later``."""
+    """Run cases on this machine's devices.
+
+    Returns:
+        With ``later``, the cases that need other devices; without it, they are reported as "cannot reproduce".
+    """
     waiting = []
     for fix_id in ids:
         try:
@@ -159,7 +163,7 @@ def _run_here(ids: Iterable[str], work: str, write: Callable[..., None], later: 
 
 
 def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = False) -> None:
-    """Run one case and write what happened.
+    """Run one case and write its events.
 
     Raises:
         NeedsDevice: the case needs a CUDA device.
@@ -173,13 +177,13 @@ def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = F
     except CannotReproduce as reason:
         write(event="cannot reproduce", id=fix_id, text=str(reason))
     except Exception as error:
-        write(event="defect", id=fix_id, text=_said(error), on_rig=on_rig)
+        write(event="bug", id=fix_id, text=_said(error), on_rig=on_rig)
     else:
         write(event="right", id=fix_id, text=said or "right", on_rig=on_rig)
 
 
 def _said(error: Exception) -> str:
-    """An error as upstream raised it; of an assertion of ours only its sentence."""
+    """The text of an error: class and message as upstream raised it, only the message for our own assertions."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,4 +1,4 @@
-"""The results of `verify`, as a table for people and as data for machines."""
+"""The results of `verify`: a table, or JSON data."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _COLUMN = max(map(len, VERDICTS)) + 2
 
 
 class Line:
-    """One fix: what happened without the package and what happened with it.
+    """One fix: the outcome of its case without the package and with it.
 
     Attributes:
         verdict: "patched"; "not needed" (the fix does not apply here); "cannot reproduce" (not on this machine); "NOT
-            PATCHED" (wrong with the package too, or a defect that seems to be there in a release newer than the claimed
-            ones); "NOT REPRODUCED" (the fix applies, but the defect did not occur without it); "timed out" (a case did
-            not end, which proves nothing about the fix).
-        before: what happened without the package; empty when it was not run.
-        after: what happened with it; empty when it was not run.
-        reason: the sentence on the board for this fix.
-        rig: whether it happened on the fake CUDA devices of the rig.
+            PATCHED" (wrong with the package too, or a bug that seems to exist in a release newer than the claimed
+            ones); "NOT REPRODUCED" (the fix applies, but the bug did not show without it); "timed out" (a case did not
+            end, which proves nothing about the fix).
+        before: the outcome without the package; "" if the case did not run.
+        after: the outcome with the package; "" if the case did not run.
+        reason: the fix's reason on the board.
+        rig: whether the case ran on the fake CUDA devices of the rig.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Line:
 
 
 class Report:
-    """All lines, with what is installed.
+    """All lines, and the installed releases.
 
     Attributes:
-        note: what to do about defects that were not reproduced for want of a device; empty where there are none.
+        note: advice about bugs that were not reproduced for want of a device; "" if there are none.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every applicable defect was reproduced and is patched, and no case timed out."""
+        """Whether every applicable bug was reproduced and is patched, and no case timed out."""
         return all(line.ok for line in self.lines)
 
     def to_dict(self) -> dict[str, object]:
-        """The report for machines."""
+        """The report as JSON data."""
         return {
             "ok": self.ok,
             "installed": self.installed,
@@ -106,7 +106,7 @@ class Report:
 
 
 def heading(installed: Mapping[str, str | None]) -> str:
-    """What the report is about: the installed releases."""
+    """The first line of the report: the installed releases."""
     present = ", ".join(f"{name} {version}" for name, version in installed.items() if version is not None)
     return "\n".join([*wrapped(f"verified on {present}"), ""])
 

@@ -1,6 +1,6 @@
-"""The rig of the repository's tests: fake CUDA devices for a torch that is built for the CPU.
+"""The rig of the repository's tests: fake CUDA devices for a CPU-only build of torch.
 
-It is no part of the wheel.  Where this package runs from a clone, ``tests/rig`` lies beside it, and a child process of
+It is not part of the wheel. If this package runs from a clone, ``tests/rig`` is beside it, and a child process of
 `verify` may load it; the package itself never imports it.
 """
 
@@ -20,25 +20,25 @@ def is_here() -> bool:
 
 
 def command() -> list[str]:
-    """What to run in place of ``python -m diffusers_quantfix.verify.child``."""
-    # Not "-m": the clone is seldom the working directory, and must come before other folders called tests.
+    """The command to run instead of ``python -m diffusers_quantfix.verify.child``."""
+    # Not "-m": the clone may not be the working directory, and must come before other folders named tests.
     start = f"import runpy, sys; sys.path.insert(0, {_CLONE!r}); runpy.run_module({_MODULE!r}, run_name='__main__')"
     return [sys.executable, "-c", start]
 
 
 def advice(count: int, asked: bool, without: str) -> str:
-    """What to do about defects that need a CUDA device, as a sentence; empty where there is nothing to say.
+    """Advice about bugs that need a CUDA device, as a sentence; "" if none is needed.
 
     Args:
-        count: how many were not reproduced for want of one.
-        asked: whether the rig was asked for.
-        without: why it was not there all the same; empty where it was.
+        count: how many were not reproduced for want of a device.
+        asked: whether the rig was requested.
+        without: why there was no rig although it was requested; "" if there was one.
     """
-    defects = f"{count} defect{'s need' if count != 1 else ' needs'} a CUDA device"
+    bugs = f"{count} bug{'s need' if count != 1 else ' needs'} a CUDA device"
     if without:
-        return f"without the rig: {without}" + (f"; {defects}" if count else "")
+        return f"without the rig: {without}" + (f"; {bugs}" if count else "")
     if asked or not count:
         return ""
     if is_here():
-        return f"{defects}: `verify --rig` reproduces them on the fake devices of tests/rig"
-    return f"{defects}: run this where there is one, or `verify --rig` in a clone of the repository, which has fakes"
+        return f"{bugs}: `verify --rig` reproduces them on the fake devices of tests/rig"
+    return f"{bugs}: run this where there is one, or `verify --rig` in a clone of the repository, which has fakes"

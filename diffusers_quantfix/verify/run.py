@@ -1,4 +1,4 @@
-"""Runs the cases in two processes at the same time, without the package and with it, and compares their results."""
+"""Runs the cases in two processes at the same time, without the package and with it, and compares the results."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 
 def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], object] | None = None) -> Report:
-    """Reproduce every defect that applies here, without the package and with it.
+    """Reproduce every bug that applies here, without the package and with it.
 
     Args:
-        ids: ids of fixes or names of their targets; all when empty.
-        rig: run the cases that need a CUDA device on the fake ones of the rig, in a clone of the repository.
+        ids: ids of fixes or names of their targets; all if empty.
+        rig: run the cases that need a CUDA device on the rig's fake devices, in a clone of the repository.
         show: called with each part of the printed report as soon as it is known.
 
     Returns:
-        The report; it prints as a table, ``to_dict()`` is for machines.
+        The report; it prints as a table, and ``to_dict()`` returns JSON data.
 
     Raises:
         ValueError: an id names no fix.
-        RuntimeError: the package is switched off; or the libraries end the process that imports them.
+        RuntimeError: the package is switched off, or the process that imports the libraries died.
     """
     ids = tuple(ids)
     wanted = target_names(ids)
@@ -59,7 +59,7 @@ def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], obj
             for setting, name in (("off", "without"), (None, "with")):
                 sides.append(Side(setting, os.path.join(work, name), progress.step, ids, program))
             before, after = sides
-            _pump([after], progress)  # both import meanwhile; only this one has a board
+            _pump([after], progress)  # both import the libraries meanwhile; only this one has a board
             board = after.board or {}
             progress.show(heading(board["installed"]))
             answers = {
@@ -71,7 +71,7 @@ def verify(ids: Iterable[str] = (), rig: bool = False, show: Callable[[str], obj
             applied = [fix_id for fix_id, answer in answers.items() if answer["state"].startswith("applied")]
 
             def settle() -> None:
-                """Report every fix that has its verdict by now."""
+                """Report every fix whose verdict is known by now."""
                 for fix_id, answer in answers.items():
                     runs = fix_id in applied
                     if fix_id not in lines and not (runs and any(side.owes(fix_id) for side in sides)):
@@ -127,7 +127,7 @@ def _line(answer: dict[str, Any], before: dict[str, Any] | None, after: dict[str
 
 
 class _Progress:
-    """A progress bar on standard error that gives way to the report; nothing where there is no terminal or no tqdm."""
+    """A progress bar on standard error that gives way to the report; none without a terminal or tqdm."""
 
     def __init__(self, bar: Any, show: Callable[[str], object] | None) -> None:
         self._bar = bar
@@ -152,7 +152,7 @@ class _Progress:
             self._bar.update(count)
 
     def redraw(self, current: str) -> None:
-        """Although nothing is done: a moving clock shows that it is running."""
+        """Redraw even without progress: a moving clock shows that it is running."""
         if self._bar is not None and time.monotonic() - self._drawn > 0.3:
             self._drawn = time.monotonic()
             self._bar.set_postfix_str(current)
@@ -162,10 +162,10 @@ class _Progress:
 def _progress(show: Callable[[str], object] | None) -> Iterator[_Progress]:
     try:
         from tqdm import tqdm
-    except ImportError:  # only the libraries that we patch bring it
+    except ImportError:  # not a requirement of this package, but of libraries that it patches
         yield _Progress(None, show)
         return
-    # `disable=None`: only on a terminal, which is also asked for its width
+    # `disable=None`: only on a terminal
     with tqdm(
         desc="importing the libraries", unit="case", disable=None, leave=False, dynamic_ncols=True
     ) as bar:

@@ -1,4 +1,4 @@
-"""One of the two processes of `verify`: given cases, watched, and replaced when a case kills it or never ends."""
+"""One of the two processes of `verify`: it gets cases, is watched, and is replaced if a case kills it or hangs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     Event = dict[str, Any]
 
-# Seconds of `Side._clock`, which do not count while other processes have the processors.
+# Seconds of `Side._clock`, which stops while other processes use the processors.
 CASE_LIMIT = 120.0  # for one case: a hang must not look like work
-START_LIMIT = 300.0  # for the imports, which a cold disk makes slow
+START_LIMIT = 300.0  # for the imports, which are slow from a cold disk
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Not "-m" alone: a program may have put the folder or archive of this package on sys.path itself, a zipapp does.
+# Not "-m" alone: the program (a zipapp, for example) may have put this package's folder or archive on sys.path itself.
 PROGRAM = (
     sys.executable,
     "-c",
@@ -32,20 +32,21 @@ PROGRAM = (
 
 
 class Side:
-    """The cases of one side, in one process after the other.
+    """Runs the cases of one side, in one process after another.
 
     Args:
         setting: the value of ``DIFFUSERS_QUANTFIX`` there; None keeps the user's value.
         work: a folder that does not exist yet.
         step: called with the number of cases that have ended.
-        ids: the fixes that will be asked for, all of them when empty: only their libraries are imported.
-        program: what runs the cases.
+        ids: the fixes to verify, all if empty: only their libraries are imported.
+        program: the command that runs the cases.
 
     Attributes:
         board: the result of `status` in the process; None until it is reported, and for ``off``.
-        without: why the rig is not there although ``program`` has it; empty where it is.
+        without: why there is no rig although ``program`` should have it; "" if there is one.
         found: id -> the last event of its case.
-        current: the id of the case that is running.
+        current: the id of the running case.
+        ready: whether the process has imported the libraries.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Side:
         why = code if isinstance(code, str) else process_end(code)
         if self._pending is None:
             raise RuntimeError(f"the libraries could not be imported: {why}{self._last_words()}")
-        event = "timed out" if isinstance(code, str) else "defect"
+        event = "timed out" if isinstance(code, str) else "bug"
         if not self.current and self._lost:  # died twice before any case: it will not work
             self._lose(self._pending, why, event)
             return
@@ -137,7 +138,7 @@ class Side:
         self._deadline = self._clock() + START_LIMIT
 
     def _clock(self) -> float:
-        """Seconds, without those in which the process was ready to run and others ran: a busy machine is no hang."""
+        """Seconds, without the time that the process waited for a processor: a busy machine is not a hang."""
         return time.monotonic() - _waited(self._child.pid)
 
     def _command(self) -> list[str]:
@@ -150,10 +151,10 @@ class Side:
             stdin.write((" ".join(self._pending or ()) + "\n").encode())
             stdin.close()
         except OSError:
-            pass  # it is dead already: `pump` finds out
+            pass  # the process is dead: `pump` handles that
 
     def _take(self) -> None:
-        """The complete lines of the results file that were not there at the last call."""
+        """Process the complete lines of the results file that were added since the last call."""
         if not os.path.exists(self._results):
             return
         with open(self._results, "rb") as file:
@@ -194,7 +195,7 @@ class Side:
 
 
 def _waited(pid: int) -> float:
-    """Seconds that a process has waited for a processor; 0 where the system does not tell (Linux does)."""
+    """Seconds that a process has waited for a processor; 0 if the system does not report it (Linux does)."""
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9

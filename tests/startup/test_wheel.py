@@ -60,7 +60,7 @@ def test_without_any_library_every_fix_is_missing(environment: Environment):
 def test_the_rig_is_not_in_the_wheel_and_verify_knows_it(environment: Environment):
     program = "from diffusers_quantfix.verify import rig; print(rig.is_here(), rig.advice(2, False, ''))"
     done = checked(environment.run("-c", program))
-    assert done.stdout.startswith("False 2 defects need a CUDA device: run this where there is one, or ")
+    assert done.stdout.startswith("False 2 bugs need a CUDA device: run this where there is one, or ")
     assert "in a clone of the repository" in done.stdout
 
 

@@ -24,7 +24,7 @@ from tests.rig.fixtures import require_rig
 
 ANSWER = {
     "id": "a-fix",
-    "title": "a defect",
+    "title": "a bug",
     "state": "applied",
     "reason": "patched in somelib 1.0",
     "above": False,
@@ -38,12 +38,12 @@ def event(kind: str, text: str = "text") -> dict[str, str]:
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "ok"),
     [
-        ("defect", "right", report.PATCHED, True),
-        ("defect", "defect", report.NOT_PATCHED, False),
+        ("bug", "right", report.PATCHED, True),
+        ("bug", "bug", report.NOT_PATCHED, False),
         ("right", "right", report.NOT_REPRODUCED, False),
-        ("right", "defect", report.NOT_PATCHED, False),
+        ("right", "bug", report.NOT_PATCHED, False),
         ("cannot reproduce", "cannot reproduce", report.CANNOT_REPRODUCE, True),
-        ("defect", "timed out", report.TIMED_OUT, False),
+        ("bug", "timed out", report.TIMED_OUT, False),
         ("timed out", "right", report.TIMED_OUT, False),
     ],
 )
@@ -140,13 +140,13 @@ def test_one_process_runs_all_cases_with_the_setting_of_its_side(play):
 def test_a_case_that_kills_its_process_costs_only_itself(play):
     played = play("first", "dies-1", "between", "dies-2", "last")
     assert played["first"] == played["between"] == played["last"] == ("right", "off")
-    assert played["dies-1"] == played["dies-2"] == ("defect", "the process was killed by SIGABRT")
+    assert played["dies-1"] == played["dies-2"] == ("bug", "the process was killed by SIGABRT")
     assert (played.starts, sum(played.steps)) == (3, 5), "the progress bar ends full"
 
 
 def test_the_assertions_of_the_cases_count_where_python_is_told_to_drop_them(play, monkeypatch):
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")
-    assert play("first", "asserts")["asserts"][0] == "defect"
+    assert play("first", "asserts")["asserts"][0] == "bug"
 
 
 def test_a_case_that_hangs_costs_only_itself(play, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_process_tells_how_long_it_waited_for_a_processor():
 def test_a_process_that_dies_between_its_cases_ends_the_side(play, monkeypatch):
     monkeypatch.setenv("DIES_IDLE", "1")
     played = play("first", "last")
-    assert played["first"] == played["last"] == ("defect", "the process was killed by SIGABRT")
+    assert played["first"] == played["last"] == ("bug", "the process was killed by SIGABRT")
     assert sum(played.steps) == 2
 
 
@@ -221,7 +221,7 @@ def test_results_are_shown_as_they_are_found(play, monkeypatch, tmp_path):
 
 
 def test_a_time_out_says_so_and_is_counted_apart():
-    hung = run._line(ANSWER, event("defect"), event("timed out", "timed out after 120 s"))
+    hung = run._line(ANSWER, event("bug"), event("timed out", "timed out after 120 s"))
     assert hung.reason == "timed out after 120 s with it"
     text = str(report.Report([hung], {"somelib": "1.0"}, 1.0))
     assert "1 timed out (1 s)" in text
@@ -305,8 +305,8 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
         "gpu": ("right", "ran ['entered']"),
         "three": ("cannot reproduce", "needs three, and the rig has no such device"),
         "plain": ("right", "ran []"),
-        "fails": ("defect", "a sentence"),
-        "upstream": ("defect", "ValueError: an error"),
+        "fails": ("bug", "a sentence"),
+        "upstream": ("bug", "ValueError: an error"),
         "no-gpu": ("cannot reproduce", "this machine lacks it"),
         "crashes": ("right", "ran []"),
     }
@@ -323,14 +323,12 @@ def test_how_to_get_the_rest(monkeypatch, tmp_path):
     assert rig.is_here(), "these tests lie in a clone"
     assert rig.advice(0, False, "") == rig.advice(3, True, "") == rig.advice(0, True, "") == ""
     assert rig.advice(3, False, "").startswith(
-        "3 defects need a CUDA device: `verify --rig` reproduces them on "
+        "3 bugs need a CUDA device: `verify --rig` reproduces them on "
     )
-    assert rig.advice(2, True, "no compiler") == "without the rig: no compiler; 2 defects need a CUDA device"
+    assert rig.advice(2, True, "no compiler") == "without the rig: no compiler; 2 bugs need a CUDA device"
     monkeypatch.setattr(rig, "_CLONE", str(tmp_path))
     assert not rig.is_here(), "as in an installed wheel"
-    assert rig.advice(1, False, "").startswith(
-        "1 defect needs a CUDA device: run this where there is one, or "
-    )
+    assert rig.advice(1, False, "").startswith("1 bug needs a CUDA device: run this where there is one, or ")
 
 
 @pytest.mark.long
@@ -348,7 +346,7 @@ def test_the_rig_from_the_command_line():
     assert found[""].startswith("verified on ") and "without the rig" not in found[""]
     assert "cannot reproduce bnb-params4bit-shared-state " in found["/nowhere/g++"]
     assert found["/nowhere/g++"].endswith(
-        "without the rig: no C++ compiler was found (looked for /nowhere/g++); 1 defect needs a CUDA device"
+        "without the rig: no C++ compiler was found (looked for /nowhere/g++); 1 bug needs a CUDA device"
     )
 
 
@@ -414,7 +412,7 @@ def test_an_unknown_id_is_one_sentence():
 
 
 @pytest.mark.long
-def test_every_defect_that_applies_here_is_patched():
+def test_every_bug_that_applies_here_is_patched():
     """The main job, as a user runs it; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
