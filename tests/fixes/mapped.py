@@ -8,7 +8,7 @@ import pytest
 
 MAPS = {"dict": {"cuda:0": "cuda:1"}, "text": "cuda:1", "device": "device"}
 each_map = pytest.mark.parametrize("places", MAPS.values(), ids=MAPS)
-SHOWS = "on the same device|tells another device"
+SHOWS = "on the same device|reports another device"
 
 
 def reloaded(thing, places):
@@ -32,7 +32,7 @@ def assert_moved(model, places, run) -> None:
 
     expected = run(model, "cuda:0")
     for name, tensor in reloaded(model.state_dict(), places).items():
-        assert str(tensor.device) == "cuda:1", f"{name} tells another device than it is on"
+        assert str(tensor.device) == "cuda:1", f"{name} reports another device than it is on"
     twin = reloaded(model, places)
     assert torch.equal(run(twin, "cuda:1"), expected)
     assert torch.equal(run(twin.to("cuda:0"), "cuda:0"), expected)

@@ -13,7 +13,7 @@ from tests.fixes import torchao_models as ao
 def test_the_tensors_of_a_state_dict(rig_devices, weights):
     model = ao.layers(weights, "cuda:0")
     for name, tensor in mapped.reloaded(model.state_dict(), mapped.MAPS["dict"]).items():
-        assert str(tensor.device) == "cuda:1", f"{name} tells another device than it is on"
+        assert str(tensor.device) == "cuda:1", f"{name} reports another device than it is on"
 
 
 @mapped.each_map

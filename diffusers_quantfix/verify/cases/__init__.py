@@ -1,1 +1,1 @@
-"""One file per fix, named by its id: ``case(work: str) -> str`` reproduces the situation of the defect."""
+"""One file per fix, named by its id: ``case(work: str) -> str`` reproduces the bug."""

@@ -1,4 +1,4 @@
-"""An 8-bit model that has run is offloaded and runs again; what does it leave behind?"""
+"""An 8-bit model is offloaded after a run and runs again; no weight may stay on the device."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def case(work: str) -> str | None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with contextlib.ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
-        stack.callback(AcceleratorState._reset_state, True)  # what every Accelerator of this process shares
+        stack.callback(AcceleratorState._reset_state, True)  # shared by every Accelerator of this process
         accelerator = Accelerator()
         plugin = FullyShardedDataParallelPlugin(state_dict_type="SHARDED_STATE_DICT")
         model = FullyShardedDataParallel(
@@ -49,7 +49,7 @@ def case(work: str) -> str | None:
 
 
 def _take_apart(model: Any) -> None:
-    """Free the memory of a model under FSDP 1: its flat parameter and the views of it own each other in C++."""
+    """Free the memory of a model under FSDP 1, whose flat parameter and its views own each other in C++."""
     import torch
 
     vars(model._handle.flat_param).clear()

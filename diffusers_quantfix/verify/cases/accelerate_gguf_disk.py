@@ -1,4 +1,4 @@
-"""A Flux transformer in GGUF runs under disk offload."""
+"""A GGUF Flux transformer runs under disk offload."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
     from ..models import four_bit
 
     where = four_bit.device()
-    if where.type == "cpu":  # a device that is not where the second layer is
+    if where.type == "cpu":  # not the device of the second layer
         return _without_a_device()
     torch.manual_seed(0)
     shared, one, other = (torch.nn.Linear(8, 8).requires_grad_(False) for _ in range(3))
@@ -30,6 +30,6 @@ def _without_a_device() -> str:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
     try:
         CpuOffload(execution_device=torch.device("cpu")).pre_forward(model)
-    except NotImplementedError:  # what is on meta cannot be moved
+    except NotImplementedError:  # meta tensors cannot be moved
         return "a layer that is elsewhere is moved to the device"
     raise AssertionError("a layer that is elsewhere is left where it is")

@@ -1,4 +1,4 @@
-"""Models with weights of quanto run under sequential offload."""
+"""Models with quanto weights run under sequential offload."""
 
 from __future__ import annotations
 

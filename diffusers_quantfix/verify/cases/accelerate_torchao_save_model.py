@@ -1,4 +1,4 @@
-"""A model with weights of torchao is saved by ``Accelerator.save_model`` and loaded."""
+"""A model with torchao weights is saved by ``Accelerator.save_model`` and loaded."""
 
 from __future__ import annotations
 

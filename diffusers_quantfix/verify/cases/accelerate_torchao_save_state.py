@@ -1,4 +1,4 @@
-"""The state of a training with weights of torchao is saved and loaded."""
+"""The state of a training with torchao weights is saved and loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantize a few numbers of 16 bits on the CPU, block by block."""
+"""A few 16-bit numbers are quantized blockwise on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def case(work: str) -> str | None:
     lib = functional.lib
     if not hasattr(lib, "_lib") and not hasattr(lib, "cquantize_blockwise_cpu_fp32"):
         raise CannotReproduce("this bitsandbytes loads no kernels where torch has no CUDA")
-    # The first of a longer tensor, as the kernel reads behind them; as float32 they are numbers near 1, too.
+    # A slice of a longer tensor, since the kernel reads past its end; read as float32 it has values near 1 too.
     given = torch.tensor([1.75, -1.875, 1.9375, 1.8125] * 8).half()[:8]
     try:
         codes, _ = functional.quantize_blockwise(given)

@@ -1,4 +1,4 @@
-"""A 4-bit layer runs on the CPU once; its weight is what it was, and layers of any shape run."""
+"""A 4-bit layer runs once on the CPU: its weight must not change, and layers of any shape must run."""
 
 from __future__ import annotations
 

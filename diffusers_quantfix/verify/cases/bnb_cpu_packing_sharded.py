@@ -1,4 +1,4 @@
-"""A 4-bit layer that FSDP shards runs on the CPU twice; both outputs are those of the layer before."""
+"""A 4-bit layer sharded by FSDP runs twice on the CPU; both outputs must equal the unsharded layer's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def case(work: str) -> str | None:
     cpu = torch.device("cpu")
     layer, inputs = four_bit.linear(torch.nn.Linear(128, 64), cpu), torch.randn(1, 128)
     with torch.no_grad():
-        # In training mode bitsandbytes repacks nothing.
+        # In training mode bitsandbytes does not repack.
         expected = layer.train()(inputs)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -34,6 +34,6 @@ def case(work: str) -> str | None:
         errors = [((output - expected).norm() / expected.norm()).item() for output in outputs]
     finally:
         dist.destroy_process_group()
-    # The kernel for the CPU computes in bfloat16.
+    # The CPU kernel computes in bfloat16.
     assert max(errors) < 0.02, f"the relative error of the output: {errors[0]:.2g}, then {errors[1]:.2g}"
     return "a 4-bit layer that FSDP shards gives the same output again"

@@ -1,4 +1,4 @@
-"""A tensor with a block of zeros, quantized on the CPU: a segmentation fault without us."""
+"""A tensor with a block of zeros is quantized on the CPU: a segmentation fault without the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A 4-bit layer runs on the second GPU; which one is the current device then?"""
+"""A 4-bit layer runs on the second GPU; the current device must not change."""
 
 from __future__ import annotations
 

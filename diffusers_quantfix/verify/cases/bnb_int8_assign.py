@@ -12,7 +12,7 @@ def case(work: str) -> str | None:
 
     where = eight_bit.device()
     source, model = eight_bit.layers(where), eight_bit.layers(where)
-    saved = copy.deepcopy(source.state_dict())  # bitsandbytes 0.43.0 has text in it
+    saved = copy.deepcopy(source.state_dict())  # bitsandbytes 0.43.0 puts a string into it
     reference = eight_bit.run(source, where)
     with torch.no_grad():
         model[0].weight.zero_()

@@ -1,4 +1,4 @@
-"""The state dict of an 8-bit model as torch.distributed.checkpoint wants it."""
+"""The state dict of an 8-bit model as torch.distributed.checkpoint reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A weight from a checkpoint in 8 bits is moved to where it runs: does the layer treat it as quantized?"""
+"""A weight from an 8-bit checkpoint is moved to its device: the layer must treat it as quantized."""
 
 from __future__ import annotations
 

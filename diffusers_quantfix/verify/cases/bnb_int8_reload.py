@@ -1,4 +1,4 @@
-"""A layer that has run loads the state dict of another one."""
+"""An 8-bit layer that has run loads the state dict of another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quantized parameter is moved: do its scales come along?"""
+"""A quantized 8-bit parameter is moved: its scales must move with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that has run is saved; the checkpoint's weights are read as rows, as ``from_pretrained`` does."""
+"""An 8-bit model is saved after a run; the checkpoint's weights are read as rows, as ``from_pretrained`` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def case(work: str) -> str | None:
     where = eight_bit.device()
     model = eight_bit.layers(where, 1)
     expected = eight_bit.run(model, where)
-    # bitsandbytes 0.43.0 has text in it
+    # bitsandbytes 0.43.0 puts a string into it
     saved = {
         name: value.to(where) for name, value in model.state_dict().items() if not isinstance(value, str)
     }

@@ -1,4 +1,4 @@
-"""A 4-bit layer runs once, with another compute dtype than that of its bias."""
+"""A 4-bit layer whose compute dtype is not the dtype of its bias runs once."""
 
 from __future__ import annotations
 

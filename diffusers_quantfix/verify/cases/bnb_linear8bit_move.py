@@ -1,4 +1,4 @@
-"""A model of 8-bit layers goes to the CPU and back, or to ``meta`` where there is no GPU."""
+"""A model of 8-bit layers is moved to the CPU and back, or to ``meta`` if there is no GPU."""
 
 from __future__ import annotations
 

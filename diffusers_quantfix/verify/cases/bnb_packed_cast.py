@@ -1,4 +1,4 @@
-"""A model with a 4-bit weight that is packed in float16 is cast to bfloat16."""
+"""A model with a 4-bit weight packed as float16 is cast to bfloat16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A 4-bit parameter with the mark of transformers 5 is rebuilt from its attributes."""
+"""A 4-bit parameter marked by transformers 5 is rebuilt from its attributes."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def case(work: str) -> str | None:
     for cls in (Params4bit, Int8Params):
         old = cls(torch.ones(4, 4), requires_grad=False)
         old._is_hf_initialized = True
-        cls(old.data, requires_grad=False, **vars(old))  # as accelerate does to put it on another device
+        cls(old.data, requires_grad=False, **vars(old))  # as accelerate does to move it to another device
     return "rebuilt a Params4bit and an Int8Params from the attributes of a marked one"

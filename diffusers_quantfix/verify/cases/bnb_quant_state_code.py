@@ -1,4 +1,4 @@
-"""A 4-bit Flux transformer goes from one GPU to another and runs there on a batch of one row."""
+"""A 4-bit Flux transformer is moved from one GPU to another and runs there on a batch of one row."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def case(work: str) -> str | None:
 
 
 def _allocated(where: Any) -> int:
-    """Bytes that tensors hold on a CUDA device; 0 on the CPU, where the weights live anyway."""
+    """The bytes allocated on a CUDA device; 0 for the CPU, where offloaded weights are."""
     import gc
 
     import torch

@@ -1,4 +1,4 @@
-"""A checkpoint with 64 layers in 4 bits is loaded; how many of its keys are looked at is counted."""
+"""A checkpoint with 64 4-bit layers is loaded, and the accesses to its keys are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAYERS = 64
 
 
 class Counting(dict[str, object]):
-    """A state dict that counts how many of its keys it was asked for, one after the other."""
+    """A state dict that counts how many of its keys are read in iterations."""
 
     seen = 0
 

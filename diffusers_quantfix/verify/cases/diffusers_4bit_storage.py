@@ -47,7 +47,7 @@ def case(work: str) -> str | None:
     again = FluxTransformer2DModel.from_pretrained(work, torch_dtype=torch.float16)
     layers = [name for name, layer in model.named_modules() if isinstance(layer, Linear4bit)]
     for name in layers:
-        # As bytes: among packed ones some look like NaN, which differs from itself.
+        # As bytes: read as floats, some are NaN, which is not equal to itself.
         before, after = (
             one.get_submodule(name).weight.data.cpu().reshape(-1).view(torch.uint8) for one in (model, again)
         )

@@ -1,4 +1,4 @@
-"""An 8-bit Flux transformer is moved; where do its hooks send the inputs?"""
+"""An 8-bit Flux transformer is moved; its hooks must send the inputs to the new device."""
 
 from __future__ import annotations
 

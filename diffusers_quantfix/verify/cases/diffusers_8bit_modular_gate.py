@@ -1,4 +1,4 @@
-"""A modular pipeline with an 8-bit transformer goes to the CPU."""
+"""A modular pipeline with an 8-bit transformer is moved to the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def case(work: str) -> str | None:
 
     where = eight_bit.cuda_device()
     model = eight_bit.transformer(work, where)
-    pipe = ModularPipeline.__new__(ModularPipeline)  # only what `to` reads, without blocks
+    pipe = ModularPipeline.__new__(ModularPipeline)  # only the attributes that `to` reads
     specs = {"transformer": ComponentSpec(name="transformer", type_hint=type(model))}
     vars(pipe).update(_component_specs=specs, transformer=model, hf_device_map=None)
     pipe.to("cpu", silence_dtype_warnings=True)

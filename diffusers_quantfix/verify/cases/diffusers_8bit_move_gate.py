@@ -1,4 +1,4 @@
-"""A Flux pipeline with an 8-bit transformer goes to the CPU."""
+"""A Flux pipeline with an 8-bit transformer is moved to the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline with an 8-bit transformer is sent to the CPU in float16, as diffusers issue 11352 does."""
+"""A pipeline with an 8-bit transformer is moved to the CPU in float16, as in diffusers issue 11352."""
 
 from __future__ import annotations
 

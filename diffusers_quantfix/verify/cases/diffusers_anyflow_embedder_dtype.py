@@ -1,4 +1,4 @@
-"""AnyFlow with 8-bit layers is run for two sizes of the step."""
+"""AnyFlow with 8-bit layers runs with two step sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of device_map="balanced" for a pipeline with a transformer in 4 bits, for a GPU that has room for it."""
+"""The plan of device_map="balanced" for a pipeline with a 4-bit transformer and a GPU with room for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def case(work: str) -> str | None:
         init_dict={"transformer": ("diffusers", "FluxTransformer2DModel")},
         library=None,
         max_memory={0: FREE},
-        torch_dtype=torch.float16,  # as the argument is called up to 0.39, and since then
+        torch_dtype=torch.float16,  # the argument's names up to 0.39, and since then
         dtype=torch.float16,
         cached_folder=work,
     )

@@ -1,4 +1,4 @@
-"""The embedding of the step in Bria Fibo 2 has 8-bit layers, and bfloat16 biases."""
+"""The timestep embedding of Bria Fibo 2 has 8-bit layers with bfloat16 biases."""
 
 from __future__ import annotations
 

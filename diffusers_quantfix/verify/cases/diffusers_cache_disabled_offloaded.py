@@ -1,4 +1,4 @@
-"""accelerate's forward, which brings the weights, survives disable_cache."""
+"""A cache is disabled on an offloaded model: accelerate's forward, which onloads the weights, must survive."""
 
 from __future__ import annotations
 

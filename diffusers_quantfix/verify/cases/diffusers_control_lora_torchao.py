@@ -1,4 +1,4 @@
-"""A Control LoRA is loaded into a Flux transformer with int8 weights of torchao."""
+"""A Control LoRA is loaded into a Flux transformer with int8 torchao weights."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def case(work: str) -> str | None:
     pipe.load_lora_weights(control, adapter_name="control")
     weight = model.x_embedder.base_layer.weight
     assert weight.shape == (64, 128), f"the layer has the shape {tuple(weight.shape)}"
-    assert torch.equal(weight[:, :64], wanted), "the layer has other weights"
+    assert torch.equal(weight[:, :64], wanted), "the weights of the layer changed"
     return "the layer is widened, its weights are the same"

@@ -1,4 +1,4 @@
-"""A Hunyuan-DiT ControlNet is made of a transformer with 8-bit weights."""
+"""A Hunyuan-DiT ControlNet is made from a transformer with 8-bit weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sparse ControlNet is made of a UNet with 8-bit weights."""
+"""A sparse ControlNet is made from a UNet with 8-bit weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A processor of Custom Diffusion on an attention whose query layer is in 4 bits."""
+"""A Custom Diffusion processor on an attention with a 4-bit query layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def case(work: str) -> str | None:
     processor = attention_processor.CustomDiffusionAttnProcessor(train_kv=False, train_q_out=False)
     inputs = torch.randn(2, 4, 64, device=where)
     with torch.no_grad():
-        # Else every token attends to all others alike, whatever its query is.
+        # Otherwise every token attends to all others equally, whatever its query is.
         for layer in (attention.to_q, attention.to_k):
             layer.weight.normal_(std=0.3)
         expected = processor(attention, inputs)

@@ -12,7 +12,7 @@ def case(work: str) -> str | None:
 
     layer = Linear4bit(64, 64, quant_type="nf4", quant_storage=torch.float16).bfloat16()
     layer.to(four_bit.device(torch.float16))
-    # as `dequantize()` calls it, with the dtype of the model, whose weights are packed
+    # as `dequantize()` calls it: with the dtype of the model's packed weights
     dtype = dequantize_bnb_weight(layer.weight, dtype=layer.weight.dtype).dtype
     assert dtype == torch.bfloat16, f"the weight was bfloat16, and is {dtype}"
     return "the weight has the dtype that it was quantized from"

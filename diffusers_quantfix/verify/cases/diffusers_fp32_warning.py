@@ -1,4 +1,4 @@
-"""A small autoencoder without modules to be kept in float32 is cast."""
+"""A small autoencoder without modules to keep in float32 is cast."""
 
 from __future__ import annotations
 

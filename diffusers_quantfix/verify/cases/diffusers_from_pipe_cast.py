@@ -23,7 +23,7 @@ def case(work: str) -> str | None:
             super().__init__()
             self.register_modules(vae=vae)
 
-    # from_pipe asks for the class; as a string, which annotations are here, it would not know it.
+    # from_pipe reads the annotation as a class, but annotations are strings in this module.
     Pipeline.__init__.__annotations__["vae"] = diffusers.AutoencoderTiny
 
     vae = diffusers.AutoencoderTiny(

@@ -1,4 +1,4 @@
-"""``fuse_lora`` of a GGUF model says why it cannot, and changes nothing."""
+"""``fuse_lora`` of a GGUF model raises an error, and changes nothing."""
 
 from __future__ import annotations
 

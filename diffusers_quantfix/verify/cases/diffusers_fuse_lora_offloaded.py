@@ -1,4 +1,4 @@
-"""A LoRA is fused into a sequentially offloaded pipeline, and taken out again."""
+"""A LoRA is fused into a sequentially offloaded pipeline, and unfused."""
 
 from __future__ import annotations
 

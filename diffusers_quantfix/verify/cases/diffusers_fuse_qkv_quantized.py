@@ -1,4 +1,4 @@
-"""``fuse_qkv_projections`` of a 4-bit model says why it cannot, and changes nothing."""
+"""``fuse_qkv_projections`` of a 4-bit model raises an error, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Flux transformer in GGUF, in float32, is dequantized and runs."""
+"""A GGUF Flux transformer with float32 compute dtype is dequantized and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Flux transformer in GGUF is saved with torch.save and read again."""
+"""A GGUF Flux transformer is saved with torch.save and read again."""
 
 from __future__ import annotations
 

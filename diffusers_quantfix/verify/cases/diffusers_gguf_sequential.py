@@ -1,4 +1,4 @@
-"""A Flux transformer in GGUF runs three times under sequential offload."""
+"""A GGUF Flux transformer runs three times under sequential offload."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def case(work: str) -> str | None:
 
     def run(model: Any, device: Any) -> Any:
         inputs = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(0))
-        # with gradients, so that the layer does not take its own fast path, which calls nothing
+        # with gradients, since the layer's fast path calls no submodule
         return model(inputs.to(device).requires_grad_()).detach().cpu()
 
     return group_offload.check(build, run)

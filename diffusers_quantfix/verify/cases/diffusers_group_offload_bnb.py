@@ -1,4 +1,4 @@
-"""A chain of 4-bit layers is offloaded, with and without a stream, and one of 8-bit layers with a stream."""
+"""Models of 4-bit layers are offloaded with and without a stream, and one of 8-bit layers with a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block with a large buffer is offloaded on a stream."""
+"""A block with a large buffer is offloaded with a stream."""
 
 from __future__ import annotations
 

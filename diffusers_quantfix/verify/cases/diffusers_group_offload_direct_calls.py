@@ -1,4 +1,4 @@
-"""The embeddings of a text encoder are called by themselves under block-level group offloading."""
+"""The embeddings of a text encoder are called directly under block-level group offloading."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def case(work: str) -> str | None:
             offload_to_disk_path=f"{work}/groups",
         )
     except (AttributeError, TypeError) as error:
-        # Before 0.34 there is no such option, and before 0.37 it asks for an accelerator.
+        # Before 0.34 there is no such option, and before 0.37 it requires an accelerator.
         raise CannotReproduce(f"this diffusers does not offload to disk here ({error})") from None
     vae.save_pretrained(f"{work}/saved")
     again = AutoencoderKL.from_pretrained(f"{work}/saved").state_dict()

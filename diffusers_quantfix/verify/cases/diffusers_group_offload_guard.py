@@ -1,4 +1,4 @@
-"""A quantized model that accelerate has dispatched to one GPU is offloaded."""
+"""A quantized model that accelerate dispatched to one GPU is group-offloaded."""
 
 from __future__ import annotations
 

@@ -10,5 +10,5 @@ def case(work: str) -> str | None:
     group_offload.by_blocks(unet)
     blocks = [block for level in unet.down_blocks for block in level]
     brought = [block for block in blocks if hasattr(block, "_diffusers_hook")]
-    assert len(brought) == len(blocks), "a level is brought when it is called, which it is never"
-    return f"each of the {len(blocks)} blocks is brought when it is called"
+    assert len(brought) == len(blocks), "a level is onloaded when it is called, which never happens"
+    return f"each of the {len(blocks)} blocks is onloaded when it is called"

@@ -1,4 +1,4 @@
-"""A pass is stopped by an exception under group offloading with a stream; then the next layer's weights are changed."""
+"""An exception ends a pass under group offloading with a stream; then the next layer's weights are changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case(work: str) -> str | None:
             try:
                 model(inputs)
             except Stopped:
-                torch.cuda.synchronize()  # what is being copied must not be changed
+                torch.cuda.synchronize()  # a tensor that is being copied must not be changed
                 model.layers[1].weight.data.mul_(1.5)
             model.passes = 3
             return model(inputs).cpu()

@@ -1,4 +1,4 @@
-"""A chain of layers that quanto has quantized to int8 is offloaded, without and with a stream."""
+"""Layers that quanto quantized to int8 are group-offloaded, without and with a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The streams are read for which group offloading with ``record_stream`` records the memory of a layer."""
+"""Group offloading with ``record_stream``: for which streams is the memory of a layer recorded?"""
 
 from __future__ import annotations
 

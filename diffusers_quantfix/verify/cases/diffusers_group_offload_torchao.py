@@ -1,4 +1,4 @@
-"""Layers that torchao has quantized to int8 on the CPU are offloaded with a stream and little host memory."""
+"""Layers that torchao quantized to int8 on the CPU are offloaded with a stream and ``low_cpu_mem_usage``."""
 
 from __future__ import annotations
 

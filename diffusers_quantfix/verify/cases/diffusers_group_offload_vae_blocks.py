@@ -20,7 +20,7 @@ def case(work: str) -> str | None:
     ).eval()
     group_offload.by_blocks(vae)
     brought = [name for name, part in vae.named_children() if hasattr(part, "_diffusers_hook")]
-    assert "decoder" in brought, "the decoder is brought with the whole VAE only, which no pipeline calls"
+    assert "decoder" in brought, "the decoder is onloaded only with the whole VAE, which no pipeline calls"
     with torch.no_grad():
         vae.decode(torch.zeros(1, 4, 1, 4, 4))
-    return f"brought by themselves: {', '.join(brought)}"
+    return f"onloaded separately: {', '.join(brought)}"

@@ -1,4 +1,4 @@
-"""Group offload is taken off from below a cache, as when a LoRA is loaded."""
+"""Group offload is removed from below a cache, as when a LoRA is loaded."""
 
 from __future__ import annotations
 

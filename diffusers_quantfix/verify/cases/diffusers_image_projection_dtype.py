@@ -1,4 +1,4 @@
-"""The projection of an image's embedding, as in Kandinsky 2.2, has a 4-bit layer."""
+"""The image embedding projection of Kandinsky 2.2 has a 4-bit layer."""
 
 from __future__ import annotations
 

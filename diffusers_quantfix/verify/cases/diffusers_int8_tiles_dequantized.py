@@ -1,4 +1,4 @@
-"""A weight of an 8-bit model of diffusers is dequantized after a run."""
+"""A weight of an 8-bit diffusers model is dequantized after a run."""
 
 from __future__ import annotations
 

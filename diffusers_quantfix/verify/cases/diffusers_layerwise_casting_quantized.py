@@ -1,4 +1,4 @@
-"""Layerwise casting leaves 4-bit weights alone that are packed in bfloat16."""
+"""Layerwise casting must not change 4-bit weights packed as bfloat16."""
 
 from __future__ import annotations
 

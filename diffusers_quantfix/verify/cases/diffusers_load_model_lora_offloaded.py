@@ -1,4 +1,4 @@
-"""A LoRA that is loaded into a model under sequential offload."""
+"""A LoRA is loaded into a model under sequential offload."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def case(work: str) -> str | None:
         num_decoder_blocks=(1,),
     )
     parts = {"vae": vae, "transformer": gguf_model.flux(work)}
-    # Its constructor wants the blocks of a model family; the cast needs the components only.
+    # Its constructor requires the blocks of a model family; the cast needs only the components.
     pipeline = object.__new__(ModularPipeline)
     vars(pipeline).update(parts, _component_specs=dict.fromkeys(parts), hf_device_map=None)
     pipeline.to("cpu", torch.bfloat16)

@@ -1,4 +1,4 @@
-"""quanto quantizes a Flux transformer, but for one block, which is named."""
+"""quanto quantizes a Flux transformer except one named block."""
 
 from __future__ import annotations
 

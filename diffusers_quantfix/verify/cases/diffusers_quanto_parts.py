@@ -1,4 +1,4 @@
-"""A saved Flux transformer with weights of quanto is loaded without one of its scales."""
+"""A saved Flux transformer with quanto weights is loaded without one of its scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Flux transformer with weights of quanto is saved, and loaded onto a named device."""
+"""A Flux transformer with quanto weights is saved, and loaded onto a named device."""
 
 from __future__ import annotations
 

@@ -13,6 +13,6 @@ def case(work: str) -> str | None:
     expected = bottleneck.encode(sound)
     cpu_offload(bottleneck, torch.device("cpu"))
     encoded = bottleneck.encode(sound)
-    assert not encoded.is_meta, "the output has no numbers: it is on the device meta"
-    assert torch.equal(encoded, expected), "the output is another one"
+    assert not encoded.is_meta, "the output has no data: it is on meta"
+    assert torch.equal(encoded, expected), "the output differs"
     return "encodes the same"

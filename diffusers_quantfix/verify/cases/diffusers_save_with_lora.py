@@ -18,18 +18,18 @@ def case(work: str) -> str | None:
 
     where, folder = four_bit.device(), os.path.join(work, "merged")
     pipe = lora.pipeline(transformer=four_bit.flux(work, where))
-    # the names of the layers, and the shapes that a packed weight does not tell, are those of a plain model
+    # layer names, and shapes that a packed weight does not have, come from a plain model
     weights = lora.weights(lora.pipeline().transformer, "transformer")
     try:
         pipe.load_lora_weights(weights, adapter_name="lora")
-    except RuntimeError as error:  # it makes a layer to compare shapes with, of the dtype of the packed bytes
+    except RuntimeError as error:  # it creates a layer to compare shapes, with the dtype of the packed bytes
         if "can require gradients" not in str(error):
             raise
         raise CannotReproduce("this diffusers loads no LoRA into a 4-bit model") from None
     pipe.fuse_lora()
     merged = four_bit.run_flux(pipe.transformer, where)
     pipe.transformer.save_pretrained(folder)
-    # ``dtype`` of a 4-bit model is that of its packed bytes in older releases
+    # in older releases ``dtype`` of a 4-bit model is that of its packed bytes
     dtype = next(one.dtype for one in pipe.transformer.parameters() if one.is_floating_point())
     again = FluxTransformer2DModel.from_pretrained(folder, torch_dtype=dtype)
     away = [name for name, parameter in again.named_parameters() if parameter.is_meta]

@@ -1,4 +1,4 @@
-"""A pipeline with a 4-bit text encoder under sequential offload is sent to the GPU."""
+"""A pipeline with a 4-bit text encoder under sequential offload is moved to the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer in 4 bits is saved in two files, the weight in one and its quant state in the other, and loaded."""
+"""A 4-bit layer is saved in two files, the weight in one and its quant state in the other, and loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A single file in 4 bits is loaded with a request for the last GPU of this machine."""
+"""A 4-bit single file is loaded with a request for the last GPU of this machine."""
 
 from __future__ import annotations
 

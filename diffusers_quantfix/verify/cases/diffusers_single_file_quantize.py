@@ -33,7 +33,7 @@ def case(work: str) -> str | None:
             quantization_config=config,
             torch_dtype=torch.bfloat16,
         )
-    except ImportError as error:  # diffusers wants newer ones
+    except ImportError as error:  # diffusers requires newer ones
         raise CannotReproduce(f"diffusers: {error}") from None
     weight = model.get_submodule("transformer_blocks.0.attn1.to_q").weight
     assert type(weight) is not torch.nn.Parameter, f"{kind} did not quantize the model"

@@ -1,4 +1,4 @@
-"""A pipeline with a 4-bit text encoder whose device_map names two devices is sent to the GPU."""
+"""A pipeline with a 4-bit text encoder whose device_map names two devices is moved to the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
 
     where = four_bit.device()
     pipe = lora.pipeline(text_encoder_2=four_bit.text_encoder(f"{work}/text_encoder", where))
-    # As accelerate leaves a model that is spread over two GPUs, of which this machine may have none.
+    # Like a model that accelerate has spread over two GPUs, which this machine may not have.
     pipe.text_encoder_2.hf_device_map = {"shared": 0, "encoder": 1}
     add_hook_to_module(pipe.text_encoder_2, AlignDevicesHook(io_same_device=True))
     try:

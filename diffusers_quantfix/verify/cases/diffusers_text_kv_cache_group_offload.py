@@ -1,4 +1,4 @@
-"""TextKVCache is enabled on a model whose blocks are offloaded, and two prompts are drawn."""
+"""TextKVCache is enabled on a model with group-offloaded blocks, and two prompts are run."""
 
 from __future__ import annotations
 

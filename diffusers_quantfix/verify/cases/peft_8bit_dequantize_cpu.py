@@ -12,7 +12,7 @@ def case(work: str) -> str | None:
     from ..models import eight_bit
 
     eight_bit.cuda_device()
-    # As a layer of a checkpoint that was loaded onto the CPU has it.
+    # As in a layer of a checkpoint loaded onto the CPU.
     weight = Int8Params(torch.full((4, 4), 127, dtype=torch.int8), requires_grad=False)
     weight.CB, weight.SCB = weight.data, torch.full((4,), 0.5)
     state = MatmulLtState()

@@ -1,4 +1,4 @@
-"""A LoKr is put into 8-bit layers without memory for it."""
+"""A LoKr on meta is added to 8-bit layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LoRA is put into 8-bit layers without memory for it."""
+"""A LoRA on meta is added to 8-bit layers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A DEFT that changes nothing is added to an 8-bit layer: the output stays."""
+"""A DEFT without effect is added to an 8-bit layer: the output must not change."""
 
 from __future__ import annotations
 
 
 def case(work: str) -> str | None:
     import torch
-    import torch.distributed.tensor  # peft takes it for imported
+    import torch.distributed.tensor  # peft assumes that it is imported
     from bitsandbytes.nn import Int8Params, Linear8bitLt
     from peft import DeftConfig, get_peft_model
 
@@ -14,7 +14,7 @@ def case(work: str) -> str | None:
     weight = Int8Params(
         torch.randint(-127, 128, (16, 16), dtype=torch.int8), requires_grad=False, has_fp16_weights=False
     )
-    # As a checkpoint would fill it, so that no kernel is needed.
+    # Filled as by a checkpoint, so that no kernel is needed.
     weight.CB, weight.SCB = weight.data, scales
     model = torch.nn.Sequential(Linear8bitLt(16, 16, bias=False, has_fp16_weights=False))
     model[0].weight = weight

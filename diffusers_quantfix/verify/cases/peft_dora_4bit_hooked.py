@@ -1,4 +1,4 @@
-"""A DoRA is put into a 4-bit layer with a hook of diffusers that nothing can copy."""
+"""A DoRA is added to a 4-bit layer with a diffusers hook that cannot be copied."""
 
 from __future__ import annotations
 

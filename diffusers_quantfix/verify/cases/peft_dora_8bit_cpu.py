@@ -1,4 +1,4 @@
-"""A DoRA is put into 8-bit layers on the CPU, whose weights stay."""
+"""A DoRA is added to 8-bit layers on the CPU, whose weights must keep their data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DoRA is put into a GGUF model."""
+"""A DoRA is added to a GGUF model."""
 
 from __future__ import annotations
 

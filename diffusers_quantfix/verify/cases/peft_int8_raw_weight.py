@@ -1,4 +1,4 @@
-"""An HRA that changes nothing is added to an 8-bit layer: the output stays, or an error says that it would not."""
+"""An HRA without effect is added to an 8-bit layer: the output must not change, or an error must be raised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(Linear8bitLt(16, 16, bias=False, has_fp16_weights=False))
-    # As a checkpoint would fill it, so that no kernel is needed.
+    # Filled as by a checkpoint, so that no kernel is needed.
     model[0].weight = Int8Params(
         torch.randint(-127, 128, (16, 16), dtype=torch.int8), requires_grad=False, has_fp16_weights=False
     )

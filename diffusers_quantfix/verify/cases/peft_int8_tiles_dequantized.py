@@ -1,4 +1,4 @@
-"""peft dequantizes a weight to merge a LoRA into it, after a run."""
+"""peft dequantizes an 8-bit weight after a run, to merge a LoRA into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``merge_and_unload`` of a LoKr of a GGUF model says why it cannot, and changes nothing."""
+"""``merge_and_unload`` of a LoKr of a GGUF model raises an error, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LoKr is merged into weights of quanto, and taken out again."""
+"""A LoKr is merged into quanto weights, and unmerged."""
 
 from __future__ import annotations
 

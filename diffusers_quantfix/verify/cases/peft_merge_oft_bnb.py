@@ -1,4 +1,4 @@
-"""An OFT is merged into a 4-bit weight of bitsandbytes."""
+"""An OFT is merged into a 4-bit bitsandbytes weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def case(work: str) -> str | None:
     config = OFTConfig(r=0, oft_block_size=16, target_modules=["0"], init_weights=False)
     try:
         model = get_peft_model(layers, config)
-    except (AttributeError, TypeError) as error:  # the first: peft with an older torch than it was made for
+    except (AttributeError, TypeError) as error:  # the first: peft with an older torch than it supports
         raise CannotReproduce(f"this peft adds no OFT to such a layer: {error}") from error
     layer = model.base_model.model[0]
 
@@ -30,7 +30,7 @@ def case(work: str) -> str | None:
         base = layer.get_base_layer().weight
         return dequantize_4bit(base.data, base.quant_state).float().cpu()
 
-    # Without a run: what some CPUs need for it is another defect.
+    # Without a run: on some CPUs that would need the fix of another bug.
     rotation = layer.get_delta_weight("default").detach().float().cpu()
     expected = (rotation @ weight().t()).t()
     model.merge_adapter()

@@ -1,4 +1,4 @@
-"""An HRA is merged into weights of quanto: has its effect, or an error says that it cannot."""
+"""An HRA is merged into quanto weights: it must have an effect, or an error must be raised."""
 
 from __future__ import annotations
 

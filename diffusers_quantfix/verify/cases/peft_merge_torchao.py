@@ -1,4 +1,4 @@
-"""A DoRA is merged into weights of torchao."""
+"""A DoRA is merged into torchao weights."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def case(work: str) -> str | None:
 
 
 def _takes_weights() -> bool:
-    """Whether peft takes any weights of this torchao; what it refuses, it refuses with the fix, too."""
+    """Whether peft accepts any weights of this torchao; if it refuses them, it does so with the fix too."""
     from peft.import_utils import is_torchao_available
 
     try:

@@ -1,11 +1,11 @@
-"""A UniLora on a 4-bit layer of bitsandbytes: its product is that on a plain layer."""
+"""A UniLora on a 4-bit bitsandbytes layer: its delta must equal that on a plain layer."""
 
 from __future__ import annotations
 
 
 def case(work: str) -> str | None:
     import torch
-    import torch.distributed.tensor  # peft takes it for imported
+    import torch.distributed.tensor  # peft assumes that it is imported
     from bitsandbytes.nn import Linear4bit
     from peft import UniLoraConfig, get_peft_model
 
@@ -16,7 +16,7 @@ def case(work: str) -> str | None:
         delta: torch.Tensor = model.base_model.model[0].get_delta_weight("default").detach().float().cpu()
         return delta
 
-    # As a checkpoint would fill it, so that no kernel is needed.
+    # Filled as by a checkpoint, so that no kernel is needed.
     packed = Linear4bit(64, 64, bias=False)
     packed.weight.data = torch.zeros(64 * 64 // 2, 1, dtype=torch.uint8)
     expected, found = product(torch.nn.Linear(64, 64, bias=False)), product(packed)

@@ -1,4 +1,4 @@
-"""A LoRA is merged into a 4-bit weight of bitsandbytes, and taken out again."""
+"""A LoRA is merged into a 4-bit bitsandbytes weight, and unmerged."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ def case(work: str) -> str | None:
 
     from ..models import four_bit
 
-    return four_bit.merged_and_taken_out(LoraConfig(r=8, target_modules=["0"], init_lora_weights=False), 0.1)
+    return four_bit.merged_and_unmerged(LoraConfig(r=8, target_modules=["0"], init_lora_weights=False), 0.1)

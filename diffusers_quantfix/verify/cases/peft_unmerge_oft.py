@@ -1,4 +1,4 @@
-"""An OFT is merged into an 8-bit weight of bitsandbytes, and taken out again."""
+"""An OFT is merged into an 8-bit bitsandbytes weight, and unmerged."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ def case(work: str) -> str | None:
 
     from ..models import eight_bit
 
-    return eight_bit.merged_and_taken_out(OFTConfig(r=0, oft_block_size=8, target_modules=["0"]))
+    return eight_bit.merged_and_unmerged(OFTConfig(r=0, oft_block_size=8, target_modules=["0"]))

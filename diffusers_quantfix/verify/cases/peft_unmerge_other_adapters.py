@@ -1,4 +1,4 @@
-"""A VeRA is merged into a 4-bit weight of bitsandbytes, and taken out again."""
+"""A VeRA is merged into a 4-bit bitsandbytes weight, and unmerged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ def case(work: str) -> str | None:
 
     from ..models import four_bit
 
-    return four_bit.merged_and_taken_out(
+    return four_bit.merged_and_unmerged(
         VeraConfig(r=8, target_modules=["0"], d_initial=1.0, init_weights=False)
     )

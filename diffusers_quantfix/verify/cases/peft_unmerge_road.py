@@ -1,4 +1,4 @@
-"""A RoAd is merged into an 8-bit weight of bitsandbytes, and taken out again."""
+"""A RoAd is merged into an 8-bit bitsandbytes weight, and unmerged."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ def case(work: str) -> str | None:
 
     from ..models import eight_bit
 
-    return eight_bit.merged_and_taken_out(RoadConfig(group_size=16, target_modules=["0"]))
+    return eight_bit.merged_and_unmerged(RoadConfig(group_size=16, target_modules=["0"]))

@@ -1,4 +1,4 @@
-"""A LoRA is merged into weights of torchao, and taken out again."""
+"""A LoRA is merged into torchao weights, and unmerged."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def case(work: str) -> str | None:
     model.unmerge_adapter()
     off = float((weight() - before).norm() / before.norm())
     assert off == 0, f"the weight is off by {off:.2g} after unmerging"
-    return "the weight from before, bit by bit"
+    return "unmerging restores the weight, bit by bit"

@@ -1,4 +1,4 @@
-"""A VeRA is merged into an 8-bit weight of bitsandbytes, and taken out again."""
+"""A VeRA is merged into an 8-bit bitsandbytes weight, and unmerged."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ def case(work: str) -> str | None:
 
     from ..models import eight_bit
 
-    return eight_bit.merged_and_taken_out(VeraConfig(r=8, target_modules=["0"]))
+    return eight_bit.merged_and_unmerged(VeraConfig(r=8, target_modules=["0"]))

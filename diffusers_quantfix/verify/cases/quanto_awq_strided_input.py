@@ -1,4 +1,4 @@
-"""An int4 layer for AWQ gets a part of a batch of sequences; PyTorch stands in for its kernel, which needs a GPU."""
+"""An AWQ int4 layer gets a slice of a batch of sequences; PyTorch replaces its kernel, which needs a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def case(work: str) -> str | None:
     given, matrix = torch.randn(2, 6, 64)[:, 2:], torch.randn(128, 64)
 
     def kernel(input, other, *others, rows, in_cols, **sizes):
-        """Reads from the address of the input on, row after row, as upstream's gemm_cuda.cu."""
+        """Reads row after row from the address of the input, as upstream's gemm_cuda.cu does."""
         return torch.as_strided(input, (rows, in_cols), (in_cols, 1)).view(2, 4, in_cols) @ other.t()
 
     packed = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A checkpoint of weights of quanto is loaded by ``torch.distributed.checkpoint``."""
+"""A checkpoint of quanto weights is loaded by ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 

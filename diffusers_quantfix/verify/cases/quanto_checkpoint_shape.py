@@ -1,4 +1,4 @@
-"""A checkpoint of weights of quanto is loaded whose scale has the wrong shape."""
+"""A checkpoint of quanto weights with a scale of the wrong shape is loaded."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ def case(work: str) -> str | None:
     with mock.patch.object(extension_lock, "QUIET", 0.2):
         thread = threading.Thread(target=load, daemon=True)
         thread.start()
-        for _ in range(12):  # turns, not one long wait: on a busy machine the thread gets as many as we do
+        for _ in range(12):  # short waits: on a busy machine the thread gets as many turns as this one
             thread.join(0.1)
     waits = thread.is_alive()
-    os.remove(lock)  # lets a thread go that waits still
+    os.remove(lock)  # ends a thread that is still waiting
     thread.join(20.0)
     assert not waits, "still waits for an abandoned lock"
     return f"stops waiting for an abandoned lock ({said[0]})"

@@ -9,7 +9,7 @@ def case(work: str) -> str | None:
     from ..case import CannotReproduce
     from ..models import quanto_models
 
-    # Kernels of CUDA are what goes wrong: a torch that is built for them, which that of the rig is not.
+    # The bug is in CUDA kernels: it needs a torch built for CUDA, which the rig's is not.
     if (
         torch.version.cuda is None
         or not torch.cuda.is_available()

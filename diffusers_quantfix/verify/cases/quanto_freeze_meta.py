@@ -1,4 +1,4 @@
-"""A saved Flux transformer with weights of quanto is loaded; the weights that are quantized on meta are counted."""
+"""A saved Flux transformer with quanto weights is loaded; weights that are quantized on meta are counted."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
 
     try:
         output = quanto_models.run(quanto_models.layers("qint4", torch.bfloat16), torch.bfloat16)
-    except NotImplementedError as error:  # torch goes on about every backend that it knows
+    except NotImplementedError as error:  # torch's message lists every backend
         raise NotImplementedError(str(error).partition(". ")[0]) from None
     off = quanto_models.error(output, quanto_models.run(quanto_models.plain_layers()))
     assert off < 0.35, f"relative error {off:.3f}"

@@ -1,4 +1,4 @@
-"""int8 weights with bfloat16 activations on the CPU, rows of 68: a segmentation fault without us."""
+"""int8 weights in rows of 68 with bfloat16 activations on the CPU: a segmentation fault without the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of quanto are loaded with a dict of devices."""
+"""Quanto weights are loaded with a dict as ``map_location``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Marlin linear function adds the bias; PyTorch stands in for its kernel, which needs a GPU."""
+"""The Marlin linear function adds the bias; PyTorch replaces its kernel, which needs a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of quanto is moved while the outputs of a run with gradients are alive."""
+"""A quanto model is moved while the outputs of a run with gradients are alive."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def case(work: str) -> str | None:
         return inputs.grad
 
     expected = gradient(moves=False)
-    assert torch.equal(gradient(moves=True), expected), "another gradient"
+    assert torch.equal(gradient(moves=True), expected), "the gradient differs"
     return "moved beside the graph, which gives the same gradient"

@@ -1,4 +1,4 @@
-"""A gradient passes through layers of quanto that were offloaded in groups after their forward pass."""
+"""A gradient passes through quanto layers that were offloaded in groups after their forward pass."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def case(work: str) -> str | None:
     apply_group_offloading(
         model, onload_device=device, offload_device=torch.device("cpu"), offload_type="leaf_level"
     )
-    assert torch.equal(gradient(model), expected), "another gradient"
+    assert torch.equal(gradient(model), expected), "the gradient differs"
     return "the gradient of the model that stays on the device"

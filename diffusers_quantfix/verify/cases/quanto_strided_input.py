@@ -1,4 +1,4 @@
-"""A layer of quanto gets a part of a batch of sequences."""
+"""A quanto layer gets a slice of a batch of sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with weights of quanto are deep-copied."""
+"""Models with quanto weights are deep-copied."""
 
 from __future__ import annotations
 

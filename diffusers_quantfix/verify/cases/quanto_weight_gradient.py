@@ -1,4 +1,4 @@
-"""A backward pass through layers of quanto, with a gradient that is not contiguous."""
+"""A backward pass through quanto layers, with a gradient that is not contiguous."""
 
 from __future__ import annotations
 

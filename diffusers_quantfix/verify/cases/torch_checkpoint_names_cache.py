@@ -1,4 +1,4 @@
-"""A model is freed after torch.distributed.checkpoint has given its state dict."""
+"""A model is freed after torch.distributed.checkpoint has returned its state dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fully_shard of an 8-bit model, as torch before 2.6 has it, says why it cannot, and changes nothing."""
+"""The fully_shard of torch before 2.6 on an 8-bit model raises an error, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fully_shard of an 8-bit model says why it cannot, and changes nothing."""
+"""fully_shard of an 8-bit model raises an error, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of torchao are loaded with a dict of devices."""
+"""Torchao weights are loaded with a dict as ``map_location``."""
 
 from __future__ import annotations
 

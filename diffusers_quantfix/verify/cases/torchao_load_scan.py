@@ -1,4 +1,4 @@
-"""64 layers of torchao are restored from what is in a checkpoint; how many of its names are compared is counted."""
+"""64 torchao layers are restored from a checkpoint, and the comparisons of its names are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with weights of torchao is written with ``torch.save``."""
+"""A model with torchao weights is written with ``torch.save``."""
 
 from __future__ import annotations
 

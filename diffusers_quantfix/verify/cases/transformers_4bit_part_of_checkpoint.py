@@ -1,4 +1,4 @@
-"""A T5 encoder is loaded of the 4-bit checkpoint of a whole T5."""
+"""A T5 encoder is loaded from the 4-bit checkpoint of a whole T5."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def case(work: str) -> str | None:
             device_map={"": 0},
             torch_dtype=torch.float16,
         )
-    except ImportError as refusal:  # transformers wants a newer bitsandbytes
+    except ImportError as refusal:  # transformers requires a newer bitsandbytes
         raise CannotReproduce(f"transformers: {refusal}") from None
     model.cuda()
     return f".cuda() moves an 8-bit text encoder to {where}"

@@ -1,4 +1,4 @@
-"""An 8-bit text encoder that ignores what matches "layer.0", and has that layer, is saved and loaded."""
+"""An 8-bit text encoder that ignores keys matching "layer.0", but has such a layer, is saved and loaded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def case(work: str) -> str | None:
         model = Encoder.from_pretrained(
             f"{work}/plain", quantization_config=BitsAndBytesConfig(load_in_8bit=True), **options
         )
-    except ImportError as refusal:  # transformers wants a newer bitsandbytes
+    except ImportError as refusal:  # transformers requires a newer bitsandbytes
         raise CannotReproduce(f"transformers: {refusal}") from None
     model.save_pretrained(f"{work}/quantized")
     again = Encoder.from_pretrained(f"{work}/quantized", **options)
     saved, loaded = (one.encoder.layer[0].intermediate.dense.weight for one in (model, again))
     assert loaded.dtype == torch.int8, f"the weights of the layer came back as {loaded.dtype}"
-    assert torch.equal(saved.data, loaded.data), "other weights in the layer"
+    assert torch.equal(saved.data, loaded.data), "the weights of the layer differ"
     return f"loads onto {where}, that layer too"

@@ -1,4 +1,4 @@
-"""A weight of an 8-bit model of transformers is dequantized after a run."""
+"""A weight of an 8-bit transformers model is dequantized after a run."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def case(work: str) -> str | None:
     options = {"dtype": torch.float32} if "dtype" in signature(dequantize_bnb_weight).parameters else {}
     try:
         return eight_bit.dequantized_after_a_run(dequantize_bnb_weight, **options)
-    except NameError as error:  # it has not imported an old bitsandbytes
+    except NameError as error:  # it does not import an old bitsandbytes
         raise CannotReproduce(f"transformers: Using `bitsandbytes` needs a newer one here: {error}") from None

@@ -1,4 +1,4 @@
-"""EasyAnimatePipeline encodes a prompt with an offloaded text encoder; older diffusers: the encoder by itself."""
+"""EasyAnimatePipeline encodes a prompt with an offloaded text encoder; with older diffusers, the encoder alone does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _tokenizer() -> Any:
 
 
 def _encode(encoder: Any, work: str) -> tuple[Any, str]:
-    """(embeddings, the name of what made them) for one prompt."""
+    """(embeddings, the name of what computed them) for one prompt."""
     import torch
     from transformers import PreTrainedTokenizerFast
 

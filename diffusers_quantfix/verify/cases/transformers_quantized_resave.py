@@ -14,5 +14,5 @@ def case(work: str) -> str | None:
     model = T5EncoderModel.from_pretrained(f"{work}/first", device_map={"": str(where)})
     model.save_pretrained(f"{work}/second")
     again = T5EncoderModel.from_pretrained(f"{work}/second", device_map={"": str(where)})
-    assert torch.equal(four_bit.encode(model, where), four_bit.encode(again, where)), "another output"
+    assert torch.equal(four_bit.encode(model, where), four_bit.encode(again, where)), "the output differs"
     return "is saved, and loads again with the same output"

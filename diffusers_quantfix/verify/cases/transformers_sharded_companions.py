@@ -1,4 +1,4 @@
-"""A text encoder in 4 bits is saved in files that end within its layers, and loaded."""
+"""A 4-bit text encoder is saved in files that split its layers, and loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def case(work: str) -> str | None:
     where = four_bit.device()
     model = four_bit.text_encoder(f"{work}/plain", where)
     expected = four_bit.encode(model, where)
-    model = four_bit.text_encoder(f"{work}/plain", where)  # one that no CPU kernel has repacked
+    model = four_bit.text_encoder(f"{work}/plain", where)  # not repacked for a CPU kernel
     model.save_pretrained(f"{work}/saved", max_shard_size=4100)
     files = [name for name in os.listdir(f"{work}/saved") if name.endswith(".safetensors")]
     again = T5EncoderModel.from_pretrained(

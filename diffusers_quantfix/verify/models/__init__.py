@@ -1,1 +1,1 @@
-"""Tiny models, quantized, saved to and loaded from disk: what the verify cases run on."""
+"""Tiny quantized models for the verify cases, saved to and loaded from disk."""

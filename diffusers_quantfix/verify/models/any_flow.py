@@ -1,4 +1,4 @@
-"""The embedding of time and step size of AnyFlow, with 8-bit layers."""
+"""AnyFlow's embedding of time and step size, with 8-bit layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def steps(module: str, name: str, where: Any) -> list[Any]:
-    """What the class ``name`` of ``module`` of diffusers' transformers gives for a small and for a large step."""
+    """The embeddings of a small and a large step by the class ``name`` in a module of diffusers' transformers."""
     import importlib
 
     import torch

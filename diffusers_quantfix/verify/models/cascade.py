@@ -46,7 +46,7 @@ def run(model: Any, where: Any) -> Any:
     )
     pipeline = StableCascadePriorPipeline(
         tokenizer=None,
-        text_encoder=CLIPTextModelWithProjection(config).to(where, dtype),  # asked for its dtype only
+        text_encoder=CLIPTextModelWithProjection(config).to(where, dtype),  # only its dtype is read
         prior=model,
         scheduler=DDPMWuerstchenScheduler(),
         image_encoder=None,

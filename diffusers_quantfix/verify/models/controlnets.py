@@ -1,4 +1,4 @@
-"""ControlNets that are made of tiny models with 8-bit weights."""
+"""ControlNets made from tiny models with 8-bit weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def made(kind: str, source: Any) -> Any:
-    """The ControlNet of ``source``: kind is flux, hunyuan or sparse. diffusers 0.31 makes none of an SD3 model."""
+    """The ControlNet of ``source``; ``kind`` is "flux", "hunyuan" or "sparse". diffusers 0.31 has none for SD3."""
     import diffusers
 
     if kind == "sparse":
@@ -26,7 +26,7 @@ def made(kind: str, source: Any) -> Any:
 
 
 def source(kind: str) -> Any:
-    """A random model in float32 on the CPU, the same at each call."""
+    """A random model, float32 on the CPU, equal at each call."""
     import diffusers
     import torch
 
@@ -59,7 +59,7 @@ def source(kind: str) -> Any:
 
 
 def layer_of(kind: str, model: Any) -> Any:
-    """A linear layer that is copied, of the source or of what was made."""
+    """A linear layer that is copied, in the source or in the ControlNet."""
     if kind == "sparse":
         return model.down_blocks[0].attentions[0].transformer_blocks[0].attn1.to_q
     if kind == "hunyuan":
@@ -68,17 +68,17 @@ def layer_of(kind: str, model: Any) -> Any:
 
 
 def refused(kind: str) -> str:
-    """Make a ControlNet of a model with one 8-bit weight.
+    """Make a ControlNet from a model with one 8-bit weight.
 
     Raises:
-        AssertionError: it is made.
+        AssertionError: it was made.
     """
     import torch
     from bitsandbytes.nn import Int8Params
 
     model = source(kind)
     layer = layer_of(kind, model)
-    # As bitsandbytes has it after it has quantized the layer.
+    # As after quantization by bitsandbytes.
     data = torch.full(layer.weight.shape, 127, dtype=torch.int8)
     layer.weight = Int8Params(data, requires_grad=False, has_fp16_weights=False)
     try:

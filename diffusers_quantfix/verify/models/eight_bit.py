@@ -1,4 +1,4 @@
-"""Tiny 8-bit models for the cases, and what of them is where."""
+"""Tiny 8-bit models for the cases, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEATURES = 64
 
 
 def device() -> Any:
-    """The first CUDA device, else the CPU where bitsandbytes has 8-bit kernels for it.
+    """The first CUDA device, else the CPU if bitsandbytes has 8-bit kernels for it.
 
     Raises:
         NeedsDevice: there is neither.
@@ -64,7 +64,7 @@ def run(model: Any, where: Any) -> Any:
 
 
 def dequantized_after_a_run(dequantize_bnb_weight: Any, **options: Any) -> str:
-    """Dequantize the weight of a layer that has run, by the function of a library, and compare it with its rows."""
+    """Dequantize the weight of a layer after a run with a library's function, and compare it with the original."""
     where = cuda_device()
     model = layers(where, 1)
     rows, scales = model[0].weight.data.clone(), model[0].weight.SCB.view(-1, 1)
@@ -75,8 +75,8 @@ def dequantized_after_a_run(dequantize_bnb_weight: Any, **options: Any) -> str:
     return "the dequantized weight is that of the rows"
 
 
-def merged_and_taken_out(config: Any) -> str:
-    """Merge an adapter of peft into an 8-bit layer, and take it out: its numbers are what they were."""
+def merged_and_unmerged(config: Any) -> str:
+    """Merge a peft adapter into an 8-bit layer and unmerge it: the bytes must be the same as before."""
     import torch
     from peft import get_peft_model
 
@@ -89,18 +89,18 @@ def merged_and_taken_out(config: Any) -> str:
             if parameter.requires_grad:
                 parameter.add_(0.1)
     layer = model.base_model.model[0]
-    # Without a run: what some CPUs need for it is another defect.
+    # Without a run: on some CPUs that would need the fix of another bug.
     before = layer.get_base_layer().weight.data.clone()
     model.merge_adapter()
     assert not torch.equal(layer.get_base_layer().weight.data, before), "merging has no effect"
     model.unmerge_adapter()
     off = int((layer.get_base_layer().weight.data != before).sum())
-    assert not off, f"{off} of {before.numel()} numbers of the weight are not what they were, after unmerging"
-    return "the weight from before, bit by bit"
+    assert not off, f"{off} of {before.numel()} bytes of the weight differ after unmerging"
+    return "unmerging restores the weight, bit by bit"
 
 
 def transformer(work: str, where: Any) -> Any:
-    """A Flux transformer in 8 bits on ``where``, loaded from the folder ``work``."""
+    """An 8-bit Flux transformer on ``where``, saved to and loaded from the folder ``work``."""
     import torch
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 
@@ -112,7 +112,7 @@ def transformer(work: str, where: Any) -> Any:
 
 
 def allocated(where: Any) -> int:
-    """Bytes that are allocated on a CUDA device now."""
+    """The bytes now allocated on a CUDA device."""
     import torch
 
     gc.collect()

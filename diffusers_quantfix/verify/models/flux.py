@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def transformer() -> Any:
-    """A random FluxTransformer2DModel of two blocks, in float32 on the CPU, the same at each call."""
+    """A random FluxTransformer2DModel with two blocks, float32 on the CPU, equal at each call."""
     import torch
     from diffusers import FluxTransformer2DModel
 
@@ -26,7 +26,7 @@ def transformer() -> Any:
 
 
 def inputs(tokens: int = 4) -> dict[str, Any]:
-    """Fixed inputs of `transformer`: ``tokens`` of the picture and 8 of the text, in float32 on the CPU."""
+    """Fixed inputs of `transformer`: ``tokens`` image tokens and 8 text tokens, float32 on the CPU."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

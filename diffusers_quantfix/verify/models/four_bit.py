@@ -1,4 +1,4 @@
-"""Tiny 4-bit models for the cases, saved to disk and loaded the way a user loads them, as far as this machine can."""
+"""Tiny 4-bit models for the cases, saved to disk and loaded as a user loads them, if this machine can."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def device(storage: Any = None) -> Any:
-    """The first CUDA device, else the CPU where bitsandbytes has 4-bit kernels for it.
+    """The first CUDA device, else the CPU if bitsandbytes has 4-bit kernels for it.
 
     Args:
-        storage: the ``torch.dtype`` that the weights will be packed in, if it is not uint8.
+        storage: the ``torch.dtype`` in which the weights will be packed, if it is not uint8.
 
     Raises:
         NeedsDevice: there is neither.
@@ -26,7 +26,7 @@ def device(storage: Any = None) -> Any:
         return torch.device("cuda", 0)
     if not hasattr(
         torch.ops.bitsandbytes, "quantize_4bit"
-    ):  # from 0.45.4 on; quantizing there from 0.46.0 on
+    ):  # since 0.45.4; it can quantize there since 0.46.0
         version = bitsandbytes.__version__
         raise NeedsDevice(f"needs a CUDA device: bitsandbytes {version} has no 4-bit kernels for the CPU")
     if storage is not None and not _is_read_on_the_cpu(storage):
@@ -41,12 +41,12 @@ def _is_read_on_the_cpu(storage: Any) -> bool:
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Params4bit
 
-    # With compressed statistics bitsandbytes before 0.49 may crash on the CPU: of equal ones it divides zero by zero.
+    # With compressed statistics, bitsandbytes before 0.49 may crash on the CPU: if all are equal, it divides 0 by 0.
     options = {"quant_type": "nf4", "quant_storage": storage, "compress_statistics": False}
     weight = Params4bit(torch.ones(64, 64), requires_grad=False, **options).to("cpu")
     try:
         dequantize_4bit(weight.data, weight.quant_state)
-    except (RuntimeError, AssertionError, NotImplementedError):  # bitsandbytes 0.46 takes uint8 alone
+    except (RuntimeError, AssertionError, NotImplementedError):  # bitsandbytes 0.46 supports uint8 only
         return False
     return True
 
@@ -54,9 +54,9 @@ def _is_read_on_the_cpu(storage: Any) -> bool:
 def flux(folder: str, where: Any) -> Any:
     """A FluxTransformer2DModel with two blocks in nf4 on ``where``, loaded from disk.
 
-    On a GPU through ``from_pretrained`` with a quantization config. diffusers refuses that without one ("No GPU found.
-    A GPU is needed for quantization."), so on the CPU the model is loaded whole, and each of its Linear layers is
-    replaced by bitsandbytes' own, which quantizes on its way to the CPU.
+    With a GPU it is loaded by ``from_pretrained`` with a quantization config. diffusers refuses that without a GPU ("No
+    GPU found. A GPU is needed for quantization."), so on the CPU the model is loaded unquantized, and its Linear layers
+    are replaced by bitsandbytes', which quantize on their move to the CPU.
     """
     import torch
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
@@ -74,7 +74,7 @@ def flux(folder: str, where: Any) -> Any:
 
 
 def quantized(model: Any, where: Any) -> Any:
-    """``model``, each of whose ``torch.nn.Linear`` is exchanged for a `linear` on ``where``."""
+    """``model`` with each ``torch.nn.Linear`` replaced by a `linear` on ``where``, in place."""
     import torch
 
     for name, layer in list(model.named_modules()):
@@ -85,7 +85,7 @@ def quantized(model: Any, where: Any) -> Any:
 
 
 def plain_flux(folder: str) -> Any:
-    """The same model before it is quantized, in float32 on the CPU; it is saved under ``folder`` the first time."""
+    """The unquantized model, float32 on the CPU; the first call saves it to ``folder``."""
     import os
 
     from diffusers import FluxTransformer2DModel
@@ -116,7 +116,7 @@ def run_flux(model: Any, where: Any) -> Any:
 
 
 def text_encoder(folder: str, where: Any) -> Any:
-    """A T5EncoderModel in nf4 on ``where``, through transformers' ``from_pretrained``."""
+    """A T5EncoderModel in nf4 on ``where``, loaded by transformers' ``from_pretrained``."""
     import os
 
     import torch
@@ -148,12 +148,12 @@ def states_of(model: Any) -> list[Any]:
     return [state for state in found if state is not None]
 
 
-def merged_and_taken_out(config: Any, scale: float = 1.0) -> str:
-    """Merge an adapter of peft into a 4-bit layer, and take it out: its numbers are what they were.
+def merged_and_unmerged(config: Any, scale: float = 1.0) -> str:
+    """Merge a peft adapter into a 4-bit layer and unmerge it: the weight must be the same as before.
 
     Args:
-        config: the adapter's, for the layer "0".
-        scale: what its parameters are multiplied by.
+        config: the adapter's config, for the layer "0".
+        scale: the factor for the adapter's parameters.
     """
     import torch
     from bitsandbytes.functional import dequantize_4bit
@@ -174,11 +174,11 @@ def merged_and_taken_out(config: Any, scale: float = 1.0) -> str:
         base = layer.get_base_layer().weight
         return dequantize_4bit(base.data, base.quant_state).float().cpu()
 
-    # Without a run: what some CPUs need for it is another defect.
+    # Without a run: on some CPUs that would need the fix of another bug.
     before = weight()
     model.merge_adapter()
     assert not torch.equal(weight(), before), "merging has no effect"
     model.unmerge_adapter()
     off = float((weight() - before).norm() / before.norm())
     assert off == 0, f"the weight is off by {off:.2g} after unmerging"
-    return "the weight from before, bit by bit"
+    return "unmerging restores the weight, bit by bit"

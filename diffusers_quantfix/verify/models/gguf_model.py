@@ -1,4 +1,4 @@
-"""A tiny GGUF model for the cases, written to disk and loaded the way a user loads it."""
+"""A tiny GGUF model for the cases, written to disk and loaded as a user loads it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 
 def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = (), rest: str = "F32") -> Any:
-    """A FluxTransformer2DModel with two blocks on the CPU, its Linear weights in Q4_0, through ``from_single_file``.
+    """A FluxTransformer2DModel with two blocks and Q4_0 Linear weights on the CPU, loaded by ``from_single_file``.
 
-    The modules named in ``plain`` are dequantized while they are loaded. ``rest`` is the type in the file of all other
-    tensors: F32 or BF16.
+    Args:
+        folder: where the file is written.
+        compute_dtype: the dtype of computations and of unquantized weights; float32 by default.
+        plain: the modules that are dequantized during loading.
+        rest: the type of all other tensors in the file: "F32" or "BF16".
 
     Raises:
-        CannotReproduce: gguf is not installed, or this diffusers reads no GGUF.
+        CannotReproduce: gguf is not installed, or this diffusers cannot read GGUF files.
     """
     import os
     from unittest import mock
@@ -36,7 +39,7 @@ def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = (), re
         _write(folder, file, gguf, rest)
     from diffusers.loaders import single_file_model
 
-    # diffusers before 0.35 takes every file for one in the format of the original authors.
+    # diffusers before 0.35 assumes that every file is in the format of the original authors.
     entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["FluxTransformer2DModel"]
     dtype = compute_dtype or torch.float32
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: int = 3, **options: Any) -> str:
-    """Offload what ``build(device)`` makes, run it, and look at the GPU.
+    """Offload the model of ``build(device)``, run it, and check its output and the memory left on the GPU.
 
     Args:
-        build: makes the quantized model on a device.
-        run: gives the output of the model on a device, on the CPU.
-        times: how often it is run.
-        options: those of ``apply_group_offloading``.
+        build: returns the quantized model on a device.
+        run: runs the model on a device, and returns the output on the CPU.
+        times: the number of runs.
+        options: options of ``apply_group_offloading``.
 
     Raises:
         NeedsDevice: there is no CUDA device.
@@ -41,7 +41,7 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: in
     size = torch.cuda.memory_allocated(device) - before
     options = {"offload_type": "leaf_level", **options}
     apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
-    for _ in range(times):  # on a stream, the second pass is the first with everything fetched ahead
+    for _ in range(times):  # with a stream, the second pass is the first with full prefetching
         error = (run(model, device) - reference).abs().max().item()
         assert error == 0, f"maximum error {error:.3g}"
         gc.collect()
@@ -51,10 +51,10 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: in
 
 
 def by_blocks(model: Any) -> None:
-    """Offload ``model`` from the CPU to the CPU, each block by itself.
+    """Enable block-level group offload of ``model``, from the CPU to the CPU.
 
     Raises:
-        NeedsDevice: this diffusers needs a device for that.
+        NeedsDevice: this diffusers needs a CUDA device for that.
     """
     import torch
     from diffusers.hooks import apply_group_offloading
@@ -71,12 +71,12 @@ def by_blocks(model: Any) -> None:
     except AttributeError:
         if not hasattr(torch, "accelerator") or torch.accelerator.current_accelerator() is not None:
             raise
-        # Before 0.42 it asks for the accelerator's type.
+        # Before 0.42 it reads the accelerator's type.
         raise NeedsDevice("needs a CUDA device: this diffusers offloads groups to one only") from None
 
 
 def layers(bits: int) -> Callable[[Any], Any]:
-    """``build`` for ``check``: a chain of bitsandbytes layers, 4-bit or 8-bit, with 16-bit activations."""
+    """``build`` for `check`: a sequence of 4-bit or 8-bit bitsandbytes layers, with 16-bit activations."""
     import torch
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -92,7 +92,7 @@ def layers(bits: int) -> Callable[[Any], Any]:
 
 
 def run(model: Any, device: Any) -> Any:
-    """``run`` for ``check``: the output for 32 rows of 256 features, in the type of the biases."""
+    """``run`` for `check`: the output for 32 rows of 256 features, computed in the dtype of the biases."""
     import torch
 
     inputs = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The text encoder of Ideogram 4, tiny, and what its pipeline does with it."""
+"""A tiny text encoder of Ideogram 4, and calls of its pipeline's function for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOKENS = 6
 
 
 def text_encoder(layers: int = 36) -> Any:
-    """On the CPU. The pipeline takes the output of the last of its 36 layers."""
+    """The model on the CPU. The pipeline uses the output of the last of its 36 layers."""
     import torch
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
@@ -41,7 +41,7 @@ def text_encoder(layers: int = 36) -> Any:
 
 
 def states(function: Callable[..., Any], encoder: Any, device: Any) -> list[Any]:
-    """The hidden states that ``function``, of the pipeline, gives for a prompt with padding, on ``device``."""
+    """The hidden states that the pipeline's ``function`` returns for a prompt with padding, on ``device``."""
     import torch
 
     mask = torch.ones(1, TOKENS, dtype=torch.long, device=device)
@@ -52,7 +52,7 @@ def states(function: Callable[..., Any], encoder: Any, device: Any) -> list[Any]
 
 
 def check(function: Callable[..., Any]) -> str:
-    """Whether ``function`` lets the hooks of the text encoder bring it."""
+    """Check that ``function`` calls the text encoder's hooks, which onload it."""
     from accelerate.hooks import ModelHook, add_hook_to_module
 
     called = []
@@ -65,5 +65,5 @@ def check(function: Callable[..., Any]) -> str:
     hook.pre_forward = bring
     add_hook_to_module(encoder, hook)
     found = states(function, encoder, "cpu")
-    assert called, "the text encoder runs where the offload has left it: its hook is not called"
-    return f"{len(found)} hidden states of the text encoder, which its hook has brought"
+    assert called, "the text encoder runs where it is offloaded: its hook is not called"
+    return f"{len(found)} hidden states of the text encoder, onloaded by its hook"

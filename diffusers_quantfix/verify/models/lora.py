@@ -1,4 +1,4 @@
-"""A tiny pipeline with LoRAs for the cases, on the CPU."""
+"""A tiny pipeline with LoRAs on the CPU, for the cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def pipeline(**components: Any) -> Any:
-    """A FluxPipeline with a random transformer of two blocks, without text encoders unless given."""
+    """A FluxPipeline with a random transformer of two blocks; other models are None unless given."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
     names = ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
@@ -19,7 +19,7 @@ def pipeline(**components: Any) -> Any:
 
 
 def weights(model: Any, prefix: str, layers: tuple[str, ...] = ("to_q", "to_v")) -> dict[str, Any]:
-    """A random LoRA of rank 4, large enough to matter, for the named Linear layers of ``model``."""
+    """A state dict of a random LoRA of rank 4, with a clear effect, for the named Linear layers of ``model``."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -47,7 +47,7 @@ def run(pipe: Any) -> Any:
 
 
 def run_with(pipe: Any, config: Any) -> str:
-    """Run with an adapter that a class of configurations of peft, such as LoKrConfig, makes for the attention."""
+    """Run with an adapter on the attention layers, made with a peft config class such as LoKrConfig."""
     before = run(pipe)
     names = [name for name, _ in pipe.transformer.named_modules() if name.endswith(("to_q", "to_v"))]
     pipe.transformer.add_adapter(config(r=4, target_modules=names, init_weights=False))
@@ -57,7 +57,7 @@ def run_with(pipe: Any, config: Any) -> str:
 
 
 def offload(model: Any) -> None:
-    """Sequential offload of one model: its weights really are on meta between two uses, on the CPU as well."""
+    """Sequential offload of one model with the CPU as its device: the weights are on meta between two uses."""
     import torch
     from accelerate import cpu_offload
 

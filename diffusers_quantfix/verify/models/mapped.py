@@ -1,4 +1,4 @@
-"""``torch.load`` with a dict of devices, for the cases of every backend with wrappers."""
+"""``torch.load`` with a dict as ``map_location``, for the cases of every backend with wrappers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check(models: Mapping[str, Any]) -> str:
-    """Save the state dicts of ``models``, by the name of their kind, and load them onto the GPU.
+    """Save the parameters of ``models`` (name for messages -> model), and load them onto the GPU.
 
     Raises:
         NeedsDevice: there is no CUDA device.
@@ -24,9 +24,9 @@ def check(models: Mapping[str, Any]) -> str:
         raise NeedsDevice("needs a CUDA device")
     for kind, model in models.items():
         file = io.BytesIO()
-        # Not the model: with other releases of torchao that is another defect.
+        # Not the model: with some releases of torchao that has another bug.
         torch.save({name: parameter.detach() for name, parameter in model.named_parameters()}, file)
         file.seek(0)
         for name, tensor in torch.load(file, map_location={"cpu": "cuda:0"}, weights_only=False).items():
-            assert tensor.device.type == "cuda", f"{kind}: {name} tells another device than it is on"
+            assert tensor.device.type == "cuda", f"{kind}: {name} reports another device than it is on"
     return f"weights of kind {', '.join(models)} are on one device"

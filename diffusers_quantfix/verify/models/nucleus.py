@@ -1,4 +1,4 @@
-"""A tiny transformer of Nucleus-Image, the model for which diffusers has TextKVCache."""
+"""A tiny Nucleus-Image transformer, the model for which diffusers has TextKVCache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TEXT = 32
 
 
 def transformer() -> Any:
-    """Two blocks, float32, on the CPU; random weights, the same each time."""
+    """A random model with two blocks, float32 on the CPU, equal at each call."""
     import torch
 
     from ..case import CannotReproduce

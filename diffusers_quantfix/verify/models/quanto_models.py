@@ -1,4 +1,4 @@
-"""Tiny models with weights of optimum-quanto for the cases."""
+"""Tiny models with optimum-quanto weights for the cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain_layers(dtype: Any = None, width: int = 256) -> Any:
 
 
 def layers(qtype: str, dtype: Any = None, width: int = 256) -> Any:
-    """The same, quantized and frozen."""
+    """`plain_layers`, quantized and frozen."""
     from optimum import quanto
 
     model = plain_layers(dtype, width)
@@ -44,12 +44,12 @@ def run(model: Any, dtype: Any = None, width: int = 256, rows: int = 3) -> Any:
 
 
 def error(output: Any, reference: Any) -> float:
-    """The greatest difference, as a part of the greatest value of the reference."""
+    """The largest difference, relative to the largest value of the reference."""
     return float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
 
 
 def merged_and_unmerged(config: Any) -> str:
-    """Merge an adapter of peft into 8-bit weights, and take it out again."""
+    """Merge a peft adapter into 8-bit weights, and unmerge it."""
     import torch
     from peft import get_peft_model
 
@@ -69,9 +69,12 @@ def merged_and_unmerged(config: Any) -> str:
 
 
 def flux(folder: str, weights: str = "", kept: tuple[str, ...] = ()) -> Any:
-    """A tiny Flux transformer in float32 that diffusers quantizes; without ``weights`` one that was saved quantized.
+    """A tiny Flux transformer, quantized by diffusers, with the other weights in float32.
 
-    The modules named in ``kept`` are not to be quantized.
+    Args:
+        folder: the model's folder.
+        weights: the type of the quantized weights; "" loads a model that was saved quantized.
+        kept: the modules that are not quantized.
 
     Raises:
         CannotReproduce: these releases of diffusers and quanto do not work together.
@@ -94,13 +97,13 @@ def flux(folder: str, weights: str = "", kept: tuple[str, ...] = ()) -> Any:
         return diffusers.FluxTransformer2DModel.from_pretrained(
             folder, torch_dtype=torch.float32, **options
         ).eval()
-    except ImportError as error:  # diffusers wants 0.2.6 or newer
+    except ImportError as error:  # diffusers requires 0.2.6 or newer
         raise CannotReproduce(f"diffusers: {error}") from None
 
 
 @contextlib.contextmanager
 def no_compiler() -> Iterator[list[str]]:
-    """Let every attempt of quanto to compile something fail, as without a toolchain; counts the attempts."""
+    """In the block, every compilation by quanto fails, as without a toolchain. Yields the list of attempts."""
     from unittest import mock
 
     from optimum.quanto.library.extensions import cpp, extension
@@ -111,6 +114,6 @@ def no_compiler() -> Iterator[list[str]]:
         attempts.append(arguments["name"])
         raise RuntimeError("Ninja is required to load C++ extensions (pip install ninja to get it)")
 
-    # Whatever is noted on the extension meanwhile is forgotten afterwards.
+    # The extension's attributes are restored afterwards.
     with mock.patch.object(extension, "load", load), mock.patch.dict(vars(cpp.ext), {"_lib": None}):
         yield attempts

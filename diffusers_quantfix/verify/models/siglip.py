@@ -9,7 +9,7 @@ from . import four_bit
 
 
 def runs_with_a_quantized_head(name: str) -> str:
-    """Compare the head of ``name`` ("siglip" or "siglip2") whose attention has a 4-bit output layer with the plain one.
+    """Compare the head of ``name`` ("siglip" or "siglip2") with and without a 4-bit output layer in its attention.
 
     Raises:
         CannotReproduce: this transformers does not have the model.

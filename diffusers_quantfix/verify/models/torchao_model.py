@@ -1,4 +1,4 @@
-"""A layer with int8 weights of torchao and an adapter for the cases, on the CPU."""
+"""A layer with torchao int8 weights and an adapter on the CPU, for the cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def adapted(**options: Any) -> Any:
-    """A model of peft with one Linear layer, and a LoRA with the ``options`` of ``LoraConfig``."""
+    """A peft model with one Linear layer and a LoRA; ``options`` are those of ``LoraConfig``."""
     import functools
     import types
 
@@ -19,7 +19,7 @@ def adapted(**options: Any) -> Any:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64)).bfloat16().requires_grad_(False)
     quantize_(model, Int8WeightOnlyConfig())
-    # As diffusers and transformers give it to a model that they quantize.
+    # As diffusers and transformers set it on a model that they quantize.
     config = types.SimpleNamespace(get_apply_tensor_subclass=functools.partial(Int8WeightOnlyConfig))
     model.hf_quantizer = types.SimpleNamespace(quantization_config=config)
     return get_peft_model(model, LoraConfig(target_modules=["0"], init_lora_weights=False, **options)).eval()
