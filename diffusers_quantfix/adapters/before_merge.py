@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__.partition(".")[0])
 # bare Parameter, and unpickling a class of ours would need this package.
 KEPT = "_quantfix_before_merge"
 _NO_ROOM = (
-    "The CPU has not the memory to keep the packed weights from before this merge: taking the adapter out again "
+    "There is not enough host memory to keep the packed weights from before this merge: unmerging the adapter "
     "rounds them once more."
 )
 _told: set[str] = set()

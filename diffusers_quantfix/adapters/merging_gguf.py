@@ -31,9 +31,9 @@ def refuse_merge(model: Any, adapter: str, call: str) -> None:
     count = sum(_is_gguf(layer) for layer in model.modules())
     if count:
         raise ValueError(
-            f"{adapter} cannot be merged into GGUF weights ({count} layers of this {type(model).__name__}); it has its "
-            f"effect without {call}. To merge it, call dequantize() of the model before {adapter} is loaded, which "
-            "takes the memory of the model without quantization"
+            f"{adapter} cannot be merged into GGUF weights ({count} layers of this {type(model).__name__}); it works "
+            f"without {call}. To merge it, call dequantize() of the model before {adapter} is loaded, which "
+            "needs the memory of the unquantized model"
         )
 
 

@@ -47,7 +47,7 @@ def refuse_merge(layer: Any, names: Iterable[str]) -> None:
         cls = type(layer)
         raise ValueError(
             f"an adapter in a {cls.__name__} of {cls.__module__} cannot be merged into a "
-            f"{type(layer.get_base_layer().weight).__name__}: {effect}. It has its effect without being merged. To "
+            f"{type(layer.get_base_layer().weight).__name__}: {effect}. It works without being merged. To "
             "merge it, load the model without quantization, or call dequantize() of the model before the adapter is "
             "added"
         )
@@ -68,16 +68,16 @@ def _effect(layer: Any) -> str | None:
     known = of_bitsandbytes or getattr(layer, "quantization_backend", None) is not None
     for cls in type(weight).__mro__:
         if cls.__name__ == "QTensor" and cls.__module__.startswith("optimum.quanto"):
-            return None if written_in(merge, merging_quanto.__name__) else "it would have no effect any more"
+            return None if written_in(merge, merging_quanto.__name__) else "it would no longer have an effect"
         if cls.__name__ == "Int8Params":
             if not known:
-                return "the layer would go on with the weight from before"
-            return "something else than the adapter would be added" if _is_garbled(layer) else None
+                return "the layer would keep using the old weight"
+            return "something other than the adapter would be added" if _is_garbled(layer) else None
         if cls.__name__ == "Params4bit":
             if not known:
                 return "it would be added to the packed bytes"
             if of_bitsandbytes and "bnb_quantized" not in names_used(original):
-                return "the sum would be taken for one that is packed"
+                return "the sum would be treated as packed bytes"
             return None
     return None
 

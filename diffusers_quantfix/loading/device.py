@@ -141,8 +141,8 @@ def _existing(request: Any) -> torch.device:
     if (device.index or 0) >= there:
         have = ", ".join(f"{here.type}:{i}" for i in range(_count(here.type)))
         raise ValueError(
-            f"device_map asks for {device}, and this machine has {have or 'the CPU only'}: pass a"
-            f" device that is there, or leave device_map out for {here}."
+            f"device_map asks for {device}, and this machine has {have or 'the CPU only'}: pass an"
+            f" existing device, or omit device_map to use {here}."
         )
     if device.index is None:
         return here if here.type == device.type else torch.device(device.type, 0)

@@ -271,8 +271,8 @@ def _survivors(blocks: list[Block], captured: set[str], verify: bool, until: flo
 
 def _reason(block: Block, captured: set[str]) -> str:
     if block.device.partition(":")[0] in captured:
-        return "a captured graph may read it (its reset() gives it up)"
-    return "something else has it"
+        return "a captured graph may read it (its reset() frees it)"
+    return "something else holds it"
 
 
 def _bystanders(devices: set[str], known: set[int], until: float) -> tuple[Bystander, ...]:

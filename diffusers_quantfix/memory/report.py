@@ -125,7 +125,7 @@ class Release:
         for path, owner in (self.constants or {}).items():
             lines += wrapped(f"not freed: {path} is {owner}", "  ", "    ")
         if self.bystanders:
-            lines.append("  still on these devices, and no part of what was released:")
+            lines.append("  other tensors on these devices:")
         for other in self.bystanders:
             about = f"{other.dtype} {list(other.shape)}, {human(other.bytes)} on {other.device}"
             lines += [f"    {about}", *_chains(other.holders)]

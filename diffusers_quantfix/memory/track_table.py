@@ -45,7 +45,7 @@ def track_table(
     peak = ", ".join(f"{human(peaks[device])} on {device}" for device in devices)
     lines.append(f"peak: {peak}" if peak else "peak: no memory")
     if left_out:
-        lines.append(f"{left_out} beginnings and ends of calls without a sample of their own")
+        lines.append(f"{left_out} beginnings and ends of calls without a sample")
     if estimated:
         lines += wrapped(f"some bytes of {', '.join(estimated)} are estimates, see `track`", "", "  ")
     return "\n".join(lines)

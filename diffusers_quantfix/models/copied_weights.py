@@ -83,7 +83,7 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         if packages:
             raise ValueError(
                 f"{cls.__name__}.{original.__name__} copies weights, and those of a model that is quantized "
-                f"({', '.join(packages)}) cannot be copied: give it the model as it was before, or after "
+                f"({', '.join(packages)}) cannot be copied: pass the model before quantization, or after "
                 f"`dequantize()`{f', or pass `{switch}=False`' if switch else ''}"
             )
         made = original(cls, *args, **kwargs)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["check_file", "is_mapped", "leave_file", "map_to_disk"]
 
 _CHANGED = (
-    "{} was changed by another program while weights were offloaded to it. Load the model again, and give another "
+    "{} was changed by another program while weights were offloaded to it. Load the model again, with another "
     "`offload_to_disk_path`."
 )
 

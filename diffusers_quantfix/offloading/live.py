@@ -66,8 +66,8 @@ def moved_groups() -> str:
     for value in objects_of(gc.get_objects, but=PLAIN) if isinstance(kind, type) else ():
         if issubclass(type(value), kind) and {FILE, INVENTORY} & (namespace(value) or {}).keys():
             return (
-                "a quantized model is group-offloaded, or a model to disk, and only this package brings it to its "
-                "device again; delete it, then call revert() again"
+                "a quantized model is group-offloaded, or a model to disk, and only this package moves it back "
+                "to its device; delete it, then call revert() again"
             )
     return ""
 
@@ -76,7 +76,7 @@ def _on_meta(name: str, said: str) -> str:
     for module in _modules():
         for weight in list(_held(module, "_parameters").values()):
             if any(class_name(cls) == name for cls in mro(type(weight))) and _is_meta(weight):
-                return f"a {said} model is offloaded and would not come to its device any more; {_UNTIL}"
+                return f"a {said} model is offloaded and could no longer be moved to its device; {_UNTIL}"
     return ""
 
 

@@ -99,7 +99,7 @@ def _merged_note(records: list[TensorRecord]) -> list[str]:
     if not kept:
         return []
     return [
-        f"{human(kept)} are the packed weights from before an adapter was merged, kept until it is taken out "
+        f"{human(kept)} are the packed weights from before an adapter was merged, kept until it is unmerged "
         "(unfuse_lora, unmerge_adapter) or unloaded"
     ]
 

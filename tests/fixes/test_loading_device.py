@@ -73,15 +73,15 @@ def test_an_index_counts_the_accelerators_that_are_there(monkeypatch, kind):
 @pytest.mark.parametrize(
     ("kind", "request_", "text"),
     [
-        ("cuda", 2, r"asks for cuda:2, and this machine has cuda:0, cuda:1: pass a device that is there"),
-        ("xpu", "cuda:0", r"asks for cuda:0, and this machine has xpu:0, xpu:1: pass a device that is there"),
-        ("mps", 1, r"asks for mps:1, and this machine has mps:0: pass a device that is there"),
+        ("cuda", 2, r"asks for cuda:2, and this machine has cuda:0, cuda:1: pass an existing device"),
+        ("xpu", "cuda:0", r"asks for cuda:0, and this machine has xpu:0, xpu:1: pass an existing device"),
+        ("mps", 1, r"asks for mps:1, and this machine has mps:0: pass an existing device"),
         (
             "cpu",
             0,
             r"asks for cuda:0, and this machine has the CPU only: pass .*, or leave device_map out for cpu",
         ),
-        ("cuda", "meta", r"asks for meta, .*: pass a device that is there"),
+        ("cuda", "meta", r"asks for meta, .*: pass an existing device"),
         ("cuda", "cdua:0", r"device_map='cdua:0' names no device: pass one such as 'cuda:0'"),
         ("cuda", 1.5, r"device_map='1.5' names no device: pass one such as 'cuda:0'"),
     ],

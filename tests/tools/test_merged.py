@@ -61,7 +61,7 @@ def test_audit_names_them(gpu, make):
     assert 0.9 * packed <= total <= packed
     assert {record.device for record in found} == {"cpu"} and merged.bytes["cpu"] == total
     assert merged.bytes[str(here)] == before.bytes[str(here)]
-    assert "before merge" in str(merged) and "kept until it is taken out" in merged.notes[-1]
+    assert "before merge" in str(merged) and "kept until it is unmerged" in merged.notes[-1]
     model.unmerge_adapter()
     after = qf.audit(model)
     assert not after.notes
