@@ -79,7 +79,7 @@ def test_an_index_counts_the_accelerators_that_are_there(monkeypatch, kind):
         (
             "cpu",
             0,
-            r"asks for cuda:0, and this machine has the CPU only: pass .*, or leave device_map out for cpu",
+            r"asks for cuda:0, and this machine has the CPU only: pass .*, or omit device_map to use cpu",
         ),
         ("cuda", "meta", r"asks for meta, .*: pass an existing device"),
         ("cuda", "cdua:0", r"device_map='cdua:0' names no device: pass one such as 'cuda:0'"),
