@@ -61,6 +61,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-anyflow-embedder-dtype", "diffusers.models.transformers.transformer_anyflow", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-anyflow-step-size", "diffusers.anyflow_step_size"),
     ("diffusers-anyflow-far-embedder-dtype", "diffusers.models.transformers.transformer_anyflow_far", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-anyflow-step-size", "diffusers.anyflow_step_size"),
     ("diffusers-balanced-lost-component", "diffusers.pipelines.pipeline_loading_utils", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-balanced-lost-component", "diffusers.balanced_lost_component"),
+    ("diffusers-balanced-passed-component", "diffusers.pipelines.pipeline_utils", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-balanced-passed-component", "diffusers.balanced_passed_component"),
     ("diffusers-balanced-quantized-size", "diffusers.pipelines.pipeline_utils", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-balanced-quantized-size", "diffusers.balanced_quantized_size"),
     ("diffusers-bria-fibo2-timestep-dtype", "diffusers.models.transformers.transformer_bria_fibo2", (("diffusers", ">=0.42.0,<=0.42.1"),), "", "diffusers-bria-fibo2-timestep-dtype", "diffusers.bria_fibo2_timestep_dtype"),
     ("diffusers-cache-disabled-offloaded", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-cache-disabled-offloaded", "diffusers.cache_disabled_offloaded"),
