@@ -89,6 +89,7 @@ def page(sets: dict[str, dict]) -> str:
         "# Every pipeline, quantized, in every placement",
         "",
         "Generated from tests/pipelines/results*.json by `python -m tests.pipelines.table --write`; do not edit.",
+        "`python -m tests.page FILE` writes the same as an HTML page with filters.",
         "`python -m tests.pipelines.sets` runs, in the newest release set and in two older ones, what is not in them.",
         "",
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
