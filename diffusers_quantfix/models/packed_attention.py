@@ -9,8 +9,10 @@ Upstream: torch/nn/modules/activation.py (``MultiheadAttention``).
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from ..engine.probe import resolve
+from ..offloading.called import as_called
 from ..surroundings import on_meta
 from .plain_weights import InPlaceOf, LayerCalled, is_plain, packed_stand_in
 
@@ -87,12 +89,8 @@ class _Attention:
         ``attn_mask`` is added to the scores: [queries, keys] or [batch * heads, queries, keys].
         """
         attention = self._attention
-        # accelerate's hook, which onloads the attention's own weights under sequential offload
-        hook = getattr(attention, "_hf_hook", None)
-        if hook is None:
-            return _attended(attention, query, key, value, attn_mask), None
-        (query, key, value), _kwargs = hook.pre_forward(attention, query, key, value)
-        return hook.post_forward(attention, _attended(attention, query, key, value, attn_mask)), None
+        # Under offload, hooks bring the weights that are the attention's own.
+        return as_called(attention, partial(_attended, attention), query, key, value, attn_mask), None
 
 
 def _attended(attention: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:

@@ -7,7 +7,9 @@ import pytest
 from tests.fixes import four_bit
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
+from tests.fixes.group_offloaded import assert_works, modes
 from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-controlnet-union-attention"
@@ -89,6 +91,23 @@ def test_under_sequential_offload(gpu, each_spelling):
     for _ in range(2):
         check(run(offloaded))
     assert_goes_on(lambda: run(offloaded), check)
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="group offloading came with 0.33")
+@pytest.mark.defect(FIX_ID, shows=r"meta|RuntimeError|AssertionError")
+@modes("leaf", "leaf-stream", "leaf-low", "block")
+def test_under_group_offload(gpu, mode):
+    device = gpu.devices[0]
+
+    def build():
+        return torch.nn.Sequential(quantized_and_plain(four_bit.linear, device)[0].cpu())
+
+    def call(model):
+        if not any(hasattr(module, "_diffusers_hook") for module in model.modules()):
+            model.to(device)
+        return model(tokens(device)).cpu()
+
+    assert_works(gpu, device, build, call, mode)
 
 
 def union():
