@@ -1,10 +1,12 @@
-"""Submodules that are never called: ``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa,
-and layers whose weight their parent reads directly.
+"""Tensors that are used without a call of their module, whose hook would bring them under offload module by module.
 
-Sequential offload must onload their weights when their parent is called.
+``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa, are never called, and some layers'
+weight is read by their parent: they must be brought when the parent is called. What a pipeline reads from a model must
+always be there.
 
 Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py,
-diffusers/models/autoencoders/vae.py, transformers/models/siglip2/modeling_siglip2.py.
+diffusers/models/autoencoders/vae.py, diffusers/pipelines/ace_step/pipeline_ace_step.py,
+transformers/models/siglip2/modeling_siglip2.py.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["bring_containers", "is_container"]
+__all__ = ["bring_containers", "is_container", "leave_readable"]
 
 # Class name of a module -> its layers whose weight it reads without calling them
 _READ = {"Siglip2VisionEmbeddings": ("position_embedding",), "VectorQuantizer": ("embedding",)}
+
+# Class name of a model -> its own tensors, which only a pipeline reads
+_READ_BY_PIPELINE = {"AceStepConditionEncoder": {"null_condition_emb", "silence_latent"}}
 
 
 def is_container(module: Any) -> bool:
@@ -40,6 +45,24 @@ def bring_containers(module: Any) -> None:
     # Two functions, not a subclass: that could be defined only after accelerate is imported, and not be pickled then.
     hook.pre_forward, hook.post_forward = _bring, _take_back
     hooks.add_hook_to_module(module, hook, append=True)
+
+
+def leave_readable(module: Any) -> None:
+    """Put the tensors of ``module`` that only a pipeline reads back on the CPU, if a hook of accelerate offloaded them.
+
+    A module with other tensors of its own is left as it is.
+    """
+    read = _READ_BY_PIPELINE.get(type(module).__name__, set())
+    own = {**module._parameters, **module._buffers} if read else {}
+    if not own or own.keys() - read:
+        return
+    for hook in align_hooks(module):
+        if hook.offload:
+            hook.offload = False  # it neither brings them nor takes them back to meta
+            for name, tensor in own.items():
+                if tensor is not None and tensor.is_meta:
+                    set_tensor = sys.modules["accelerate.hooks"].set_module_tensor_to_device
+                    set_tensor(module, name, "cpu", value=hook.weights_map[name])
 
 
 def _offloaded(module: Any) -> Iterator[tuple[Any, Any]]:

@@ -131,3 +131,69 @@ def test_an_embedding_whose_weight_is_read(gpu, build, run):
         for _ in range(2):
             check(run(model, device))
         assert_goes_on(lambda: run(model, device), check)
+
+
+def condition_encoder():
+    """ACE-Step's; its pipeline reads two tensors of it."""
+    ace_step = pytest.importorskip("diffusers.pipelines.ace_step.modeling_ace_step")
+    torch.manual_seed(0)
+    return ace_step.AceStepConditionEncoder(
+        hidden_size=64,
+        intermediate_size=128,
+        text_hidden_dim=32,
+        timbre_hidden_dim=64,
+        num_lyric_encoder_hidden_layers=1,
+        num_timbre_encoder_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+    ).requires_grad_(False)
+
+
+READ_OUTSIDE = ("silence_latent", "null_condition_emb")
+
+
+@pytest.mark.defect(FIX_ID, shows="Cannot copy out of meta tensor")
+def test_what_a_pipeline_reads(gpu):
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_submodules
+
+    device = gpu.devices[0]
+    inputs = [torch.randn(1, 4, width, generator=torch.Generator().manual_seed(width)) for width in (32, 64)]
+    mask, first = torch.ones(1, 4), torch.zeros(1, dtype=torch.long)
+
+    def run(model):
+        """As the pipeline does: read one, call the model, read the other."""
+        silence = model.silence_latent[:, :4].to(device)
+        text, lyric = inputs[0].to(device), inputs[0].to(device)
+        states, _ = model(text, mask.to(device), lyric, mask.to(device), silence, first.to(device))
+        return (states + model.null_condition_emb.to(device)).cpu()
+
+    with torch.no_grad():
+        expected, before = run(condition_encoder().to(device)), gpu.allocated(device)
+        model = condition_encoder()
+        cpu_offload(
+            model, device, offload_buffers=True
+        )  # as diffusers does it for a model with parameters of its own
+
+        def check(output):
+            assert_equal(output, expected)
+            assert gpu.allocated(device) == before, "weights stayed on the device"
+
+        for _ in range(2):
+            check(run(model))
+        assert_goes_on(lambda: run(model), check)
+        remove_hook_from_submodules(model)
+        assert {name: getattr(model, name).device.type for name in READ_OUTSIDE} == dict.fromkeys(
+            READ_OUTSIDE, "cpu"
+        )
+        assert_equal(run(model.to(device)), expected)
+
+
+def test_what_a_pipeline_reads_from_the_disk(gpu, tmp_path):
+    from accelerate import disk_offload
+
+    expected, model = condition_encoder(), condition_encoder()
+    disk_offload(model, str(tmp_path), gpu.devices[0], offload_buffers=True)
+    for name in READ_OUTSIDE:
+        assert_equal(getattr(model, name), getattr(expected, name))
