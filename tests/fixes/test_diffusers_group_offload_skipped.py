@@ -7,7 +7,7 @@ import pytest
 from tests.fixes import four_bit
 from tests.fixes.callers import Interrupted, interrupt
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import modes, net, offload
+from tests.fixes.group_offloaded import assert_left, modes, net, offload
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -70,6 +70,34 @@ def test_skipped_blocks(gpu, kind, skipped, mode):
         model.skipped = twin.skipped = now
         assert torch.equal(run(model, device), run(twin, device)), "after an interruption"
         assert_nothing_left(model)
+
+
+@modes("leaf-stream", "leaf-low", "leaf-record")
+@pytest.mark.defect(FIX_ID, shows=r"bytes stayed")
+@pytest.mark.parametrize("kind", ["plain", "4-bit"])
+def test_a_layer_that_is_called_alone(gpu, kind, mode):
+    """As ACE-Step calls the embedding of its text encoder: no other layer follows, so none is prefetched."""
+    device = gpu.devices[0]
+    model, twin = build(kind, device), build(kind, device)
+    offload(model, device, mode)
+
+    def alone(model):
+        with torch.no_grad():
+            return model.first(torch.ones(2, four_bit.FEATURES, device=device)).cpu()
+
+    before = None
+    for turn in range(4):
+        assert torch.equal(run(model, device), run(twin, device))
+        if before is None:
+            before = gpu.allocated(device)
+        for _ in range(turn):
+            assert torch.equal(alone(model), alone(twin))
+            assert_left(gpu, device, before)
+    interrupt(lambda: run(model, device), 0.5)
+    for _ in range(2):
+        assert torch.equal(run(model, device), run(twin, device)), "after an interruption"
+        assert torch.equal(alone(model), alone(twin))
+        assert_left(gpu, device, before)
 
 
 @streams

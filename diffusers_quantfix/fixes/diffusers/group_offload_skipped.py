@@ -1,14 +1,16 @@
 """Group offloading with a stream loses track of layers that a cache skips.
 
 Symptom: PyramidAttentionBroadcast, FasterCache or FirstBlockCache with ``enable_group_offload(use_stream=True)``:
-    weights stay on the GPU after a run. Before diffusers 0.37.1 RuntimeError "Expected all tensors to be on the same
+    weights stay on the GPU after a run; so does a layer of the text encoder after a run of ACE-Step, which calls its
+    embedding alone. Before diffusers 0.37.1 RuntimeError "Expected all tensors to be on the same
     device" or "Input type and weight type should be the same" in the second step.
 Cause: every layer prefetches the group that ran next in the first pass. If that group's layer is then skipped, the
     group is not offloaded, since the layer would do that; and nothing prefetched the layer that runs instead.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py; not reported.
     In diffusers 0.37.1 such a layer onloads its group itself.
 Patch: what was prefetched for a layer is remembered. Another layer that runs before it, or the end of the model's
-    forward pass, offloads it again; and a layer for which nothing was prefetched onloads its group itself.
+    forward pass, offloads it again; and a layer for which nothing was prefetched onloads its group itself. A layer that
+    is called while the model is not running prefetches nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ FIX = Fix(
 # The last prefetched group among those that share a stream: an attribute of that stream.
 _FETCHED = "_quantfix_fetched"
 _TOP = "_quantfix_is_of_the_model"
+# Whether the model whose layers prefetch each other is running; an attribute of its stream, once they were traced.
+_RUNS = "_quantfix_model_runs"
 
 
 def broken(group_offloading: ModuleType) -> bool:
@@ -66,6 +70,10 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             if stream is None or self.group.onload_leader not in (None, module):
                 return original(self, module, *args, **kwargs)
             before(self.group, stream)
+            if hasattr(self, _TOP):
+                setattr(stream, _RUNS, True)
+            elif getattr(stream, _RUNS, True) is False:  # a call of the layer alone: no other follows
+                return _without_next(self, original, module, args, kwargs)
             arguments = original(self, module, *args, **kwargs)
             if self.next_group is not None and not self.next_group.onload_self:
                 setattr(stream, _FETCHED, self.next_group)
@@ -87,7 +95,10 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     def make_traced(original):
         def post_forward(self, module, output):
             output = original(self, module, output)
-            setattr(module._diffusers_hook.get_hook("group_offloading"), _TOP, True)
+            top = module._diffusers_hook.get_hook("group_offloading")
+            setattr(top, _TOP, True)
+            if top.next_group is not None and top.next_group.stream is not None:
+                setattr(top.next_group.stream, _RUNS, False)
             return output
 
         return post_forward
@@ -127,8 +138,20 @@ def _before(group: Any, stream: Any) -> None:
             stream.synchronize()
 
 
+def _without_next(hook: Any, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    """``pre_forward`` of ``hook`` without a prefetch."""
+    following, hook.next_group = hook.next_group, None
+    try:
+        return original(hook, module, *args, **kwargs)
+    finally:
+        hook.next_group = following
+
+
 def _after(stream: Any) -> None:
-    fetched = vars(stream).pop(_FETCHED, None)
+    held = vars(stream)
+    if _RUNS in held:
+        held[_RUNS] = False
+    fetched = held.pop(_FETCHED, None)
     if fetched is not None:
         send_back(fetched)
 
