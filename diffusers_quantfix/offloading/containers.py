@@ -1,10 +1,10 @@
 """Tensors that are used without a call of their module, whose hook would bring them under offload module by module.
 
 ``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa, are never called, and some layers'
-weight is read by their parent: they must be brought when the parent is called. What a pipeline reads from a model must
-always be there.
+weight is read by their parent: they must be brought when the parent is called. So must the layers that a DoRA is called
+with, whose weights it reads. What a pipeline reads from a model must always be there.
 
-Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py,
+Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py, peft/tuners/lora/dora.py,
 diffusers/models/autoencoders/vae.py, diffusers/pipelines/ace_step/pipeline_ace_step.py,
 transformers/models/siglip2/modeling_siglip2.py.
 """
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["bring_containers", "is_container", "leave_readable"]
+__all__ = ["bring_containers", "bring_passed", "is_container", "leave_readable"]
 
 # Class name of a module -> its layers whose weight it reads without calling them
 _READ = {"Siglip2VisionEmbeddings": ("position_embedding",), "VectorQuantizer": ("embedding",)}
 
 # Class name of a model -> its own tensors, which only a pipeline reads
 _READ_BY_PIPELINE = {"AceStepConditionEncoder": {"null_condition_emb", "silence_latent"}}
+
+# Keyword arguments of a DoRA's layers: layers whose weights they read
+_PASSED = ("base_layer", "lora_A", "lora_B")
+_BROUGHT = "_quantfix_brought"
 
 
 def is_container(module: Any) -> bool:
@@ -44,6 +48,25 @@ def bring_containers(module: Any) -> None:
     hook = hooks.ModelHook()
     # Two functions, not a subclass: that could be defined only after accelerate is imported, and not be pickled then.
     hook.pre_forward, hook.post_forward = _bring, _take_back
+    hooks.add_hook_to_module(module, hook, append=True)
+
+
+def bring_passed(module: Any) -> None:
+    """Give ``module``, if it is a DoRA's, a hook of accelerate that brings the offloaded layers that it is called with,
+    and let its own hook pass them on: it would move them as if they were tensors."""
+    if type(module).__module__ != "peft.tuners.lora.dora":
+        return
+    offloading = [hook for hook in align_hooks(module) if hook.offload]
+    if not offloading or any(
+        hook.__dict__.get("pre_forward") is _bring_passed for hook in accelerate_hooks(module)
+    ):
+        return
+    for hook in offloading:
+        known = hook.skip_keys or ()
+        hook.skip_keys = [*([known] if isinstance(known, str) else known), *_PASSED]
+    hooks = sys.modules["accelerate.hooks"]
+    hook = hooks.ModelHook()
+    hook.pre_forward, hook.post_forward = _bring_passed, _take_back_passed
     hooks.add_hook_to_module(module, hook, append=True)
 
 
@@ -84,4 +107,22 @@ def _bring(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
 def _take_back(module: Any, output: Any) -> Any:
     for container, hook in _offloaded(module):
         hook.post_forward(container, None)
+    return output
+
+
+def _bring_passed(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    brought = vars(module)[_BROUGHT] = []
+    for name in _PASSED:
+        layer = kwargs.get(name)
+        if isinstance(layer, sys.modules["torch"].nn.Module):
+            for hook in align_hooks(layer):
+                if hook.offload:
+                    hook.pre_forward(layer)
+                    brought.append((layer, hook))
+    return args, kwargs
+
+
+def _take_back_passed(module: Any, output: Any) -> Any:
+    for layer, hook in vars(module).pop(_BROUGHT, ()):
+        hook.post_forward(layer, None)
     return output

@@ -197,3 +197,74 @@ def test_what_a_pipeline_reads_from_the_disk(gpu, tmp_path):
     disk_offload(model, str(tmp_path), gpu.devices[0], offload_buffers=True)
     for name in READ_OUTSIDE:
         assert_equal(getattr(model, name), getattr(expected, name))
+
+
+DORA = {
+    "linear": lambda: torch.nn.Linear(8, 8),
+    "convolution": lambda: torch.nn.Conv2d(4, 4, 3, padding=1),
+    "embedding": lambda: torch.nn.Embedding(8, 8),
+}
+
+
+def with_dora(kind):
+    """A layer with a trained DoRA."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(DORA[kind]())
+    config = LoraConfig(r=2, target_modules=["0"], use_dora=True, init_lora_weights=False)
+    try:
+        return inject_adapter_in_model(config, model).eval()
+    except (AttributeError, NotImplementedError, ValueError, TypeError) as error:
+        pytest.skip(f"this peft has no DoRA for it: {error}")
+
+
+def through_dora(model, kind, device):
+    shape = {"linear": (2, 8), "convolution": (1, 4, 5, 5), "embedding": (2, 3)}[kind]
+    generator = torch.Generator().manual_seed(1)
+    given = (
+        torch.randint(0, 8, shape, generator=generator)
+        if kind == "embedding"
+        else torch.randn(shape, generator=generator)
+    )
+    with torch.no_grad():
+        return model(given.to(device)).cpu()
+
+
+@pytest.mark.defect(FIX_ID, shows=rf"{SHOWS}|Cannot copy out of meta tensor")
+@pytest.mark.parametrize("kind", DORA)
+def test_layers_that_a_dora_is_called_with(gpu, kind):
+    from accelerate.hooks import remove_hook_from_submodules
+
+    pytest.importorskip("peft.tuners.lora.dora")
+    device = gpu.devices[0]
+    expected = through_dora(with_dora(kind).to(device), kind, device)
+    model, before = with_dora(kind), gpu.allocated(device)
+    offloaded.offload(model, device=device)
+
+    def run():
+        return through_dora(model, kind, device)
+
+    def check(output):
+        assert_equal(output, expected)
+        assert gpu.allocated(device) == before, "weights stayed on the device"
+
+    for _ in range(2):
+        check(run())
+    assert_goes_on(run, check)
+    copied = copy.deepcopy(model)
+    assert_equal(through_dora(copied, kind, device), expected)
+    remove_hook_from_submodules(model)
+    assert_equal(through_dora(model.to(device), kind, device), expected)
+
+
+@pytest.mark.parametrize("kind", DORA)
+def test_a_dora_from_the_disk(gpu, kind, tmp_path):
+    from accelerate import disk_offload
+
+    pytest.importorskip("peft.tuners.lora.dora")
+    device = gpu.devices[0]
+    expected = through_dora(with_dora(kind).to(device), kind, device)
+    model = disk_offload(with_dora(kind), str(tmp_path), device)
+    for _ in range(2):
+        assert_equal(through_dora(model, kind, device), expected)

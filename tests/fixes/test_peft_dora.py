@@ -127,7 +127,7 @@ def test_into_an_offloaded_pipeline(gpu, tmp_path, offload):
     def check(output):
         assert lora_models.distance(output, expected) == 0
 
-    if offload != "sequential":  # where peft's call with the layer itself fails, plain too
+    if offload != "sequential":  # that is accelerate-parameter-containers
         for _ in range(2):
             check(lora_models.run(pipe, device, torch.float16))
         # At its end model offload moves all back with the hooks off.

@@ -1,16 +1,19 @@
-"""Weights that are used without a call stay offloaded: ParameterDict (LoKr), some embeddings, ACE-Step.
+"""Weights that are used without a call stay offloaded: LoKr, LoHa, DoRA, some embeddings, ACE-Step.
 
 Symptom: RuntimeError "Tensor on device meta is not on the expected device cuda:0!" from a LoKr or LoHa, or from
     SigLIP 2 (Z-Image-Omni), and "X1 and X2 must have the same device type. X1: cuda X2: meta" from a VQModel (latent
     diffusion, super resolution), under ``enable_sequential_cpu_offload()``. NotImplementedError "Cannot copy out of
-    meta tensor; no data!" from ``prepare_src_latents`` of ACE-Step. With the CPU as the execution device an adapter
-    raises no error: torch reads uninitialized memory, and each run gives a different image, or a black one.
+    meta tensor; no data!" from any DoRA, and from ``prepare_src_latents`` of ACE-Step. With the CPU as the execution
+    device a LoKr or LoHa raises no error: torch reads uninitialized memory, and each run gives a different image, or a
+    black one.
 Cause: ``attach_align_device_hook`` gives every module with parameters of its own a hook that brings them when the
     module is called. A ``ParameterDict`` or ``ParameterList`` is never called, and ``VectorQuantizer`` and
-    ``Siglip2VisionEmbeddings`` read the weight of an embedding without calling it. ACE-Step's pipeline reads
+    ``Siglip2VisionEmbeddings`` read the weight of an embedding without calling it. A DoRA's layer is called with the
+    layer below it, whose weight it reads; its hook moves that layer like a tensor. ACE-Step's pipeline reads
     ``silence_latent`` and ``null_condition_emb`` of its condition encoder between two calls.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
-Patch: their parent gets a hook that calls theirs. The two tensors of ACE-Step stay on the CPU.
+Patch: their parent gets a hook that calls theirs; that of a DoRA's layer brings what it is called with. The two tensors of
+    ACE-Step stay on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.containers import bring_containers, leave_readable
+from ...offloading.containers import bring_containers, bring_passed, leave_readable
 
 FIX = Fix(
     __doc__,
@@ -32,11 +35,12 @@ FIX = Fix(
         r"tuners/lo(kr|ha)/layer.{0,4000}Tensor on device meta is not on the expected device",
         r"modeling_siglip2.{0,4000}Tensor on device meta is not on the expected device",
         "X1 and X2 must have the same device type. X1: cuda X2: meta",
+        r"tuners/lora.{0,4000}accelerate/hooks\.py.{0,4000}Cannot copy out of meta tensor",
         r"pipeline_ace_step.{0,4000}Cannot copy out of meta tensor",
     ),
     frames=(
-        "tuners/lo(kr|ha)",
-        "lo(kr|ha)",
+        "tuners/lo(kr|ha|ra)",
+        "lo(kr|ha)|dora",
         "vq_model|siglip2",
         "pipeline_ace_step.py:prepare_src_latents|silence_latent|null_condition_emb",
         "accelerate/hooks.py:new_forward",
@@ -64,6 +68,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         def attach_align_device_hook(module, *args, **kwargs):
             attached = original(module, *args, **kwargs)  # calls this function for all children
             bring_containers(module)
+            bring_passed(module)
             leave_readable(module)
             return attached
 
