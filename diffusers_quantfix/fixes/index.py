@@ -115,6 +115,8 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-ip-adapter-quantized", "diffusers.loaders.unet", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-ip-adapter-quantized", "diffusers.ip_adapter_quantized"),
     ("diffusers-layerwise-casting-lora", "diffusers.hooks.layerwise_casting", (("diffusers", ">=0.33.0,<=0.42.1"), ("peft", "")), "", "diffusers-layerwise-casting-lora", "diffusers.layerwise_casting_lora"),
     ("diffusers-layerwise-casting-quantized", "diffusers.hooks.layerwise_casting", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-layerwise-casting-quantized", "diffusers.layerwise_casting_quantized"),
+    ("diffusers-ledits-device", "diffusers.pipelines.ledits_pp.pipeline_leditspp_stable_diffusion", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-ledits-devices", "diffusers.ledits_device"),
+    ("diffusers-ledits-xl-device", "diffusers.pipelines.ledits_pp.pipeline_leditspp_stable_diffusion_xl", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-ledits-devices", "diffusers.ledits_device"),
     ("diffusers-load-model-lora-offloaded", "diffusers.loaders.peft", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-load-model-lora-offloaded", "diffusers.load_model_lora_offloaded"),
     ("diffusers-lora-device-offloaded", "diffusers.loaders.lora_base", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-lora-device-offloaded", "diffusers.lora_device_offloaded"),
     ("diffusers-lora-offload-flip", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-lora-offload-flip", "diffusers.lora_offload_flip"),

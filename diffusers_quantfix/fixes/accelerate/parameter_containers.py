@@ -12,8 +12,8 @@ Cause: ``attach_align_device_hook`` gives every module with parameters of its ow
     layer below it, whose weight it reads; its hook moves that layer like a tensor. ACE-Step's pipeline reads
     ``silence_latent`` and ``null_condition_emb`` of its condition encoder between two calls.
 Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L491; not reported.
-Patch: their parent gets a hook that calls theirs; that of a DoRA's layer brings what it is called with. The two tensors of
-    ACE-Step stay on the CPU.
+Patch: their parent gets a hook that calls theirs; that of a DoRA's layer brings what it is called with. The two tensors
+    of ACE-Step stay on the CPU.
 """
 
 from __future__ import annotations
