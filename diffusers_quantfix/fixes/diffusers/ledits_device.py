@@ -15,6 +15,7 @@ from __future__ import annotations
 from ...engine.fix import Fix, Target
 from ...engine.probe import names_used, resolve
 from ...models.plain_weights import InPlaceOf
+from ...offloading.hooks import accelerate_hooks, is_group_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,13 +65,19 @@ def patch(module: ModuleType, draft: Draft) -> None:
 
     def make(upstream):
         def device(self):
-            # Without offload the execution device is the pipeline's device: it must not ask here again.
-            plain = InPlaceOf(self, {"device": super(cls, self).device})
-            return cls._execution_device.fget(plain)
+            placed = super(cls, self).device
+            if not any(map(_is_offloaded, vars(self).values())):
+                return placed
+            # Where no hook names a device, the execution device is the pipeline's: it must not ask here again.
+            return cls._execution_device.fget(InPlaceOf(self, {"device": placed}))
 
         return property(device, doc=upstream.__doc__)
 
     draft.wrap_plain(cls, "device", make)
+
+
+def _is_offloaded(part: Any) -> bool:
+    return is_group_offloaded(part) or any(True for _ in accelerate_hooks(part))
 
 
 def _class(module: ModuleType) -> Any:
