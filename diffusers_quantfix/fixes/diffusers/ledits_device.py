@@ -39,9 +39,7 @@ FIX = Fix(
             {"diffusers": ">=0.31.0,<=0.42.1"},
         ),
     ),
-    patterns=(
-        r"pipeline_leditspp.{0,4000}Input type \(CPU\w+\) and weight type \(CUDA\w+\) should be the same",
-    ),
+    patterns=(r"Input type \(CPU\w+\) and weight type \(CUDA\w+\) should be the same",),
     frames=("pipeline_leditspp_stable_diffusion(_xl)?.py:(encode_image|invert)", "LEdits"),
     since="0.1.0",
 )
