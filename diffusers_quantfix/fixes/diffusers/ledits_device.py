@@ -40,7 +40,12 @@ FIX = Fix(
         ),
     ),
     patterns=(r"Input type \(CPU\w+\) and weight type \(CUDA\w+\) should be the same",),
-    frames=("pipeline_leditspp_stable_diffusion(_xl)?.py:(encode_image|invert)", "LEdits"),
+    frames=(
+        "pipeline_leditspp_stable_diffusion(_xl)?.py:(encode_image|invert)",
+        "pipelines/ledits_pp",
+        "models/autoencoders/vae.py:forward",
+        "LEdits",
+    ),
     since="0.1.0",
 )
 
