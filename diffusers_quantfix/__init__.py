@@ -132,9 +132,18 @@ _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from _imp import acquire_lock, release_lock
     from importlib import import_module
 
-    import_module(f"{__name__}.forked")  # before any other module
+    # The lock that the import system holds while it asks a finder. `_first_library` imports these modules under it: a
+    # thread that imports them without it would keep their import locks and wait for this one, and the finder's thread
+    # the other way round.
+    acquire_lock()
+    try:
+        import_module(f"{__name__}.forked")  # before any other module
+        import_module(f"{__name__}.activation")
+    finally:
+        release_lock()
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -84,6 +84,20 @@ def _report_misunderstood() -> None:
             sys.stderr.write(f"diffusers_quantfix: {sentence}\n")
 
 
+def _imported_elsewhere() -> bool:
+    """Whether another thread is importing the package; that import activates it.
+
+    That thread may wait for the lock under which finders are asked, and must not be waited for here.
+    """
+    import sys
+    from _thread import get_ident
+
+    locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
+    reference = locks.get("diffusers_quantfix")
+    lock = reference and reference()
+    return lock is not None and getattr(lock, "owner", None) != get_ident()
+
+
 def found(name: str, path: "Any", target: "Any") -> "Any":
     """Import and activate the package if ``name`` is the first library; returns the watcher's spec for a module of
     torch.
@@ -96,7 +110,7 @@ def found(name: str, path: "Any", target: "Any") -> "Any":
         target: the same.
     """
     global _woken
-    if _woken or name not in NAMES.split() or not chosen():
+    if _woken or name not in NAMES.split() or not chosen() or _imported_elsewhere():
         return None
     _woken = True
     try:

@@ -227,3 +227,26 @@ def test_an_interruption_leaves_no_fix_busy(world) -> None:
         tell(state=states("fix-f"), f=lib.core.f())
     """)
     assert outcome.told == {"state": "applied", "f": "patched"}
+
+
+def test_a_tool_used_first_while_another_thread_imports_the_first_library(world) -> None:
+    """Each waited for the other: for a module's import lock, and for the lock that is held while finders are asked."""
+    world.library()
+    world.fix()
+    outcome = world.run("""
+        import sys, threading, time
+        import diffusers_quantfix
+        reached = threading.Event()
+        def slow(event, args):
+            if event == "exec" and threading.current_thread() is user and "activation" in args[0].co_filename:
+                reached.set()
+                time.sleep(0.3)
+        sys.addaudithook(slow)
+        user = threading.Thread(target=lambda: diffusers_quantfix.status, daemon=True)
+        user.start()
+        assert reached.wait(10)
+        import lib.core
+        user.join()
+        tell(f=lib.core.f(), state=states("fix-f"))
+    """)
+    assert outcome.told == {"f": "patched", "state": "applied"}

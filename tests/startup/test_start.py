@@ -417,3 +417,30 @@ def test_sitecustomize_can_import_it(own_environment: Environment):
     (own_environment.site / "sitecustomize.py").write_text("import diffusers_quantfix\n")
     assert active(own_environment)
     assert active(own_environment, DIFFUSERS_QUANTFIX_AUTO="1"), "both ways at once"
+
+
+IMPORTED_ELSEWHERE = """
+import importlib.util, sys, threading, time, typing  # with typing, the package imports a module of its own at once
+reached = threading.Event()
+def slow(event, args):
+    if event == "exec" and threading.current_thread() is importing and "_quantfix/__init__" in args[0].co_filename:
+        reached.set()
+        time.sleep(0.3)
+sys.addaudithook(slow)
+def work():
+    import diffusers_quantfix
+importing = threading.Thread(target=work, daemon=True)
+importing.start()
+assert reached.wait(10)
+importlib.util.find_spec("accelerate")
+importing.join(20)
+print(importing.is_alive())
+importlib.util.find_spec("diffusers")
+print("diffusers_quantfix.activation" in sys.modules)
+"""
+
+
+def test_a_library_imported_while_another_thread_imports_the_package(environment: Environment):
+    """Each waited for the other: for the package, and for the lock that is held while finders are asked."""
+    done = environment.run("-X", "faulthandler", "-c", IMPORTED_ELSEWHERE, DIFFUSERS_QUANTFIX_AUTO="1")
+    assert done.stdout.split() == ["False", "True"], done.stderr
