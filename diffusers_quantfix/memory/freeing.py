@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import types
 from typing import TYPE_CHECKING, Any
@@ -117,11 +118,14 @@ class releasing:
 
 
 def _checked(targets: tuple[Any, ...]) -> list[Any]:
-    """The targets that are not None; [] without any model or pipeline. Does not need torch.
+    """The targets that are not None; [] without any model or pipeline, or at the end of the interpreter. Does not need
+    torch.
 
     Raises:
         TypeError: a target is neither a pipeline nor a model.
     """
+    if sys.meta_path is None:  # a ``__del__`` at the end: nothing can be imported, and all memory is freed anyway
+        return []
     from ..placement.components import components_of
 
     wanted = [target for target in targets if target is not None]

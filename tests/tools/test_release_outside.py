@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
 import sys
 import threading
 import time
@@ -621,3 +622,24 @@ def test_a_tuple_that_another_thread_builds():
             thread.join()
         sys.setswitchinterval(interval)
     assert not failed
+
+
+AT_THE_END = """
+import sys
+import torch
+from diffusers_quantfix import release
+class Service:
+    def __init__(self):
+        self.model = torch.nn.Linear(2, 2)
+    def __del__(self):
+        print(sys.meta_path, release(self.model).freed)
+release(Service().model)
+sys.modules["service"] = Service()
+"""
+
+
+def test_a_destructor_at_the_end_of_the_interpreter():
+    """Nothing can be imported there: it printed an ImportError."""
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "None {}", done.stderr
+    assert "ImportError" not in done.stderr
