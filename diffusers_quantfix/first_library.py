@@ -39,8 +39,10 @@ def found(finder: "Any", name: str, path: "Any", target: "Any") -> "Any":
         return None
     try:
         finder.wake()
-    finally:
-        finder.woken = True  # not earlier: an import in another thread must wait too
+    except Exception:  # but after a KeyboardInterrupt the program may import the library again
+        finder.woken = True
+        raise
+    finder.woken = True  # not earlier: an import in another thread must wait too
     return watched_spec(name, path, target) if name in OF_TORCH else None
 
 

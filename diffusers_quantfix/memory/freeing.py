@@ -124,7 +124,7 @@ def _checked(targets: tuple[Any, ...]) -> list[Any]:
     Raises:
         TypeError: a target is neither a pipeline nor a model.
     """
-    if sys.meta_path is None:  # a ``__del__`` at the end: nothing can be imported, and all memory is freed anyway
+    if sys.meta_path is None:  # in a destructor at the end: nothing can be imported, and all memory is freed
         return []
     from ..placement.components import components_of
 

@@ -114,11 +114,15 @@ def found(name: str, path: "Any", target: "Any") -> "Any":
         return None
     _woken = True
     try:
-        from diffusers_quantfix import wake
-    except Exception as error:
-        _report_damaged(error)
-        return None
-    wake()  # the package's own finder would come too late for the running search
+        try:
+            from diffusers_quantfix import wake
+        except Exception as error:
+            _report_damaged(error)
+            return None
+        wake()  # the package's own finder would come too late for the running search
+    except KeyboardInterrupt:
+        _woken = False  # the program may import the library again
+        raise
     if name.partition(".")[0] != "torch":
         return None
     try:

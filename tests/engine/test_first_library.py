@@ -187,3 +187,24 @@ def test_threads_that_ask_for_libraries_at_once(simple) -> None:
         tell(values=[lib.core.f(), lib2.core.f()])
     """)
     assert outcome["values"] == ["patched", "patched"]
+
+
+def test_an_interrupted_activation_is_done_by_the_next_import(world) -> None:
+    """Ctrl-C in a notebook while the first library is imported: the process stayed without any fix."""
+    world.library()
+    world.fix()
+    outcome = world.run("""
+        import sys, diffusers_quantfix
+        interrupted = []
+        def interrupt(event, args):
+            if event == "exec" and "user_settings" in args[0].co_filename and not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+        sys.addaudithook(interrupt)
+        try:
+            import lib.core
+        except KeyboardInterrupt:
+            import lib.core
+        tell(f=lib.core.f(), state=states("fix-f"), interrupted=interrupted)
+    """)
+    assert outcome.told == {"f": "patched", "state": "applied", "interrupted": [True]}

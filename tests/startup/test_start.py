@@ -444,3 +444,24 @@ def test_a_library_imported_while_another_thread_imports_the_package(environment
     """Each waited for the other: for the package, and for the lock that is held while finders are asked."""
     done = environment.run("-X", "faulthandler", "-c", IMPORTED_ELSEWHERE, DIFFUSERS_QUANTFIX_AUTO="1")
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+INTERRUPTED = """
+import importlib.util, sys
+interrupted = []
+def interrupt(event, args):
+    if event == "exec" and "diffusers_quantfix/__init__" in args[0].co_filename and not interrupted:
+        interrupted.append(True)
+        raise KeyboardInterrupt
+sys.addaudithook(interrupt)
+try:
+    importlib.util.find_spec("accelerate")
+except KeyboardInterrupt:
+    importlib.util.find_spec("accelerate")
+print(interrupted, "diffusers_quantfix.activation" in sys.modules)
+"""
+
+
+def test_an_interrupted_activation_is_done_by_the_next_import(environment: Environment):
+    done = environment.run("-c", INTERRUPTED, DIFFUSERS_QUANTFIX_AUTO="1")
+    assert done.stdout.strip() == "[True] True", done.stderr
