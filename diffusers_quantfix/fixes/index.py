@@ -26,6 +26,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("accelerate-torchao-save-state", "accelerate.checkpointing", (("accelerate", ">=0.34.2,<=1.15.0"), ("torchao", "")), "", "accelerate-torchao-save-state", "accelerate.torchao_save_state"),
     ("accelerate-weight-norm-offload", "accelerate.hooks", (("accelerate", ">=0.34.2,<=1.15.0"),), "", "accelerate-weight-norm-offload", "accelerate.weight_norm_offload"),
     ("bnb-4bit-checkpoint-names", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<0.50.0"),), "bitsandbytes 0.50.0", "bnb-4bit-checkpoint-names", "bitsandbytes.four_bit_checkpoint_names"),
+    ("bnb-cpu-avx512-scales", "bitsandbytes.cextension", (("bitsandbytes", ">=0.49.0,<=0.50.2"),), "", "bnb-cpu-avx512-scales", "bitsandbytes.cpu_avx512_scales"),
     ("bnb-cpu-half-blockwise", "bitsandbytes.functional", (("bitsandbytes", ">=0.43.0,<0.46.0"),), "bitsandbytes 0.46.0", "bnb-cpu-half-blockwise", "bitsandbytes.cpu_half_blockwise"),
     ("bnb-cpu-packing", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.49.0,<=0.50.2"),), "", "bnb-cpu-packing", "bitsandbytes.cpu_packing"),
     ("bnb-cpu-packing-sharded", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.49.0,<=0.50.2"),), "", "bnb-cpu-packing-sharded", "bitsandbytes.cpu_packing_sharded"),
