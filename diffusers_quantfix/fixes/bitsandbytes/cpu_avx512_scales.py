@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import ctypes
 from types import ModuleType
-from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FIX = Fix(
     __doc__,
