@@ -1,8 +1,8 @@
-"""LEdits++ mixes devices under model offload and group offload.
+"""LEdits++ mixes devices under model offload.
 
 Symptom: RuntimeError "Input type (CPUBFloat16Type) and weight type (CUDABFloat16Type) should be the same or input
     should be a MKLDNN tensor and weight is a dense tensor" from ``LEditsPPPipelineStableDiffusion.invert`` and that of
-    Stable Diffusion XL after ``enable_model_cpu_offload()`` or ``enable_group_offload``.
+    Stable Diffusion XL after ``enable_model_cpu_offload()``.
 Cause: they create their tensors on ``self.device``, where the weights are between two calls, and not on
     ``self._execution_device``; the VAE's ``encode`` brings its weights, but not its input.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/ledits_pp/pipeline_leditspp_stable_diffusion.py#L1397;
@@ -15,7 +15,7 @@ from __future__ import annotations
 from ...engine.fix import Fix, Target
 from ...engine.probe import names_used, resolve
 from ...models.plain_weights import InPlaceOf
-from ...offloading.hooks import accelerate_hooks, is_group_offloaded
+from ...offloading.hooks import accelerate_hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def patch(module: ModuleType, draft: Draft) -> None:
     def make(upstream):
         def device(self):
             placed = super(cls, self).device
-            if not any(map(_is_offloaded, vars(self).values())):
+            if not any(True for part in vars(self).values() for _ in accelerate_hooks(part)):
                 return placed
             # Where no hook names a device, the execution device is the pipeline's: it must not ask here again.
             return cls._execution_device.fget(InPlaceOf(self, {"device": placed}))
@@ -77,10 +77,6 @@ def patch(module: ModuleType, draft: Draft) -> None:
         return property(device, doc=upstream.__doc__)
 
     draft.wrap_plain(cls, "device", make)
-
-
-def _is_offloaded(part: Any) -> bool:
-    return is_group_offloaded(part) or any(True for _ in accelerate_hooks(part))
 
 
 def _class(module: ModuleType) -> Any:
