@@ -241,7 +241,10 @@ def test_a_captured_graph_keeps_the_memory_of_devices(gpu, kind):
 
     class Captured(getattr(getattr(torch, module), name)):
         def __new__(cls):
-            return object.__new__(cls)
+            try:
+                return object.__new__(cls)
+            except TypeError:
+                pytest.skip("a torch with CUDA makes one only where there is a GPU")
 
         def __init__(self) -> None:
             self.done = False
