@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from itertools import chain, compress, starmap
+from itertools import chain, compress, repeat, starmap
 from types import BuiltinFunctionType, CellType, FunctionType
 
 TYPE_CHECKING = False
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN", "objects_of"]
 
-_TUPLE = frozenset({id(tuple)})
-PLAIN = frozenset(map(id, (tuple, dict, list, set, frozenset, FunctionType, BuiltinFunctionType, CellType)))
+PLAIN = frozenset(map(id, (dict, list, set, frozenset, FunctionType, BuiltinFunctionType, CellType)))
 
 
-def objects_of(get: Callable[..., list[Any]], *values: Any, but: frozenset[int] = _TUPLE) -> list[Any]:
-    """The objects from ``gc.get_objects()`` or ``gc.get_referrers(*values)``, except those of some types.
+def objects_of(get: Callable[..., list[Any]], *values: Any, but: frozenset[int] = frozenset()) -> list[Any]:
+    """The objects from ``gc.get_objects()`` or ``gc.get_referrers(*values)``, except tuples and those of some types.
 
-    All in one call, so that no other thread runs meanwhile: the objects include tuples that other threads are still
-    building, and building one fails with SystemError while anything else, such as a list, refers to it.
+    Tuples are removed in one call, so that no other thread runs meanwhile: they include those that other threads are
+    still building, and building one fails with SystemError while anything else, such as a list, refers to it.
 
     Args:
         get: one of the two.
@@ -29,12 +28,14 @@ def objects_of(get: Callable[..., list[Any]], *values: Any, but: frozenset[int] 
         but: the ``id`` of each type to leave out.
     """
     objects: list[Any] = []
-    # These iterators read the list only after it is filled.
-    skipped = map(but.__contains__, map(id, map(type, objects)))
-    return list(
+    # These iterators read the list only after it is filled.  None of them calls `id`: an audit hook would see that, and
+    # while its code runs, other threads may.
+    are_others = map(operator.is_not, map(type, objects), repeat(tuple))
+    others = list(
         chain(
             filter(None, map(objects.extend, starmap(get, (values,)))),
-            compress(objects, map(operator.not_, skipped)),
+            compress(objects, are_others),
             filter(None, starmap(objects.clear, ((),))),
         )
     )
+    return list(compress(others, map(operator.not_, map(but.__contains__, map(id, map(type, others))))))

@@ -641,6 +641,40 @@ sys.modules["service"] = Service()
 """
 
 
+HEARD = """
+import gc, sys, threading
+from diffusers_quantfix.engine.heap import PLAIN, objects_of
+sys.addaudithook(lambda event, arguments: None)  # as there was one after a torch.compile
+sys.setswitchinterval(1e-6)
+kept, ended, failed = [[] for _ in range(20_000)], threading.Event(), []
+def build():
+    while not ended.is_set():
+        try:
+            tuple(str(number) for number in range(2000))
+        except SystemError as error:
+            failed.append(error)
+            return
+threads = [threading.Thread(target=build) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    objects_of(gc.get_objects, but=PLAIN)
+    objects_of(gc.get_referrers, kept)
+ended.set()
+for thread in threads:
+    thread.join()
+print(failed)
+"""
+
+
+def test_a_tuple_that_another_thread_builds_under_an_audit_hook():
+    """`id` is an audited call: the hook ran between two looks at the objects, and so did other threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", HEARD], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "[]\n"
+
+
 def test_a_destructor_at_the_end_of_the_interpreter():
     """Nothing can be imported there: it printed an ImportError."""
     done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=120)
