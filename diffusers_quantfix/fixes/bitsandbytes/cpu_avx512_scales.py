@@ -34,7 +34,7 @@ FIX = Fix(
     claims={"bitsandbytes": ">=0.49.0,<=0.50.2"},
     harm="wrong result",
     patterns=(
-        r"(?i)(?=.*\bcpu\b)(?=.*(4.?bit|nf4|fp4)).*(wrong|other|garbage|differ|incorrect).{0,80}(width|in_features)",
+        r"\A(?=.*\bcpu\b)(?=.*(4.?bit|nf4|fp4)).*(wrong|other|garbage|differ|incorrect).{0,80}(width|in_features)",
     ),
     frames=(r"avx.?512|\bcpu\b", "in_features|width|dequantize"),
     hot=True,

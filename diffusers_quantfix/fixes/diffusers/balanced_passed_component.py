@@ -34,8 +34,8 @@ FIX = Fix(
     module="diffusers.pipelines.pipeline_utils",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "accelerate": ""},
     patterns=(
-        r"(?s)\A(?=.*\b(transformer|unet|vae|text_encoder\w*|controlnet)=\w.*device_map=\W(balanced|cuda))"
-        r".*(Expected all tensors to be on the same device|Input tensors need to be on the same GPU)",
+        r"\A(?=.*\b(?:transformer|unet|vae|text_encoder\w{0,2}|controlnet)=\w[^)]{0,300}device_map=\W(?:balanced|cuda))"
+        r".*(?:Expected all tensors to be on the same device|Input tensors need to be on the same GPU)",
     ),
     frames=("balanced", "hf_device_map"),
     since="0.1.0",

@@ -39,7 +39,7 @@ FIX = Fix(
         r"TorchaoLoraLinear\.__init__\(\) missing 1 required keyword-only argument: 'get_apply_tensor_subclass'",
         "cannot import name 'LinearActivationQuantizedTensor'",
         "Found an incompatible version of torchao",
-        r"\w+Tensor dispatch: attempting to run unimplemented operator/function: .{0,40}aten\.add_",
+        r"\w{1,40}Tensor dispatch: attempting to run unimplemented operator/function: .{0,40}aten\.add_",
     ),
     frames=(
         "peft/tuners/lora/torchao.py:dispatch_torchao",
