@@ -84,7 +84,8 @@ def test_saved_and_loaded(saved, tmp_path, shards):
     model.save_pretrained(tmp_path / "quantized", **({"max_shard_size": "100KB"} if shards else {}))
     again = q.load_flux(tmp_path / "quantized", "", torch.float32)
     assert plain(again) == kept
-    assert torch.equal(q.run_flux(again, dtype=torch.float32), reference)
+    # Tensors mapped from a file are aligned otherwise, and CPU kernels may round the last bit otherwise then.
+    assert torch.allclose(q.run_flux(again, dtype=torch.float32), reference, rtol=0, atol=2e-6)
 
 
 def test_a_checkpoint_that_was_saved_without_the_fix(saved, tmp_path):

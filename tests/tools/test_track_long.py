@@ -80,10 +80,7 @@ def test_short_calls_are_not_all_sampled_and_the_first_are():
     with qf.track(model) as memory:
         for _ in range(3000):
             model(x)
-    assert [sample.label for sample in memory.samples[:4]] == [
-        "start",
-        *["Linear begins", "Linear ends"] * 2,
-    ][:4]
+    assert [sample.label for sample in memory.samples[:3]] == ["start", "Linear begins", "Linear ends"]
     assert memory.left_out > 1000
     assert memory.left_out + len(memory.samples) <= 6002
     assert str(memory.left_out) in memory.table()
