@@ -89,7 +89,7 @@ class _Attention:
         ``attn_mask`` is added to the scores: [queries, keys] or [batch * heads, queries, keys].
         """
         attention = self._attention
-        # Under offload, hooks bring the weights that are the attention's own.
+        # Under offload, hooks onload the attention's own weights.
         return as_called(attention, partial(_attended, attention), query, key, value, attn_mask), None
 
 

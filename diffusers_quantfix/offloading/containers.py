@@ -1,8 +1,9 @@
-"""Tensors that are used without a call of their module, whose hook would bring them under offload module by module.
+"""Tensors that are read without a call of the module that holds them, so that sequential offload does not onload them.
 
-``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa, are never called, and some layers'
-weight is read by their parent: they must be brought when the parent is called. So must the layers that a DoRA is called
-with, whose weights it reads. What a pipeline reads from a model must always be there.
+``ParameterDict`` and ``ParameterList``, which hold the factors of LoKr and LoHa, are never called, and some layers have
+a weight that their parent reads directly: both are onloaded when the parent is called.  A DoRA layer reads the weights
+of layers that it receives as arguments: they are onloaded when it is called.  What a pipeline reads from a model
+outside of a call stays on the CPU.
 
 Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py, peft/tuners/lora/dora.py,
 diffusers/models/autoencoders/vae.py, diffusers/pipelines/ace_step/pipeline_ace_step.py,
@@ -25,10 +26,10 @@ __all__ = ["bring_containers", "bring_passed", "is_container", "leave_readable"]
 # Class name of a module -> its layers whose weight it reads without calling them
 _READ = {"Siglip2VisionEmbeddings": ("position_embedding",), "VectorQuantizer": ("embedding",)}
 
-# Class name of a model -> its own tensors, which only a pipeline reads
+# Class name of a model -> its tensors that only a pipeline reads
 _READ_BY_PIPELINE = {"AceStepConditionEncoder": {"null_condition_emb", "silence_latent"}}
 
-# Keyword arguments of a DoRA's layers: layers whose weights they read
+# Keyword arguments of a DoRA layer: layers whose weights it reads
 _PASSED = ("base_layer", "lora_A", "lora_B")
 _BROUGHT = "_quantfix_brought"
 
@@ -52,8 +53,10 @@ def bring_containers(module: Any) -> None:
 
 
 def bring_passed(module: Any) -> None:
-    """Give ``module``, if it is a DoRA's, a hook of accelerate that brings the offloaded layers that it is called with,
-    and let its own hook pass them on: it would move them as if they were tensors."""
+    """Add an accelerate hook to ``module``, if it is a DoRA layer, that onloads the offloaded layers it is called with.
+
+    Its own hook must pass these on unchanged; by default it would move them as if they were tensors.
+    """
     if type(module).__module__ != "peft.tuners.lora.dora":
         return
     offloading = [hook for hook in align_hooks(module) if hook.offload]
@@ -71,9 +74,9 @@ def bring_passed(module: Any) -> None:
 
 
 def leave_readable(module: Any) -> None:
-    """Put the tensors of ``module`` that only a pipeline reads back on the CPU, if a hook of accelerate offloaded them.
+    """Put the tensors of ``module`` that only a pipeline reads back on the CPU, if an accelerate hook offloaded them.
 
-    A module with other tensors of its own is left as it is.
+    A module that holds other tensors too is left unchanged.
     """
     read = _READ_BY_PIPELINE.get(type(module).__name__, set())
     own = {**module._parameters, **module._buffers} if read else {}
@@ -81,7 +84,7 @@ def leave_readable(module: Any) -> None:
         return
     for hook in align_hooks(module):
         if hook.offload:
-            hook.offload = False  # it neither brings them nor takes them back to meta
+            hook.offload = False  # it neither onloads them nor moves them back to meta
             for name, tensor in own.items():
                 if tensor is not None and tensor.is_meta:
                     set_tensor = sys.modules["accelerate.hooks"].set_module_tensor_to_device
