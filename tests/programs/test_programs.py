@@ -116,7 +116,9 @@ def assert_trained_as_one_process(told, way, kinds) -> None:
     for kind, one in told.items():
         assert one["equal in both processes"] and one["resumed"], kind
         # The sums over the batch are taken in another order, and the whole model may be bfloat16.
-        limit = 1e-2 if way == FULLY_SHARDED and "bfloat16" in kind else 1e-5
+        # CPUs with AVX512-BF16 round otherwise for another batch size.
+        bfloat16 = 1e-2 if way == FULLY_SHARDED else 1e-3
+        limit = bfloat16 if "bfloat16" in kind else 1e-5
         assert one["off"] <= limit, f"{kind}: relative error of losses and gradients: {one['off']:.2g}"
 
 
