@@ -84,6 +84,9 @@ def test_saved_and_loaded(saved, tmp_path, shards):
     model.save_pretrained(tmp_path / "quantized", **({"max_shard_size": "100KB"} if shards else {}))
     again = q.load_flux(tmp_path / "quantized", "", torch.float32)
     assert plain(again) == kept
+    saved_tensors, loaded_tensors = model.state_dict(), again.state_dict()
+    assert saved_tensors.keys() == loaded_tensors.keys()
+    assert all(torch.equal(tensor, loaded_tensors[name]) for name, tensor in saved_tensors.items())
     # Tensors mapped from a file are aligned otherwise, and CPU kernels may round the last bit otherwise then.
     assert torch.allclose(q.run_flux(again, dtype=torch.float32), reference, rtol=0, atol=2e-6)
 

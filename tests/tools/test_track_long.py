@@ -80,7 +80,10 @@ def test_short_calls_are_not_all_sampled_and_the_first_are():
     with qf.track(model) as memory:
         for _ in range(3000):
             model(x)
-    assert [sample.label for sample in memory.samples[:3]] == ["start", "Linear begins", "Linear ends"]
+    labels = [sample.label for sample in memory.samples]
+    assert labels[:3] == ["start", "Linear begins", "Linear ends"]
+    # How many follow depends on how long a sample takes here; none is of another kind or out of turn.
+    assert labels[-1] == "end" and set(labels[1:-1:2]) == {"Linear begins"}
     assert memory.left_out > 1000
     assert memory.left_out + len(memory.samples) <= 6002
     assert str(memory.left_out) in memory.table()

@@ -17,6 +17,7 @@ Patch: the native functions get such a weight as rows of one block each, which i
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from types import ModuleType
 
 from ...engine.draft import Draft
@@ -61,16 +62,18 @@ def _is_right(dequantize: Any, library: Any) -> bool:
     ones = (ctypes.c_ubyte * (rows * width // 2))(*[0xFF] * (rows * width // 2))
     scales = (ctypes.c_float * 3)(1, 2, 4)
     out = (ctypes.c_float * (rows * width))()
-    # OpenMP would start its threads, which a program that forks later must not have. The number is this thread's alone.
+    call = partial(dequantize, ones, scales, out, *map(ctypes.c_longlong, (size, rows, width)))
+    # OpenMP would start its threads, which a program that forks later must not have. The limit is this thread's alone;
+    # no signal handler sees it either, since no bytecode runs between the three calls.
     limit = getattr(library, "omp_set_num_threads", None)
-    before = library.omp_get_max_threads() if limit else 0
-    if limit:
-        limit(1)
-    try:
-        dequantize(ones, scales, out, *map(ctypes.c_longlong, (size, rows, width)))
-    finally:
-        if limit:
-            limit(before)
+    if limit is None:
+        call()
+    else:
+        restore = partial(limit, library.omp_get_max_threads())
+        try:
+            list(map(partial.__call__, (partial(limit, 1), call, restore)))
+        finally:  # for a second probe, of the patch, which is Python
+            restore()
     return list(out) == [scale for scale in scales for _ in range(size)]
 
 
