@@ -7,7 +7,7 @@ import json
 import pytest
 
 from diffusers_quantfix.fixes.targets import TARGETS
-from tests import new_fix
+from tests.new_fix import files, stubs
 from tests.trees import Tree
 
 ID = "accelerate-made-up"
@@ -24,12 +24,12 @@ BY_HAND = [FIX, TEST, CASE, "CHANGELOG.md"]
 
 @pytest.mark.parametrize("fix_id", TARGETS)
 def test_no_stub_is_left(fix_id):
-    places = new_fix.to_fill_in(new_fix.files_of(fix_id))
+    places = files.to_fill_in(files.files_of(fix_id))
     assert not places, "\n".join(places)
 
 
 def test_no_stub_is_left_in_the_changelog():
-    places = new_fix.to_fill_in(["CHANGELOG.md"])
+    places = files.to_fill_in(["CHANGELOG.md"])
     assert not places, "\n".join(places)
 
 
@@ -174,13 +174,13 @@ def test_nothing_is_written_where_the_request_makes_no_sense(tree):
     ],
 )
 def test_nothing_is_written_that_python_cannot_read(tmp_path, target, title, symptom):
-    new = new_fix.Draft(ID, target, title, symptom, {"accelerate": "<=9.9.1"}, ())
+    new = stubs.Draft(ID, target, title, symptom, {"accelerate": "<=9.9.1"}, ())
     with pytest.raises(ValueError, match=r"would be no Python|a title"):
-        new_fix.start(new, tmp_path)
+        stubs.start(new, tmp_path)
 
 
 def test_a_fix_of_every_library_can_be_started():
-    assert {fix_id.partition("-")[0] for fix_id in TARGETS} <= set(new_fix.LIBRARIES)
+    assert {fix_id.partition("-")[0] for fix_id in TARGETS} <= set(stubs.LIBRARIES)
 
 
 def test_what_is_installed_ends_the_claim_and_a_link_is_named_in_words(tree):
@@ -193,28 +193,28 @@ def test_what_is_installed_ends_the_claim_and_a_link_is_named_in_words(tree):
 
 def test_the_line_of_the_index_stands_in_its_place():
     for fix_id in ("accelerate-aaa", "quanto-zzz", "transformers-zzz", "bnb-int8-reload-again"):
-        folder, module, _ = new_fix.LIBRARIES[fix_id.partition("-")[0]]
-        new = new_fix.Draft(fix_id, f"{module}.some", "t", "s", {"lib": "<=1"}, ())
-        text = new_fix.with_index_line(new)
+        folder, module, _ = stubs.LIBRARIES[fix_id.partition("-")[0]]
+        new = stubs.Draft(fix_id, f"{module}.some", "t", "s", {"lib": "<=1"}, ())
+        text = stubs.with_index_line(new)
         scope: dict = {}
         exec(text, scope)
         assert [row[0] for row in scope["ROWS"]] == sorted({*TARGETS, fix_id})
         (row,) = (row for row in scope["ROWS"] if row[0] == fix_id)
         assert row == (fix_id, f"{module}.some", (("lib", "<=1"),), "", fix_id, f"{folder}.{new.name}")
-        before = (new_fix.ROOT / new_fix.INDEX_FILE).read_text()
+        before = (files.ROOT / files.INDEX_FILE).read_text()
         assert [line for line in text.splitlines() if line not in before.splitlines()] == [
             line for line in text.splitlines() if f'"{fix_id}"' in line
         ]
 
 
 def test_the_line_of_the_changelog_stands_among_its_neighbours():
-    text = (new_fix.ROOT / "CHANGELOG.md").read_text()
+    text = (files.ROOT / "CHANGELOG.md").read_text()
     for fix_id, target, neighbour in (
         ("quanto-new", "optimum.quanto.nowhere", "quanto-int4-cpu"),
         ("diffusers-new", "diffusers.hooks.group_offloading", "diffusers-group-offload-guard"),
         ("transformers-new", "transformers.nowhere", ""),
     ):
-        changed = new_fix.with_changelog_line(text, new_fix.Draft(fix_id, target, "t", "s", {}, ()))
+        changed = stubs.with_changelog_line(text, stubs.Draft(fix_id, target, "t", "s", {}, ()))
         line = f"- `{fix_id}`: FILL IN: what works now. Not reported upstream.\n"
         assert changed.replace(line, "") == text
         section = next(part for part in changed.split("\n### ") if line in part)
@@ -237,12 +237,12 @@ def test_a_fix_is_taken_out_everywhere(tree):
     gone = "bnb-quant-state-code"
     done = tree.ask("-m", "tests.new_fix", gone, "--remove")
     assert done.returncode == 0, done.stderr
-    for name in new_fix.files_of(gone):
+    for name in files.files_of(gone):
         assert not (tree.folder / name).exists() and f"\n  {name}" in done.stdout
-    pages = [*new_fix.PAGES, new_fix.INDEX_FILE, new_fix.CHANGELOG, new_fix.ERRORS, new_fix.RESULTS]
+    pages = [*files.PAGES, files.INDEX_FILE, files.CHANGELOG, files.ERRORS, files.RESULTS]
     for name in pages:
         assert f'"{gone}"' not in tree.read(name) and f"\n  {name}" in done.stdout
-    assert f"=== {gone} " not in tree.read(new_fix.ERRORS) and json.loads(tree.read(new_fix.RESULTS))
+    assert f"=== {gone} " not in tree.read(files.ERRORS) and json.loads(tree.read(files.RESULTS))
     assert sorted(tree.changed()) == sorted(pages), "nothing else is changed"
     assert tree.ask("-m", "tests.upstream.tables", "--check").returncode == 0
     assert "tests/tools/test_explain.py" in named_in(done.stdout), "a person decides about what else names it"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..engine.draft import Draft
 
-__all__ = ["bits_of", "leave_their_bits", "put", "round_again"]
+__all__ = ["bits_of", "patch_layers", "put", "round_again"]
 
 
 def bits_of(adapter: Any, base: Any) -> Any:
@@ -65,7 +65,7 @@ def round_again(bnb: ModuleType) -> bool:
     return any(rounds_again(cls, "Params4bit", "Int8Params") for cls in _layers(bnb))
 
 
-def leave_their_bits(bnb: ModuleType, draft: Draft) -> None:
+def patch_layers(bnb: ModuleType, draft: Draft) -> None:
     """Wrap the methods of these classes so that unmerging restores the bits from before the first merge."""
     for cls in _layers(bnb):
         draft.wrap_plain(cls, "merge", keeps_bits(bits_of))

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Apart", "brought_together", "companions_apart", "look_ahead"]
+__all__ = ["Apart", "companions_apart", "look_ahead", "rejoined"]
 
 # Name of the weight -> key of the companion -> its file.
 Apart = dict[str, dict[str, str]]
@@ -76,7 +76,7 @@ def _weight_of(key: str) -> str:
     return before if last in ("absmax", "quant_map", "nested_absmax", "nested_quant_map") else ""
 
 
-def brought_together(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
+def rejoined(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
     """``state_dict`` of one file, with the companions of its weights that are in other files.
 
     Companions of weights in other files are left out: once their weight is loaded, they would be treated as parameters.

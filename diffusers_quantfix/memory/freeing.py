@@ -227,7 +227,7 @@ class _Releasing:
     def _change(self) -> None:
         from .emptying import give_up
         from .guard import guard_module, guard_pipeline
-        from .hooks import forget_in_managers, strip, unlink
+        from .unhooking import forget_in_managers, strip, unlink
 
         plan = self.plan
         # All guards first: calls that begin now are refused.

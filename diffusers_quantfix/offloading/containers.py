@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["bring_containers", "bring_passed", "is_container", "leave_readable"]
+__all__ = ["hook_containers", "hook_passed_layers", "is_container", "keep_readable"]
 
 # Class name of a module -> its layers whose weight it reads without calling them
 _READ = {"Siglip2VisionEmbeddings": ("position_embedding",), "VectorQuantizer": ("embedding",)}
@@ -31,7 +31,7 @@ _READ_BY_PIPELINE = {"AceStepConditionEncoder": {"null_condition_emb", "silence_
 
 # Keyword arguments of a DoRA layer: layers whose weights it reads
 _PASSED = ("base_layer", "lora_A", "lora_B")
-_BROUGHT = "_quantfix_brought"
+_ONLOADED = "_quantfix_onloaded"
 
 
 def is_container(module: Any) -> bool:
@@ -39,20 +39,20 @@ def is_container(module: Any) -> bool:
     return isinstance(module, (nn.ParameterDict, nn.ParameterList))
 
 
-def bring_containers(module: Any) -> None:
+def hook_containers(module: Any) -> None:
     """Add an accelerate hook that onloads the offloaded containers of ``module`` before it runs, unless it has one."""
     if next(_offloaded(module), None) is None or any(
-        hook.__dict__.get("pre_forward") is _bring for hook in accelerate_hooks(module)
+        hook.__dict__.get("pre_forward") is _onload_containers for hook in accelerate_hooks(module)
     ):
         return
     hooks = sys.modules["accelerate.hooks"]
     hook = hooks.ModelHook()
     # Two functions, not a subclass: that could be defined only after accelerate is imported, and not be pickled then.
-    hook.pre_forward, hook.post_forward = _bring, _take_back
+    hook.pre_forward, hook.post_forward = _onload_containers, _offload_containers
     hooks.add_hook_to_module(module, hook, append=True)
 
 
-def bring_passed(module: Any) -> None:
+def hook_passed_layers(module: Any) -> None:
     """Add an accelerate hook to ``module``, if it is a DoRA layer, that onloads the offloaded layers it is called with.
 
     Its own hook must pass these on unchanged; by default it would move them as if they were tensors.
@@ -61,7 +61,7 @@ def bring_passed(module: Any) -> None:
         return
     offloading = [hook for hook in align_hooks(module) if hook.offload]
     if not offloading or any(
-        hook.__dict__.get("pre_forward") is _bring_passed for hook in accelerate_hooks(module)
+        hook.__dict__.get("pre_forward") is _onload_passed for hook in accelerate_hooks(module)
     ):
         return
     for hook in offloading:
@@ -69,11 +69,11 @@ def bring_passed(module: Any) -> None:
         hook.skip_keys = [*([known] if isinstance(known, str) else known), *_PASSED]
     hooks = sys.modules["accelerate.hooks"]
     hook = hooks.ModelHook()
-    hook.pre_forward, hook.post_forward = _bring_passed, _take_back_passed
+    hook.pre_forward, hook.post_forward = _onload_passed, _offload_passed
     hooks.add_hook_to_module(module, hook, append=True)
 
 
-def leave_readable(module: Any) -> None:
+def keep_readable(module: Any) -> None:
     """Put the tensors of ``module`` that only a pipeline reads back on the CPU, if an accelerate hook offloaded them.
 
     A module that holds other tensors too is left unchanged.
@@ -101,31 +101,31 @@ def _offloaded(module: Any) -> Iterator[tuple[Any, Any]]:
                     yield container, hook
 
 
-def _bring(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+def _onload_containers(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     for container, hook in _offloaded(module):
         hook.pre_forward(container)
     return args, kwargs
 
 
-def _take_back(module: Any, output: Any) -> Any:
+def _offload_containers(module: Any, output: Any) -> Any:
     for container, hook in _offloaded(module):
         hook.post_forward(container, None)
     return output
 
 
-def _bring_passed(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    brought = vars(module)[_BROUGHT] = []
+def _onload_passed(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    onloaded = vars(module)[_ONLOADED] = []
     for name in _PASSED:
         layer = kwargs.get(name)
         if isinstance(layer, sys.modules["torch"].nn.Module):
             for hook in align_hooks(layer):
                 if hook.offload:
                     hook.pre_forward(layer)
-                    brought.append((layer, hook))
+                    onloaded.append((layer, hook))
     return args, kwargs
 
 
-def _take_back_passed(module: Any, output: Any) -> Any:
-    for layer, hook in vars(module).pop(_BROUGHT, ()):
+def _offload_passed(module: Any, output: Any) -> Any:
+    for layer, hook in vars(module).pop(_ONLOADED, ()):
         hook.post_forward(layer, None)
     return output

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["check_file", "is_mapped", "leave_file", "map_to_disk"]
+__all__ = ["check_file", "delete_own_file", "is_mapped", "map_to_disk"]
 
 _CHANGED = (
     "{} was changed by another program while weights were offloaded to it. Load the model again, with another "
@@ -113,7 +113,7 @@ def check_file(group: Any) -> None:
         raise RuntimeError(_CHANGED.format(file.path))
 
 
-def leave_file(group: Any) -> None:
+def delete_own_file(group: Any) -> None:
     """Delete the file of ``group`` if the group wrote it; its modules are ordinary modules from then on."""
     file: _File | None = vars(group).pop(FILE, None)
     if file is None or file.path is None or not file.is_own:

@@ -29,11 +29,11 @@ __all__ = [
     "contents",
     "identity",
     "is_on_disk",
-    "leave_states",
     "owners",
     "places",
     "refuse_wrappers",
     "rejoin",
+    "renew_states",
     "unpack",
     "wrappers",
 ]
@@ -102,7 +102,7 @@ def owners(group: Any) -> list[Any]:
     return known
 
 
-def leave_states(group: Any, modules: list[Any]) -> None:
+def renew_states(group: Any, modules: list[Any]) -> None:
     """Give the layers of ``group`` new state objects with the same tensors, and leave the old ones to autograd.
 
     bitsandbytes' linear functions keep the quant state, or the state of the 8-bit layer, until the backward pass. That

@@ -23,12 +23,12 @@ from .group_tensors import (
     companions_of_parameters,
     contents,
     is_on_disk,
-    leave_states,
     refuse_wrappers,
     rejoin,
+    renew_states,
     wrappers,
 )
-from .inventory import inventory_of, is_brought
+from .inventory import inventory_of, is_onloaded
 from .transfers import accelerator, compute_stream, end_transfer, forget, is_prefetch
 from .uncompiled import uncompiled, within
 
@@ -142,7 +142,7 @@ def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | Non
                 copies = _copies(group, inventory, look)
                 if group.stream is not None:
                     end_transfer(group)
-            _bring(group, inventory, look, copies)
+            _put_onto_device(group, inventory, look, copies)
     except BaseException:
         _all_follow(look)
         raise
@@ -171,7 +171,7 @@ def _copies(group: Any, inventory: Inventory, look: Look) -> list[Any]:
     return moved
 
 
-def _bring(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> None:
+def _put_onto_device(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> None:
     """Put ``moved``, the result of `_copies`, into ``group``, and keep its host copies until it is offloaded.
 
     After an exception in a forward pass, a group may be on its device already. It keeps its existing host copies.
@@ -183,7 +183,7 @@ def _bring(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> No
         if present.device == offload_device != device:
             hosts[slot] = present
     # Recorded first, so that an interrupted exchange can be completed.
-    inventory.hosts, inventory.brought = hosts, moved
+    inventory.hosts, inventory.onloaded = hosts, moved
     inventory.exchange(look, moved, device)
     if inventory.plain:
         _note_versions(inventory, look, moved)
@@ -201,14 +201,14 @@ def offload(group: Any, original: Any = None) -> None:
     """Move ``group`` to its offload device, or to disk; arguments as for `onload`."""
     torch = sys.modules["torch"]
     if group.stream is not None:
-        if not is_brought(group) and forget(group):
+        if not is_onloaded(group) and forget(group):
             return
         if not group.record_stream:
             compute_stream(group).synchronize()
     training = torch.is_grad_enabled()
     with _moving():
-        if training and is_brought(group):
-            leave_states(group, contents(group)[0])
+        if training and is_onloaded(group):
+            renew_states(group, contents(group)[0])
         if is_on_disk(group):
             _without_wrappers(group)
             group._quantfix_aliases = companions_of_parameters(group)
@@ -217,13 +217,13 @@ def offload(group: Any, original: Any = None) -> None:
         inventory, look = inventory_of(group, dropping=not training)
         try:
             with _without_subclasses():
-                _take_back(group, inventory, look, training)
+                _put_back(group, inventory, look, training)
         except BaseException:
             _all_follow(look)
             raise
 
 
-def _take_back(group: Any, inventory: Inventory, look: Look, training: bool) -> None:
+def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> None:
     """Put the host copies back into ``group``, and copy the tensors that changed or have none.
 
     Args:
@@ -239,16 +239,16 @@ def _take_back(group: Any, inventory: Inventory, look: Look, training: bool) -> 
     plain, kept = inventory.plain, list(inventory.hosts)
     for slot, host in enumerate(kept):
         if host is None or (slot in plain and (training or not _is_unchanged(slot, inventory, look))):
-            taken = _taken_back(look.tensors[slot], device, pin)
+            taken = _offloaded_copy(look.tensors[slot], device, pin)
             # A mapped tensor that did not change stays on disk.
             if host is None or not mapped or not sys.modules["torch"].equal(taken, host):
                 kept[slot] = taken
                 inventory.pinned[slot] = True if pin else None
     inventory.exchange(look, kept, device)
-    inventory.brought, inventory.hosts, inventory.versions = [], [None] * len(kept), {}
+    inventory.onloaded, inventory.hosts, inventory.versions = [], [None] * len(kept), {}
 
 
-def _taken_back(tensor: Any, device: Any, pin: bool) -> Any:
+def _offloaded_copy(tensor: Any, device: Any, pin: bool) -> Any:
     with _like(tensor):
         host = tensor if tensor.device == device else tensor.to(device)
         return host.pin_memory() if pin and not host.is_pinned() else host

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-__all__ = ["INVENTORY", "Inventory", "Look", "brought", "has_inventory", "inventory_of", "is_brought"]
+__all__ = [
+    "INVENTORY",
+    "Inventory",
+    "Look",
+    "has_inventory",
+    "inventory_of",
+    "is_onloaded",
+    "onloaded_tensors",
+]
 
 # Where an 8-bit layer keeps the outliers of its last input.
 _OF_THE_LAST_INPUT = ("subB", "idx")
@@ -60,7 +68,7 @@ class Inventory:
 
     Attributes:
         plain: slot -> indices in ``Look.parameters`` of its parameters and buffers that are not quantized weights.
-        brought: the onloaded tensors by slot; empty while the group is offloaded.
+        onloaded: the tensors on the device, by slot; empty while the group is offloaded.
         hosts: the host copy of each slot; None for tensors that did not come from the offload device.
         versions: id of a plain parameter -> its `version_of` when it was onloaded.
         pinned: whether each tensor is pinned; None if not checked yet.
@@ -69,7 +77,7 @@ class Inventory:
 
     def __init__(self) -> None:
         self.plain: dict[int, list[int]] = {}
-        self.brought: list[Any] = []
+        self.onloaded: list[Any] = []
         self.hosts: list[Any] = []
         self.versions: dict[int, int | None] = {}
         self.pinned: list[bool | None] = []
@@ -117,13 +125,13 @@ class Inventory:
             self._note_attributes(helds, number, len(found))
             self.pinned = [None] * len(found)
             self.hosts = [None] * len(found)
-            if earlier is not None and earlier.brought:
+            if earlier is not None and earlier.onloaded:
                 known = ByMemory()
-                for tensor, host in zip(earlier.brought, earlier.hosts, strict=True):
+                for tensor, host in zip(earlier.onloaded, earlier.hosts, strict=True):
                     if host is not None:
                         known.put(tensor, host)
                 self.hosts = list(map(known.get, found))
-                self.brought, self.versions = found, earlier.versions
+                self.onloaded, self.versions = found, earlier.versions
             self._remember(found)
         carriers = _attributes(self._carrying_of(walked))
         self._types = list(map(type, carriers))
@@ -356,15 +364,15 @@ def has_inventory(group: Any) -> bool:
     return INVENTORY in vars(group)
 
 
-def brought(group: Any) -> list[Any]:
+def onloaded_tensors(group: Any) -> list[Any]:
     """The tensors of ``group`` on its device, if this package onloaded it and it was not offloaded since."""
     known: Inventory | None = vars(group).get(INVENTORY)
-    return [] if known is None else known.brought
+    return [] if known is None else known.onloaded
 
 
-def is_brought(group: Any) -> bool:
+def is_onloaded(group: Any) -> bool:
     """Whether this package onloaded ``group`` and it was not offloaded since."""
-    return bool(brought(group))
+    return bool(onloaded_tensors(group))
 
 
 def _picker(positions: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

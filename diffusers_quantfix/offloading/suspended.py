@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from .containers import bring_containers
+from .containers import hook_containers
 from .hooks import align_hooks, is_sequentially_offloaded
 
 TYPE_CHECKING = False
@@ -217,7 +217,7 @@ def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> Non
         hook.weights_map = _weights_of(module, hook)
         hooks.add_hook_to_module(module, hook, append=True)
     for module in modules.values():
-        bring_containers(module)
+        hook_containers(module)
 
 
 def _nearest(name: str, modules: Mapping[str, Any], patterns: Mapping[int, Any], known: set[int]) -> Any:

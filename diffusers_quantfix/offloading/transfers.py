@@ -4,7 +4,7 @@ Nothing may read the copies before the transfer is complete. The host does not w
 the end of the transfer, before the next group's transfer, and the compute stream waits for it.
 
 The copies of a prefetched group are kept aside, and its parameters keep their data on the offload device until the
-group is about to run (`take_up`). Code that reads or changes the parameters before that finds the weights:
+group is about to run (`use_prefetched`). Code that reads or changes the parameters before that finds the weights:
 ``state_dict()``, or loading a LoRA after an exception has ended a forward pass. And if a cache skips the group's layer,
 nothing has to be copied back.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-from .inventory import is_brought
+from .inventory import is_onloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ __all__ = [
     "is_prefetch",
     "is_waited_for",
     "note_use",
-    "send_back",
-    "take_up",
+    "offload_unused",
+    "use_prefetched",
 ]
 
 _EXPECTED = "_quantfix_is_prefetch"
@@ -68,8 +68,8 @@ def end_transfer(group: Any, use: Callable[[], None] | None = None) -> None:
 
     Args:
         group: the ``ModuleGroup``.
-        use: for a prefetch, puts the copies into the group, and is called by `take_up`. None lets the compute stream
-            wait for the copies now.
+        use: for a prefetch, puts the copies into the group, and is called by `use_prefetched`. None lets the compute
+            stream wait for the copies now.
     """
     held = vars(group)
     event = None
@@ -91,7 +91,7 @@ def is_waited_for(group: Any) -> bool:
     return _EVENT in vars(group)
 
 
-def take_up(group: Any) -> None:
+def use_prefetched(group: Any) -> None:
     """Before ``group`` runs: if it was prefetched, put the copies into it."""
     held = vars(group)
     held.pop(_EXPECTED, None)
@@ -118,10 +118,10 @@ def note_use(group: Any, used: bool) -> None:
 
 def is_in_use(group: Any) -> bool:
     """Whether ``group`` itself is on its device; prefetched copies do not count."""
-    return is_brought(group) or vars(group).get(_IN_USE, False)
+    return is_onloaded(group) or vars(group).get(_IN_USE, False)
 
 
-def send_back(group: Any) -> None:
+def offload_unused(group: Any) -> None:
     """Offload ``group``, or drop its copies, if it was prefetched for a layer that does not run."""
     if not forget(group) or is_in_use(group):
         group.offload_()

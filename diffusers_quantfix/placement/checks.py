@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .components import is_module
-from .hooks import HOOK_ATTRIBUTES, held_on_meta, offload_kind
 from .modules import modules_of
+from .offloaded import HOOK_ATTRIBUTES, offload_kind, onloaded_by_hooks
 from .report import Misplaced, TensorRecord
 from .tensors import BEFORE_MERGE, Held, device_name, is_lazy, nbytes
 
@@ -42,7 +42,7 @@ def examine(value: Any, held: Sequence[Held], sizes: Sequence[int]) -> Examined:
     """
     hooked = is_module(value) and _is_hooked(value)
     result = Examined(offload=offload_kind(value) if hooked else "")
-    fetched = held_on_meta(value) if hooked else set()
+    fetched = onloaded_by_hooks(value) if hooked else set()
     result.records = [_record(one, size) for one, size in zip(held, sizes, strict=True)]
     pairs = list(zip(held, result.records, strict=True))
     home = _home(pairs) if is_module(value) and not result.offload else ""

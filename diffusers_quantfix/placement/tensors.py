@@ -2,9 +2,9 @@
 
 The inner tensors of wrappers (optimum-quanto, torchao) are found through ``__tensor_flatten__``, so that no library is
 named here. GGUF and bitsandbytes weights hold their own bytes. Companions of bitsandbytes layers come from
-`diffusers_quantfix.weights.companions`, tensors kept by offload hooks from `diffusers_quantfix.placement.hooks`. All
-other attributes of a module (caches of attention processors, rotary tables, a user's dict) are found by walking plain
-containers and objects.
+`diffusers_quantfix.weights.companions`, tensors kept by offload hooks from `diffusers_quantfix.placement.offloaded`.
+All other attributes of a module (caches of attention processors, rotary tables, a user's dict) are found by walking
+plain containers and objects.
 
 Most modules of a large model have only plain parameters and buffers. A cheap check (`_only_registered`) finds these
 first, and only the others are searched thoroughly.
@@ -24,8 +24,8 @@ from ..adapters.before_merge import KEPT
 from ..engine.classes import class_name, is_a, namespace
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
-from .hooks import HOOK_ATTRIBUTES, Resting
 from .modules import named_modules
+from .offloaded import HOOK_ATTRIBUTES, Resting
 
 __all__ = [
     "BEFORE_MERGE",

@@ -30,7 +30,6 @@ from .api import (
     allocated,
     are_on,
     assert_waited,
-    bring_the_libraries_back,
     device_count,
     devices,
     hazards,
@@ -41,6 +40,7 @@ from .api import (
     reset,
     traffic,
     unavailable_reason,
+    unfreeze_libraries,
 )
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "allocated",
     "are_on",
     "assert_waited",
-    "bring_the_libraries_back",
     "device_count",
     "devices",
     "hazards",
@@ -61,4 +60,5 @@ __all__ = [
     "reset",
     "traffic",
     "unavailable_reason",
+    "unfreeze_libraries",
 ]

@@ -71,8 +71,8 @@ def devices(late: bool | None = None) -> Iterator[None]:
 
     _import_what_looks_for_gpus()
     with contextlib.ExitStack() as stack:
-        _set_the_libraries_aside()
-        stack.callback(_collect_what_is_left)
+        _freeze_libraries()
+        stack.callback(_collect_if_unfrozen)
         undo = stack.enter_context(Undo())
         undo.set(sys.modules[__name__], "_on", True)
         bindings.install(undo)
@@ -120,7 +120,7 @@ _a_program_froze = False
 _freeze, _unfreeze = gc.freeze, gc.unfreeze
 
 
-def bring_the_libraries_back() -> None:
+def unfreeze_libraries() -> None:
     """Until the next ``devices()`` the garbage collector sees the libraries' objects too, as in a program."""
     global _modules_aside
     _unfreeze()
@@ -144,10 +144,10 @@ def _unfreeze_for_a_program() -> None:
     global _a_program_froze
     if _a_program_froze:
         _a_program_froze = False
-        bring_the_libraries_back()
+        unfreeze_libraries()
 
 
-def _set_the_libraries_aside() -> None:
+def _freeze_libraries() -> None:
     """The libraries' half a million objects need not be looked at whenever we collect: that took most of a test.
 
     `gc.get_freeze_count` is no way to ask whether they are: it counts them one by one.
@@ -160,7 +160,7 @@ def _set_the_libraries_aside() -> None:
         _modules_aside = len(sys.modules)
 
 
-def _collect_what_is_left() -> None:
+def _collect_if_unfrozen() -> None:
     """Where the libraries were brought back, the next ``devices()`` collects, before it sets them aside again."""
     if _modules_aside:
         gc.collect()

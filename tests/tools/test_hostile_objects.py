@@ -174,7 +174,7 @@ def hostile():
     from tests import rig
 
     KEPT.extend(_hostile())
-    rig.bring_the_libraries_back()
+    rig.unfreeze_libraries()
     yield KEPT
     KEPT.clear()
 

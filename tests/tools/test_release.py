@@ -58,7 +58,7 @@ def test_a_tensor_that_somebody_else_has_is_theirs(gpu):
     loss = (model[0].weight ** 2).sum()
     before = {name: tensor.clone() for name, tensor in backup.items()}
     KEPT.append(model[0].weight.view(-1))
-    rig.bring_the_libraries_back()  # the list is older than the model
+    rig.unfreeze_libraries()  # the list is older than the model
     try:
         report = qf.release(model)
         assert not report.ok and not report.freed
@@ -233,7 +233,7 @@ def test_what_the_program_froze_is_kept(gpu, before):
         assert qf.release(second, force=True).kept == ()
     finally:
         gc.unfreeze()
-        rig.bring_the_libraries_back()
+        rig.unfreeze_libraries()
 
 
 def test_force_releases_what_is_shared(gpu, before):
@@ -327,7 +327,7 @@ def test_what_the_traceback_of_an_error_keeps_is_named(gpu, before):
     """Before: `frame.clear()`, which closed generators of the program and emptied frames of its methods."""
     pipeline = models.flux_pipeline().to(gpu.devices[0])
     KEPT.append(_failed_call(pipeline))
-    rig.bring_the_libraries_back()  # the list is older than the pipeline
+    rig.unfreeze_libraries()  # the list is older than the pipeline
     try:
         report = qf.release(pipeline)
         assert report.ok, report

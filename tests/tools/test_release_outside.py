@@ -287,7 +287,7 @@ GALLERY = _Gallery(None)
 def test_a_holder_is_followed_up_to_its_owner(levels):
     model = _model()
     GALLERY.images = _deep(model[0].weight.detach(), levels)
-    rig.bring_the_libraries_back()  # the gallery and this module are older than the model
+    rig.unfreeze_libraries()  # the gallery and this module are older than the model
     try:
         report = qf.release(model, search=60)
         (survivor,) = report.survivors

@@ -23,7 +23,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.containers import bring_containers, bring_passed, leave_readable
+from ...offloading.containers import hook_containers, hook_passed_layers, keep_readable
 
 FIX = Fix(
     __doc__,
@@ -67,9 +67,9 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     def make(original):
         def attach_align_device_hook(module, *args, **kwargs):
             attached = original(module, *args, **kwargs)  # calls this function for all children
-            bring_containers(module)
-            bring_passed(module)
-            leave_readable(module)
+            hook_containers(module)
+            hook_passed_layers(module)
+            keep_readable(module)
             return attached
 
         return attach_align_device_hook

@@ -44,11 +44,11 @@ def broken(hooks: ModuleType) -> bool:
     if written_in(method, __name__):
         return False
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, device="meta"), torch.nn.Linear(1, 1))
-    brought: list[Any] = []
-    vars(model)["to"] = brought.append
+    moves: list[Any] = []
+    vars(model)["to"] = moves.append
     # Without its decorator, which imports torch's compiler.
     function_of(method)(cls(execution_device=torch.device("meta")), model)
-    return not brought
+    return not moves
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:

@@ -23,7 +23,7 @@ import os
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.disk import is_mapped, leave_file, map_to_disk
+from ...offloading.disk import delete_own_file, is_mapped, map_to_disk
 from ...offloading.groups import offload, onload
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
@@ -101,7 +101,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
     def make_deinitialize(original):
         def deinitalize_hook(self, module):
-            leave_file(self.group)
+            delete_own_file(self.group)
             return original(self, module)
 
         return deinitalize_hook

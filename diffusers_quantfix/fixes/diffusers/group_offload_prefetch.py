@@ -21,7 +21,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.inventory import brought, has_inventory
+from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.transfers import (
     compute_stream,
@@ -31,7 +31,7 @@ from ...offloading.transfers import (
     is_in_use,
     is_prefetch,
     note_use,
-    take_up,
+    use_prefetched,
 )
 from ...offloading.uncompiled import uncompiled, within
 from ...weights.wrappers import is_wrapper
@@ -85,7 +85,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             elif is_prefetch(self) and (tensors := exchangeable(self)):
                 prefetch(self, tensors, original)
             else:
-                leave_memory(self, exchangeable(self))
+                keep_for_interrupted_pass(self, exchangeable(self))
                 original(self)
                 note_use(self, True)
                 end_transfer(self)
@@ -146,7 +146,7 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
             tensor.data = data
 
     def use() -> None:
-        leave_memory(group, tensors)
+        keep_for_interrupted_pass(group, tensors)
         note_use(group, True)
         for tensor, data in zip(tensors, copies, strict=True):
             tensor.data = data
@@ -154,7 +154,7 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
     end_transfer(group, use)
 
 
-def leave_memory(group: Any, tensors: list[Any]) -> None:
+def keep_for_interrupted_pass(group: Any, tensors: list[Any]) -> None:
     """Before ``group``, left on its device by an exception, is onloaded again: the interrupted pass may still read
     it."""
     if is_in_use(group):
@@ -165,7 +165,7 @@ def leave_memory(group: Any, tensors: list[Any]) -> None:
 
 
 def _before(group: Any, following: Any) -> None:
-    take_up(group)
+    use_prefetched(group)
     if following is not None and following is not group and following.stream is not None:
         expect_prefetch(following)
 
@@ -173,7 +173,7 @@ def _before(group: Any, following: Any) -> None:
 def _after(group: Any) -> None:
     if sys.modules["torch"].is_grad_enabled() and group.stream is not None and not group.record_stream:
         computing = compute_stream(group)
-        for tensor in brought(group) or [tensor.data for tensor in exchangeable(group)]:
+        for tensor in onloaded_tensors(group) or [tensor.data for tensor in exchangeable(group)]:
             tensor.record_stream(computing)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.live import moved_groups as in_use  # noqa: F401
-from ...offloading.transfers import is_waited_for, send_back
+from ...offloading.transfers import is_waited_for, offload_unused
 from ...offloading.uncompiled import uncompiled
 
 TYPE_CHECKING = False
@@ -131,7 +131,7 @@ def _before(group: Any, stream: Any) -> None:
     if fetched is group:
         return
     if fetched is not None:
-        send_back(fetched)
+        offload_unused(fetched)
     if not group.onload_self:
         group.onload_()
         if not is_waited_for(group):
@@ -153,7 +153,7 @@ def _after(stream: Any) -> None:
         held[_RUNS] = False
     fetched = held.pop(_FETCHED, None)
     if fetched is not None:
-        send_back(fetched)
+        offload_unused(fetched)
 
 
 class _Stream:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-from ...loading.shards import brought_together, look_ahead
+from ...loading.shards import look_ahead, rejoined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
         def load_model_dict_into_meta(model, state_dict, *args, **kwargs):
             apart = getattr(kwargs.get("hf_quantizer"), _APART, None)
             if apart:
-                state_dict = brought_together(state_dict, apart)
+                state_dict = rejoined(state_dict, apart)
             return original(model, state_dict, *args, **kwargs)
 
         return load_model_dict_into_meta

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ...adapters.merging_bnb import leave_their_bits, round_again
+from ...adapters.merging_bnb import patch_layers, round_again
 from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 
@@ -66,4 +66,4 @@ def broken(bnb: ModuleType) -> bool:
 
 
 def patch(bnb: ModuleType, draft: Draft) -> None:
-    leave_their_bits(bnb, draft)
+    patch_layers(bnb, draft)

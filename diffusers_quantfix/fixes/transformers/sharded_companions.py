@@ -20,7 +20,7 @@ import inspect
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
-from ...loading.shards import Apart, brought_together, look_ahead
+from ...loading.shards import Apart, look_ahead, rejoined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
             # On meta only its keys and shapes are read.
             if not isinstance(checkpoint_file, _Path) or kwargs.get("map_location") == "meta":
                 return state_dict
-            return brought_together(state_dict, checkpoint_file.apart)
+            return rejoined(state_dict, checkpoint_file.apart)
 
         return load_state_dict
 

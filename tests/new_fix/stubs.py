@@ -1,43 +1,25 @@
-"""Starts a new fix: ``python -m tests.new_fix ID --target MODULE``; takes one out again: ``--remove ID``.
-
-Writes the fix, its test, its case of `verify` and its line of the changelog as stubs, and the generated index.
-What is given on the command line is written wherever it belongs, so nothing has to be typed twice.  Every place that is
-left is marked FILL IN; until the last one is gone the tests fail and name it.
-
-``--remove`` deletes the fix, its test and its cases, its lines in the changelog, in errors.txt, in the results and in
-the generated files, and prints every other place that names it.
-"""
+"""Writes the stubs of a new fix, its line in the changelog and its line in the index."""
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import re
-import subprocess
-import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from diffusers_quantfix import __version__
 from diffusers_quantfix.engine.fix import Fix, Target
-from diffusers_quantfix.fixes import FIXES, NAMES, OPTIONS, TESTED
+from diffusers_quantfix.fixes import NAMES, OPTIONS, TESTED
 from diffusers_quantfix.fixes.targets import TARGETS
 from tests import index
 
-ROOT = Path(__file__).resolve().parents[1]
-MARK = "FILL IN"
-INDEX_FILE, CHANGELOG = "diffusers_quantfix/fixes/index.py", "CHANGELOG.md"
-ERRORS, RESULTS = "tests/tools/errors.txt", "tests/upstream/results.json"
-PAGES = ("diffusers_quantfix/FIXES.md", "diffusers_quantfix/COMPATIBILITY.md")
+from .files import CHANGELOG, INDEX_FILE, MARK, ROOT
+
 # first word of an id -> (folder of its fixes, module that its targets lie in, distribution)
 LIBRARIES = {
     "accelerate": ("accelerate", "accelerate", "accelerate"),
@@ -84,24 +66,6 @@ class Draft:
     @property
     def case(self) -> str:
         return f"diffusers_quantfix/verify/cases/{self.id.replace('-', '_')}.py"
-
-
-def files_of(fix_id: str) -> list[str]:
-    """The files of a fix that a person writes, but for the changelog."""
-    name = fix_id.replace("-", "_")
-    file = f"diffusers_quantfix/fixes/{TARGETS[fix_id].file.replace('.', '/')}.py"
-    return [file, f"tests/fixes/test_{name}.py", f"diffusers_quantfix/verify/cases/{name}.py"]
-
-
-def to_fill_in(names: list[str], root: Path = ROOT) -> list[str]:
-    """The places that are still stubs, as ``FILE:LINE: what is missing``."""
-    places = []
-    for name in names:
-        path = root / name
-        for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
-            if MARK in line:
-                places.append(f"{name}:{number}: {line.strip()}")
-    return places
 
 
 def fix_stub(new: Draft) -> str:
@@ -255,74 +219,6 @@ def start(new: Draft, root: Path = ROOT) -> list[str]:
     return list(stubs)
 
 
-def remove(fix_id: str, root: Path = ROOT) -> tuple[list[str], list[str]]:
-    """Take a fix out.
-
-    Returns:
-        The files that were changed or deleted, and the places that still name the fix, as ``FILE:LINE: text``.
-
-    Raises:
-        ValueError: there is no such fix, or it is one target of a fix; nothing is changed then.
-    """
-    if fix_id not in FIXES:
-        of = f"; it is a target of {TARGETS[fix_id].fix}: delete it in its file" if fix_id in TARGETS else ""
-        raise ValueError(f"there is no fix {fix_id}{of}")
-    names = FIXES[fix_id]
-    changed = []
-    for name in dict.fromkeys(file for one in names for file in files_of(one)):
-        marks = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', _read(root / name))) & set(TARGETS)
-        if (root / name).exists() and not (name.startswith("tests/") and marks - set(names)):
-            (root / name).unlink()
-            changed.append(name)
-    for name, without in ((CHANGELOG, _without_lines), (ERRORS, _without_block), (RESULTS, _without_row)):
-        text = before = _read(root / name)
-        for one in dict.fromkeys((fix_id, *names)):
-            text = without(text, one)
-        if text != before:
-            (root / name).write_text(text, encoding="utf-8")
-            changed.append(name)
-    for module in ("tests.index", "tests.upstream.tables"):
-        subprocess.run([sys.executable, "-m", module, "--write"], cwd=root, check=True)
-    return [*changed, INDEX_FILE, *PAGES], _named(names, root)
-
-
-def _read(path: Path) -> str:
-    return path.read_text("utf-8") if path.exists() else ""
-
-
-def _without_lines(text: str, name: str) -> str:
-    """The changelog without the entry that begins with this name."""
-    return re.sub(rf"(?m)^- `{name}`:.*\n(?:  .*\n)*", "", text)
-
-
-def _without_block(text: str, name: str) -> str:
-    return re.sub(rf"(?ms)^=== {name} \(.*?(?=^=== |\Z)", "", text)
-
-
-def _without_row(text: str, name: str) -> str:
-    rows = json.loads(text)
-    if name not in rows:
-        return text
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(f'"{name}": ')]
-    return re.sub(r",(\n\}\n)\Z", r"\1", "".join(lines))
-
-
-def _named(names: Iterable[str], root: Path) -> list[str]:
-    """The lines of the project that name one of these targets, or its files."""
-    words = re.compile(
-        "|".join(rf"(?<![\w-])({name}|test_{name.replace('-', '_')})(?![\w-])" for name in names)
-    )
-    places = []
-    for part in ("diffusers_quantfix", "tests", "CHANGELOG.md", "README.md"):
-        paths = sorted((root / part).rglob("*")) if (root / part).is_dir() else [root / part]
-        for path in paths:
-            if path.suffix in (".py", ".md", ".txt", ".json", ".toml") and path.is_file():
-                for number, line in enumerate(_read(path).splitlines(), 1):
-                    if words.search(line):
-                        places.append(f"{path.relative_to(root).as_posix()}:{number}: {line.strip()[:100]}")
-    return places
-
-
 def _quoted(thing: object) -> str:
     """A literal in the quotes of this project."""
     if isinstance(thing, dict):
@@ -336,71 +232,3 @@ def _in_words(link: str) -> str:
     found = re.search(r"([\w.-]+)/(issues|pull|discussions)/(\d+)", link)
     kinds = {"issues": "issue", "pull": "PR", "discussions": "discussion"}
     return f"{found[1]} {kinds[found[2]]} {found[3]}" if found else link
-
-
-def _claims(words: list[str], distribution: str) -> dict[str, str]:
-    if words:
-        return {(one := Requirement(word)).name: _in_order(str(one.specifier)) for word in words}
-    try:
-        return {distribution: f"<={metadata.version(distribution)}"}
-    except metadata.PackageNotFoundError:
-        raise ValueError(
-            f"{distribution} is not installed: name the affected releases with --claims"
-        ) from None
-
-
-def _in_order(specifier: str) -> str:
-    """The lower bound first."""
-    return ",".join(sorted(specifier.split(","), key=lambda part: "<" in part)) if specifier else ""
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Start a fix; 2 when what is asked for is not possible."""
-    parser = argparse.ArgumentParser(prog="python -m tests.new_fix", description="Starts a new fix.")
-    parser.add_argument("id", help="library and words: diffusers-group-offload-bnb")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--target", metavar="MODULE", help="start a fix: the module whose import triggers it")
-    what.add_argument("--remove", action="store_true", help="take the fix out everywhere")
-    parser.add_argument("--title", default=f"{MARK}: the defect in one line", help="the defect in one line")
-    parser.add_argument(
-        "--symptom", default=f"{MARK}: the error text", help="the error text, as one would search it"
-    )
-    parser.add_argument(
-        "--claims", nargs="+", default=[], metavar="RANGE",
-        help="the affected releases, as in 'diffusers>=0.31.0,<=0.42.1'; the last is the newest on which the defect "
-        "was seen (default: up to what is installed)",
-    )  # fmt: skip
-    parser.add_argument("--upstream", nargs="+", default=[], metavar="URL", help="issues and pull requests")
-    asked = parser.parse_args(arguments)
-    if asked.remove:
-        return _remove(asked.id)
-    try:
-        distribution = LIBRARIES.get(asked.id.partition("-")[0], ("", "", ""))[2]
-        claims = _claims(asked.claims, distribution) if distribution else {}
-        new = Draft(
-            asked.id, asked.target, asked.title.rstrip("."), asked.symptom, claims, tuple(asked.upstream)
-        )
-        names = start(new)
-    except (ValueError, InvalidRequirement) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("written:", *names, sep="\n  ")
-    print("to fill in:", *to_fill_in([name for name in names if name != INDEX_FILE]), sep="\n  ")
-    print("the steps: the docstring of diffusers_quantfix/fixes/__init__.py")
-    return 0
-
-
-def _remove(fix_id: str) -> int:
-    try:
-        changed, left = remove(fix_id)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("changed or deleted:", *changed, sep="\n  ")
-    if left:
-        print("still named, for you to decide:", *left, sep="\n  ")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

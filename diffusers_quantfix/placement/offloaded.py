@@ -1,4 +1,4 @@
-"""What offload hooks of accelerate and diffusers keep, and for which modules: an offloaded weight is not misplaced.
+"""How a component is offloaded, and which tensors its hooks keep for offloaded weights: those are not misplaced.
 
 Upstream: accelerate/hooks.py (``AlignDevicesHook``, ``CpuOffload``), accelerate/utils/offload.py (``PrefixedDataset``,
 ``OffloadedWeightsLoader``), diffusers/hooks/group_offloading.py (``ModuleGroup``).
@@ -9,22 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..offloading.hooks import accelerate_hooks, align_hooks
+from ..offloading.hooks import accelerate_hooks, align_hooks, is_group_offloaded, is_spread
 from .modules import modules_of
 
 __all__ = [
     "HOOK_ATTRIBUTES",
     "Resting",
-    "group_offload_devices",
-    "held_on_meta",
     "offload_kind",
+    "onloaded_by_hooks",
 ]
 
 HOOK_ATTRIBUTES = frozenset({"_hf_hook", "_diffusers_hook", "_group_offload_hooks"})
 _GROUP_HOOK = "group_offloading"
 
 
-def held_on_meta(root: Any) -> set[int]:
+def onloaded_by_hooks(root: Any) -> set[int]:
     """The ``id`` of every submodule of ``root`` whose weights an offloading hook onloads for its forward pass."""
     held: set[int] = set()
     for module in modules_of(root):
@@ -35,28 +34,15 @@ def held_on_meta(root: Any) -> set[int]:
     return held
 
 
-def group_offload_devices(root: Any) -> set[Any]:
-    """The onload and offload devices of diffusers' group offloading in ``root``; empty without group offload."""
-    devices: set[Any] = set()
-    for module in modules_of(root):
-        group = _group(module)
-        if group is not None:
-            devices.update((group.onload_device, group.offload_device))
-    return devices
-
-
 def offload_kind(root: Any) -> str:
     """How ``root`` is offloaded: "sequential", "model", "group", "device map", or "" if it is not."""
-    if held_on_meta(root):
+    if onloaded_by_hooks(root):
         return "sequential"
-    if group_offload_devices(root):
+    if is_group_offloaded(root):
         return "group"
     if any(type(hook).__name__ in ("CpuOffload", "CustomOffloadHook") for hook in accelerate_hooks(root)):
         return "model"
-    device_map = getattr(root, "hf_device_map", None)
-    if isinstance(device_map, dict) and len({str(device) for device in device_map.values()}) > 1:
-        return "device map"
-    return ""
+    return "device map" if is_spread(root) else ""
 
 
 class Resting:
