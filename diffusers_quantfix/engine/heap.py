@@ -28,14 +28,20 @@ def objects_of(get: Callable[..., list[Any]], *values: Any, but: frozenset[int] 
         but: the ``id`` of each type to leave out.
     """
     objects: list[Any] = []
+    others: list[Any] = []
     # These iterators read the list only after it is filled.  None of them calls `id`: an audit hook would see that, and
     # while its code runs, other threads may.
     are_others = map(operator.is_not, map(type, objects), repeat(tuple))
-    others = list(
-        chain(
-            filter(None, map(objects.extend, starmap(get, (values,)))),
-            compress(objects, are_others),
-            filter(None, starmap(objects.clear, ((),))),
+    try:
+        others.extend(
+            chain(
+                filter(None, map(objects.extend, starmap(get, (values,)))),
+                compress(objects, are_others),
+                filter(None, starmap(objects.clear, ((),))),
+            )
         )
-    )
-    return list(compress(others, map(operator.not_, map(but.__contains__, map(id, map(type, others))))))
+        return list(compress(others, map(operator.not_, map(but.__contains__, map(id, map(type, others))))))
+    finally:
+        # It is one of the objects itself, and would keep all others until the next garbage collection.
+        others.clear()
+        objects.clear()

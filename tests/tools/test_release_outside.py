@@ -159,6 +159,31 @@ def test_what_was_left_goes_with_its_last_reader(name):
     assert memory.expired()
 
 
+@pytest.mark.parametrize("tool", ["release", "releasing", "audit", "track", "keep_host_copies"])
+def test_no_object_is_kept_until_the_next_garbage_collection(tool):
+    """Before: every object of the process, since the list of all objects was in itself."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    model, other = _model(), _model()
+    memory = [StorageWeakRef(parameter.untyped_storage()) for parameter in other.parameters()]
+    reader = model[0].weight  # `release` searches for the holders of a survivor
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        result = getattr(qf, tool)(model)
+        if tool in ("releasing", "track"):
+            with result:
+                assert result is not None
+        del other
+        assert all(one.expired() for one in memory)
+        memory = StorageWeakRef(reader.untyped_storage())
+        del reader, model
+        assert memory.expired()
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def test_names_of_python_keep_what_they_name():
     """Before: all of these were emptied in place."""
     import torch
