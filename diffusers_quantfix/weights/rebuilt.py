@@ -11,8 +11,11 @@ import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from ..engine.classes import namespace
+
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from types import FrameType
 
 __all__ = ["of_the_user", "rebuilt", "with_others"]
 
@@ -32,18 +35,30 @@ def rebuilt(parameter: Any, data: Any, state: Any, before: dict[str, Any] | None
         # `as_subclass` would create another object, without these attributes.
         empty = _Reduced((torch.Tensor._make_subclass, (cls, data, parameter.requires_grad)))
         return torch._tensor._rebuild_from_type_v2, (torch._utils._set_obj_state, cls, (empty, before), state)
+    if isinstance(state, dict):
+        state = dict(
+            state
+        )  # a pickle contains each dict once: the weight in its own state would get half of it
+    refers_back = _refers_to(state, parameter) and not _is_shallow_copy(sys._getframe(1).f_back)
+    if refers_back and cls.__setstate__ is not torch.Tensor.__setstate__:
+        return torch.Tensor._make_subclass, (cls, data, parameter.requires_grad), state
     # `as_subclass` would be an operation in the autograd graph.
     create, arguments = (
         (torch.Tensor._make_subclass, (cls, data, True))
         if parameter.requires_grad
         else (torch._utils._rebuild_parameter, (data, False, OrderedDict()))
     )
+    if refers_back:
+        return _later((torch._tensor._rebuild_from_type_v2, (create, cls, arguments, {})), state)
     return torch._tensor._rebuild_from_type_v2, (create, cls, arguments, state)
 
 
-def with_others(reduced: tuple[Any, ...], others: dict[str, Any]) -> tuple[Any, ...]:
+def with_others(parameter: Any, reduced: tuple[Any, ...], others: dict[str, Any]) -> tuple[Any, ...]:
     """``reduced``, and then the attributes ``others``, which the class's ``__setstate__`` does not restore."""
-    return sys.modules["torch"]._utils._set_obj_state, (_Reduced(reduced), others)
+    set_state = sys.modules["torch"]._utils._set_obj_state
+    if _refers_to(others, parameter):
+        return _later((set_state, (_Reduced(reduced), {})), others)
+    return set_state, (_Reduced(reduced), others)
 
 
 def of_the_user(parameter: Any, state: Any, known: Collection[str]) -> dict[str, Any]:
@@ -62,6 +77,41 @@ def of_the_user(parameter: Any, state: Any, known: Collection[str]) -> dict[str,
         for name, value in state.items()
         if name not in known and name in own and own[name] is value
     }
+
+
+def _later(reduced: tuple[Any, Any], state: Any) -> tuple[Any, ...]:
+    """``reduced``, and ``state`` after the object is known to the pickle, so that the state may contain the object.
+
+    Only where it does: ``weights_only=True`` cannot load this, and `copy.copy` does not understand it.
+    """
+    return *reduced, state, None, None, sys.modules["torch"]._utils._set_obj_state
+
+
+def _refers_to(state: Any, parameter: Any) -> bool:
+    """Whether ``state`` contains ``parameter``, also inside containers and the attributes of other tensors.
+
+    Other objects are not searched: a pickle creates them before their attributes.
+    """
+    tensor: type = sys.modules["torch"].Tensor
+    pending, seen = [state], {id(state)}
+    while pending:
+        value = pending.pop()
+        if value is parameter:
+            return True
+        if isinstance(value, dict):
+            inside = list(dict.values(value))
+        elif type(value) in (list, tuple, set, frozenset):
+            inside = list(value)
+        else:
+            inside = list((namespace(value) or {}).values()) if isinstance(value, tensor) else []
+        pending += [item for item in inside if id(item) not in seen]
+        seen.update(map(id, inside))
+    return False
+
+
+def _is_shallow_copy(caller: FrameType | None) -> bool:
+    copy = sys.modules.get("copy")
+    return copy is not None and caller is not None and caller.f_code is copy.copy.__code__
 
 
 class _Reduced:

@@ -268,6 +268,47 @@ def test_weights_only_of_a_weight_with_attributes(bits):
         assert by_torch(weight, weights_only=True).tag == "a tag"
 
 
+REFERENCES = {
+    "itself": lambda weight: weight,
+    "a list": lambda weight: [weight],
+    "a tuple": lambda weight: ("a tag", weight),
+    "a set": lambda weight: {weight},
+}
+
+
+@ways
+@bits
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_weight_that_refers_to_itself(bits, way, name):
+    """Before: RecursionError; without the package an 8-bit weight is saved, and loses all its attributes."""
+    import torch
+    from bitsandbytes import nn
+
+    for cls in (getattr(nn, CLASSES[bits]), _subclasses(bits)["Named"]):
+        label = {} if cls.__name__ in CLASSES.values() else {"label": "first"}
+        weight = cls(_data(bits), **label, requires_grad=False)
+        weight.tag, weight.me = "a tag", REFERENCES[name](weight)
+        twin = way(weight)
+        assert (type(twin), twin.tag) == (cls, "a tag")
+        assert torch.equal(twin.data, _data(bits))
+        inside = twin.me if twin.me is twin else list(twin.me)[-1]
+        assert inside is twin
+        assert vars(twin).keys() == vars(weight).keys()
+        if bits == 8:  # the other has its own `__copy__`
+            assert copy.copy(weight).me is weight.me
+
+
+@ways
+@bits
+def test_two_weights_that_refer_to_each_other(bits, way):
+    from bitsandbytes import nn
+
+    one, other = (getattr(nn, CLASSES[bits])(_data(bits), requires_grad=False) for _ in range(2))
+    one.peer, other.peer = other, one
+    first, second = way([one, other])
+    assert first.peer is second and second.peer is first
+
+
 class Written:
     """Is pickled as an earlier version of this package pickled a weight."""
 

@@ -124,6 +124,21 @@ def test_attributes_and_subclasses(folder, way):
         assert torch.equal(twin.as_tensor(), one.as_tensor())
 
 
+@pytest.mark.parametrize("way", [by_pickle, by_torch, copy.copy])
+@pytest.mark.parametrize("within", [lambda weight: weight, lambda weight: [weight]], ids=["itself", "a list"])
+def test_a_weight_that_refers_to_itself(folder, way, within):
+    """Before: it was read without its attributes and its type, and nothing was said."""
+    import torch
+
+    weight = gguf_models.weights_of(gguf_models.transformer(folder))[0]
+    weight.me = within(weight)
+    twin = way(weight)
+    inside = twin.me[0] if isinstance(twin.me, list) else twin.me
+    assert inside is (weight if way is copy.copy else twin)
+    assert twin.quant_type == weight.quant_type
+    assert torch.equal(twin.as_tensor(), weight.as_tensor())
+
+
 def answer(weight, queue):
     """In the spawned process."""
     queue.put((type(weight).__name__, weight.quant_type.name, weight.as_tensor().sum().item()))

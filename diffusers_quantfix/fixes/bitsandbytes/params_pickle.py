@@ -81,12 +81,13 @@ def patch(modules: ModuleType, draft: Draft) -> None:
                 # It may call that of Params4bit, which drops everything it does not know.
                 return rebuilt(self, self.data, state, of_the_user(self, state, known))
             state = {"data": self.data, "requires_grad": self.requires_grad, **state}
-            others = {name: value for name, value in state.items() if name not in known}
-            # The class's ``__setstate__`` requires these, and drops all others.
+            # The class's ``__setstate__`` drops these.
+            others = {name: state.pop(name) for name in list(state) if name not in known}
+            # It requires these.
             state.update((name, None) for name in restored if name not in state)
             # The parameter is created first and filled later, since its layer refers back to it.
             reduced = (cls, (), state) if cls is class_4bit else rebuilt(self, state["data"], state)
-            return with_others(reduced, others) if others else reduced
+            return with_others(self, reduced, others) if others else reduced
 
         return __reduce_ex__
 
