@@ -1,13 +1,29 @@
-"""Whether the guards in ``DiffusionPipeline.to`` accept a component; for the probes of their fixes.
+"""The guards in ``DiffusionPipeline.to``: which calls they are for, and whether they accept a component.
 
 Upstream: diffusers/pipelines/pipeline_utils.py (``DiffusionPipeline.to``).
 """
 
 from __future__ import annotations
 
+from .eight_bit import asked_device
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+_GUARDED = ("cuda", "xpu")  # as upstream
+
+
+def guarded_device(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The device to which ``pipe.to(*args, **kwargs)`` moves, if upstream guards it; else None.
+
+    None for a pipeline with a device map too: upstream raises its own error.
+    """
+    device = asked_device(args, kwargs)
+    if device is None or device.type not in _GUARDED or getattr(pipe, "hf_device_map", None) is not None:
+        return None
+    return device
 
 
 def gets_past_the_guard(pipeline_class: Any, component: Any) -> bool:

@@ -81,3 +81,28 @@ def assert_goes_on(run, check, parts=(0.3, 0.8), inference_mode=True) -> None:
     for inference in (True, False) if inference_mode else (False,):
         with torch.inference_mode(inference):
             check(run())
+
+
+def assert_stays_exact(gpu, device, run, expected, before: int, equal=None) -> None:
+    """Two runs, interrupted ones and those after them give ``expected``, and leave nothing on ``device``.
+
+    Args:
+        gpu: the fixture.
+        device: the device of an offloaded model.
+        run: gives its output on the CPU.
+        expected: that output.
+        before: the bytes that were allocated on ``device`` without the model.
+        equal: compares two outputs; by default they have the same bits.
+    """
+    import torch
+
+    def check(output):
+        if equal is not None:
+            equal(output, expected)
+        else:
+            assert torch.equal(output, expected), f"off by {(output - expected).abs().max()}"
+        assert gpu.allocated(device) == before, "weights stayed on the device"
+
+    for _ in range(2):
+        check(run())
+    assert_goes_on(run, check)

@@ -110,3 +110,26 @@ def conversion_mode(name: str):
 def skip_without_cpu_kernels() -> None:
     if sentence := unmet("bitsandbytes>=0.46"):
         pytest.skip(f"8-bit layers run on the CPU from 0.46 on; {sentence}")
+
+
+# What upstream raises when it shards 8-bit weights; the last line is of torch 2.6, which shards on a GPU only.
+SHARD_SHOWS = (
+    "'Parameter' object has no attribute 'CB'"
+    "|only Tensors of floating point dtype can require gradients"
+    "|'Stream' object has no attribute 'record_event'"
+)
+
+
+@contextlib.contextmanager
+def sharded_by(fully_shard):
+    """A block in which ``fully_shard`` of a model works, over a group of this process alone."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    skip_without_cpu_kernels()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    try:
+        yield lambda model, **options: fully_shard(model, mesh=mesh, **options)
+    finally:
+        dist.destroy_process_group()

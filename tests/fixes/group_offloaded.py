@@ -66,6 +66,20 @@ def net(linear, blocks: int = 2):
     return Net().eval()
 
 
+def skippable(model):
+    """A model of `net` that leaves out the blocks whose numbers are in ``model.skipped``."""
+    model.skipped = ()
+
+    def forward(x):
+        x = model.first(x) * model.scale
+        for i, block in enumerate(model.blocks):
+            x = x if i in model.skipped else x + block(x)
+        return x
+
+    model.forward = forward
+    return model
+
+
 def offload(model, device, mode):
     """``apply_group_offloading`` to ``device``; skips where this diffusers has no such option."""
     import torch
@@ -202,6 +216,33 @@ def assert_exchanged_is_moved(gpu, device, build, run, mode, exchange) -> None:
     for _ in range(2):
         assert torch.equal(run(model), second)
         assert_left(gpu, device, before)
+
+
+def assert_can_be_moved(pair, model, run, mode, places) -> None:
+    """Once its hooks are removed, an offloaded model can be moved to each device of ``pair``, and computes the same.
+
+    Args:
+        pair: two devices; the model is on the first one.
+        model: the model.
+        run: gives its output on a device, on the CPU.
+        mode: options of ``apply_group_offloading``.
+        places: the devices of a model's tensors, as strings.
+    """
+    import torch
+
+    first, second = pair
+    expected = run(model, first)
+    parameters = list(model.parameters())
+    offload(model, first, mode)
+    run(model, first)
+    stop(model)
+    assert places(model) == {"cpu"}
+    for device in (second, first):
+        model.to(device)
+        assert places(model) == {str(device)}
+        assert torch.equal(run(model, device), expected)
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters)
 
 
 def assert_left(gpu, device, before: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 
 from tests.fixes.callers import spelled
@@ -52,6 +54,20 @@ def keep_compiler(monkeypatch) -> None:
     """After the test ``CXX`` is what it was: peft leaves its own there when it cannot compile its kernel for BOFT."""
     for variable, name in (("CC", "gcc"), ("CXX", "g++")):
         monkeypatch.setenv(variable, os.environ.get(variable, name))
+
+
+@contextlib.contextmanager
+def without_memory(monkeypatch, tmp_path, caplog):
+    """A block that runs where the host has no memory left for what is kept of merged weights; it is said once."""
+    from diffusers_quantfix.adapters import before_merge
+    from diffusers_quantfix.weights import host_memory
+
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 11 kB\n")
+    monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(before_merge, "_told", set())
+    with caplog.at_level(logging.WARNING, "diffusers_quantfix"):
+        yield
+    assert caplog.text.count("not enough host memory to keep the packed weights") == 1
 
 
 def kept(model) -> list:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 
+import pytest
+
+from tests.fixes import group_offloaded
 from tests.fixes.callers import spelled
 from tests.rig import models
 
@@ -25,6 +28,15 @@ def offload(*components, device="cpu"):
 
     for component in components:
         cpu_offload(component, spelled(device))
+
+
+def offload_model(model, device, way: str) -> None:
+    """Offload one model "sequential"ly, or in groups of one leaf."""
+    if way == "sequential":
+        offload(model, device=device)
+    else:
+        pytest.importorskip("diffusers.hooks.group_offloading", reason="came with diffusers 0.33.0")
+        group_offloaded.offload(model, device, group_offloaded.LEAF)
 
 
 def offload_sequentially(pipeline, device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit, four_bit
+from tests.fixes.callers import assert_stays_exact, spelled
 from tests.gate import unmet
 
 FEATURES = four_bit.FEATURES
@@ -67,3 +68,51 @@ def compute_alike(plain, layer) -> None:
         plain.bias.copy_(layer(torch.zeros(1, FEATURES, device=device, dtype=dtype))[0])
         rows = layer(torch.eye(FEATURES, device=device, dtype=dtype))
         plain.weight.copy_((rows.float() - plain.bias).t())
+
+
+def assert_computes_alike(linear, quantized, plain, given) -> None:
+    """A module with a quantized layer gives, up to rounding, the output of ``plain``, and the same one again.
+
+    Args:
+        linear: made the layer; an 8-bit one computes in float16.
+        quantized: the module.
+        plain: the same with the weights that the layer computes with (`compute_alike`).
+        given: the inputs, in float32.
+    """
+    import torch
+
+    with torch.no_grad():
+        expected = plain(*given)
+        if linear is eight_bit_linear:
+            quantized = quantized.half()
+            given = [one.half() if one.is_floating_point() else one for one in given]
+        out = quantized(*given)
+        assert out.shape == expected.shape
+        torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
+        assert torch.equal(quantized(*given), out)
+
+
+def assert_near(out, expected, bits: int) -> None:
+    """The output of a model that was quantized to 4 or 8 bits, beside that of the plain one."""
+    error = ((out - expected).norm() / expected.norm()).item()
+    assert error < {4: 0.3, 8: 0.05}[bits], f"the output differs by {error:.0%}"
+
+
+def assert_exact_under_sequential_offload(gpu, build, run) -> None:
+    """A module gives the same offloaded as on its device, also after an interruption, and leaves nothing there.
+
+    Args:
+        gpu: the fixture.
+        build: makes the module on a device.
+        run: gives its output on the CPU.
+    """
+    import torch
+    from accelerate import cpu_offload
+
+    device = gpu.devices[0]
+    expected = run(build(device))
+    before = gpu.allocated(device)
+    offloaded = build(device).cpu()
+    cpu_offload(offloaded, spelled(device))
+
+    assert_stays_exact(gpu, device, lambda: run(offloaded), expected, before, torch.testing.assert_close)

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from diffusers_quantfix.fixes.accelerate import fsdp_optimizer_shards
-from tests.fixes.fully_sharded import take_apart
+from diffusers_quantfix.verify.models.fully_sharded import take_apart
 from tests.gate import unmet
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from tests.fixes import lycoris_models, offloaded
-from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import assert_stays_exact
 from tests.fixes.callers import spelling as spelling
 
 torch = pytest.importorskip("torch")
@@ -41,16 +41,7 @@ def check_offloaded(device, gpu, kind):
     model = lycoris_models.build(kind, device).to("cpu")
     offloaded.offload(model, device=device)
 
-    def run():
-        return lycoris_models.run(model, device)
-
-    def check(output):
-        assert_equal(output, expected)
-        assert gpu.allocated(device) == before, "weights stayed on the device"
-
-    for _ in range(2):
-        check(run())
-    assert_goes_on(run, check)
+    assert_stays_exact(gpu, device, lambda: lycoris_models.run(model, device), expected, before)
     remove_hook_from_submodules(model)
     assert_equal(lycoris_models.run(model.to(device), device), expected)
 
@@ -124,13 +115,7 @@ def test_an_embedding_whose_weight_is_read(gpu, build, run):
         model = build()
         offloaded.offload(model, device=device)
 
-        def check(output):
-            assert_equal(output, expected)
-            assert gpu.allocated(device) == before, "weights stayed on the device"
-
-        for _ in range(2):
-            check(run(model, device))
-        assert_goes_on(lambda: run(model, device), check)
+        assert_stays_exact(gpu, device, lambda: run(model, device), expected, before)
 
 
 def condition_encoder():
@@ -176,13 +161,7 @@ def test_what_a_pipeline_reads(gpu):
             model, device, offload_buffers=True
         )  # as diffusers does it for a model with parameters of its own
 
-        def check(output):
-            assert_equal(output, expected)
-            assert gpu.allocated(device) == before, "weights stayed on the device"
-
-        for _ in range(2):
-            check(run(model))
-        assert_goes_on(lambda: run(model), check)
+        assert_stays_exact(gpu, device, lambda: run(model), expected, before)
         remove_hook_from_submodules(model)
         assert {name: getattr(model, name).device.type for name in READ_OUTSIDE} == dict.fromkeys(
             READ_OUTSIDE, "cpu"
@@ -242,16 +221,7 @@ def test_layers_that_a_dora_is_called_with(gpu, kind):
     model, before = with_dora(kind), gpu.allocated(device)
     offloaded.offload(model, device=device)
 
-    def run():
-        return through_dora(model, kind, device)
-
-    def check(output):
-        assert_equal(output, expected)
-        assert gpu.allocated(device) == before, "weights stayed on the device"
-
-    for _ in range(2):
-        check(run())
-    assert_goes_on(run, check)
+    assert_stays_exact(gpu, device, lambda: through_dora(model, kind, device), expected, before)
     copied = copy.deepcopy(model)
     assert_equal(through_dora(copied, kind, device), expected)
     remove_hook_from_submodules(model)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import pytest
 
+from diffusers_quantfix.verify.cases.diffusers_8bit_offload_detection import warnings_of
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.callers import spelled
 from tests.gate import unmet
@@ -152,17 +152,3 @@ def hooked(model):
 def assert_says_float16_on_cpu(pipe):
     said = warnings_of(lambda: pipe.to("cpu"))
     assert FLOAT16_ON_CPU in said, f"pipe.to('cpu') {SILENT}, it said: {said or 'nothing'}"
-
-
-def warnings_of(call) -> str:
-    """What diffusers' pipelines log while ``call`` runs."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logger = logging.getLogger("diffusers.pipelines.pipeline_utils")
-    logger.addHandler(handler)
-    try:
-        call()
-    finally:
-        logger.removeHandler(handler)
-    return "\n".join(record.getMessage() for record in records)

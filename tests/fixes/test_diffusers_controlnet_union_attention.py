@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
-from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.group_offloaded import assert_works, modes
-from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
+from tests.fixes.packed_layers import (
+    KINDS,
+    assert_computes_alike,
+    assert_exact_under_sequential_offload,
+    assert_near,
+    compute_alike,
+    torchao_linear,
+)
 from tests.gate import unmet
 from tests.rig import models
 
@@ -48,15 +54,7 @@ def test_the_attention(gpu, linear, masked):
     device = gpu.devices[0]
     mask = torch.full((5, 5), float("-inf")).triu(1) if masked else None
     quantized, plain = quantized_and_plain(linear, device, mask)
-    given = tokens(device)
-    with torch.no_grad():
-        expected = plain(given)
-        if linear is eight_bit_linear:
-            quantized, given = quantized.half(), given.half()
-        out = quantized(given)
-        assert out.shape == expected.shape
-        torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
-        assert torch.equal(quantized(given), out)
+    assert_computes_alike(linear, quantized, plain, [tokens(device)])
 
 
 @pytest.mark.defect(FIX_ID, shows="attempting to run unimplemented operator")
@@ -69,28 +67,16 @@ def test_the_attention_with_torchao(gpu):
 
 @pytest.mark.defect(FIX_ID, shows=r"meta|RuntimeError|AssertionError")
 def test_under_sequential_offload(gpu, each_spelling):
-    """The attention's own weights, which are not those of its layer, are brought too."""
-    from accelerate import cpu_offload
-
-    device = gpu.devices[0]
-    given = tokens(device)
+    """The attention's own weights, which are not those of its layer, are onloaded too."""
+    given = tokens(gpu.devices[0])
 
     def run(model):
         with torch.no_grad():
             return model(given).cpu()
 
-    expected = run(quantized_and_plain(four_bit.linear, device)[0])
-    before = gpu.allocated(device)
-    offloaded = quantized_and_plain(four_bit.linear, device)[0].cpu()
-    cpu_offload(offloaded, spelled(device))
-
-    def check(output):
-        torch.testing.assert_close(output, expected)
-        assert gpu.allocated(device) == before, "weights stayed on the device"
-
-    for _ in range(2):
-        check(run(offloaded))
-    assert_goes_on(lambda: run(offloaded), check)
+    assert_exact_under_sequential_offload(
+        gpu, lambda device: quantized_and_plain(four_bit.linear, device)[0], run
+    )
 
 
 @pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="group offloading came with 0.33")
@@ -165,8 +151,7 @@ def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
     if bits == 4:
         model.to(device)
     expected, out = run(plain, "cpu"), run(model, device)
-    error = ((out - expected).norm() / expected.norm()).item()
-    assert error < {4: 0.3, 8: 0.05}[bits], f"the output differs by {error:.0%}"
+    assert_near(out, expected, bits)
 
 
 def test_a_plain_layer_takes_upstreams_way(gpu):

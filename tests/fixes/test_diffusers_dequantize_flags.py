@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit_models, four_bit, gguf_models, group_offloaded
-from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import each_spelling as each_spelling
+from tests.fixes.offloaded import offload_model
 from tests.gate import unmet
 from tests.rig import models
 
@@ -79,7 +80,7 @@ def test_a_gguf_model(tmp_path):
 def test_an_offloaded_model_is_refused(gpu, folder, tmp_path, kind):
     """In groups, which without the package fails later only: other defects come first elsewhere."""
     model = quantized(kind, folder, tmp_path)
-    offload(model, gpu.devices[0], "group")
+    offload_model(model, gpu.devices[0], "group")
     assert_refused(model)
 
 
@@ -92,7 +93,7 @@ def test_a_refused_model_runs_and_is_dequantized_when_the_hooks_are_off(gpu, fol
 
     device = gpu.devices[0]
     model = quantized(kind, folder, tmp_path / "a")
-    offload(model, device, way)
+    offload_model(model, device, way)
     before = run(model, device)
     assert_refused(model)
 
@@ -135,16 +136,6 @@ def quantized(kind, folder, own):
         return eight_bit_models.transformer(own / "plain", "patched")
     own.mkdir(exist_ok=True)
     return gguf_models.transformer(own)
-
-
-def offload(model, device, way):
-    import accelerate
-
-    if way == "sequential":
-        accelerate.cpu_offload(model, spelled(device))
-    else:
-        pytest.importorskip("diffusers.hooks.group_offloading", reason="came with diffusers 0.33.0")
-        group_offloaded.offload(model, device, group_offloaded.LEAF)
 
 
 def run(model, device):

@@ -7,7 +7,18 @@ import pytest
 from tests import rig
 from tests.fixes import eight_bit, four_bit
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import BLOCK, LEAF, LOW, RECORD, STREAM, assert_left, net, offload, stop
+from tests.fixes.group_offloaded import (
+    BLOCK,
+    LEAF,
+    LOW,
+    RECORD,
+    STREAM,
+    assert_left,
+    net,
+    offload,
+    skippable,
+    stop,
+)
 from tests.gate import unmet
 from tests.rig.fixtures import require_rig
 
@@ -265,15 +276,7 @@ def test_a_layer_that_is_skipped(gpu, kind, mode, gradients):
     device = gpu.devices[0]
     model = build(kind, device, blocks=4).requires_grad_(False)
     weights = {name: tensor.cpu() for name, tensor in four_bit.state_of(model).items()}
-    model.skipped = ()
-
-    def forward(x):
-        x = model.first(x) * model.scale
-        for i, block in enumerate(model.blocks):
-            x = x if i in model.skipped else x + block(x)
-        return x
-
-    model.forward = forward
+    skippable(model)
     before = gpu.allocated(device)
     layer = model.first
     inputs = torch.ones(2, layer.in_features, device=device, dtype=layer.bias.dtype)

@@ -12,6 +12,7 @@ from tests.fixes.group_offloaded import (
     LEAF,
     SHOWS,
     STREAM,
+    assert_can_be_moved,
     assert_exchanged_is_moved,
     assert_left,
     assert_works,
@@ -61,6 +62,10 @@ def inner_tensors(model):
     return found
 
 
+def places_of(model) -> set[str]:
+    return {str(tensor.device) for tensor in inner_tensors(model)}
+
+
 @pytest.mark.defect("diffusers-group-offload-quanto", shows=SHOWS)
 @weights
 @modes("leaf", "leaf-stream", "block-low")
@@ -104,20 +109,7 @@ def test_every_byte_travels_once_and_one_way(rig_devices, weights, mode):
 @weights
 @modes("leaf", "block-stream")
 def test_models_can_be_moved_when_the_hooks_are_off(gpu, weights, mode):
-    first, second = gpu.pair
-    model = build(weights, first)
-    expected = run(model, first)
-    parameters = list(model.parameters())
-    offload(model, first, mode)
-    run(model, first)
-    stop(model)
-    assert {tensor.device.type for tensor in inner_tensors(model)} == {"cpu"}
-    for device in (second, first):
-        model.to(device)
-        assert {tensor.device for tensor in inner_tensors(model)} == {device}
-        assert torch.equal(run(model, device), expected)
-    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters)
+    assert_can_be_moved(gpu.pair, build(weights, gpu.pair[0]), run, mode, places_of)
 
 
 @modes("leaf", "block", "leaf-stream", "leaf-low", "block-record")

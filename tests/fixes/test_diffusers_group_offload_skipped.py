@@ -7,7 +7,7 @@ import pytest
 from tests.fixes import four_bit
 from tests.fixes.callers import Interrupted, interrupt
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import assert_left, modes, net, offload
+from tests.fixes.group_offloaded import assert_left, modes, net, offload, skippable
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -30,17 +30,7 @@ def assert_nothing_left(model):
 def build(kind: str, device):
     """A chain of blocks, of which ``model.skipped`` are left out from the second pass on."""
     linear = (lambda seed: four_bit.linear(device, seed=seed)) if kind == "4-bit" else plain
-    model = net(linear, blocks=4)
-    model.skipped = ()
-
-    def forward(x):
-        x = model.first(x) * model.scale
-        for i, block in enumerate(model.blocks):
-            x = x if i in model.skipped else x + block(x)
-        return x
-
-    model.forward = forward
-    return model.to(device)
+    return skippable(net(linear, blocks=4)).to(device)
 
 
 def plain(seed: int):

@@ -9,13 +9,13 @@ from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     FEATURES,
     SHOWS,
+    assert_can_be_moved,
     assert_exchanged_is_moved,
     assert_left,
     assert_works_in_every_mode,
     modes,
     net,
     offload,
-    stop,
 )
 
 torch = pytest.importorskip("torch")
@@ -128,20 +128,7 @@ def test_what_is_exchanged_between_two_passes_is_moved(gpu, mode, exchange):
 @weights
 @modes("leaf-stream", "block-low")
 def test_models_can_be_moved_when_the_hooks_are_off(gpu, weights, mode):
-    first, second = gpu.pair
-    model = build(weights, first)
-    expected = run(model, first)
-    parameters = list(model.parameters())
-    offload(model, first, mode)
-    run(model, first)
-    assert devices_of(model) == {"cpu"}
-    stop(model)
-    for device in (second, first):
-        model.to(device)
-        assert devices_of(model) == {str(device)}
-        assert torch.equal(run(model, device), expected)
-    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in parameters)
+    assert_can_be_moved(gpu.pair, build(weights, gpu.pair[0]), run, mode, devices_of)
 
 
 def test_disk_is_refused_in_a_sentence(gpu, tmp_path):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit, group_offloaded
-from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear, torchao_linear
+from tests.fixes.packed_layers import (
+    KINDS,
+    assert_computes_alike,
+    assert_near,
+    compute_alike,
+    torchao_linear,
+)
 from tests.gate import ONE_GRAPH, unmet
 from tests.rig import models
 
@@ -43,15 +49,7 @@ def quantized_and_plain(linear, device):
 def test_the_pool(gpu, linear):
     device = gpu.devices[0]
     quantized, plain = quantized_and_plain(linear, device)
-    given = tokens(device)
-    with torch.no_grad():
-        expected = plain(given)
-        if linear is eight_bit_linear:
-            quantized, given = quantized.half(), given.half()
-        out = quantized(given)
-        assert out.shape == expected.shape
-        torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
-        assert torch.equal(quantized(given), out)
+    assert_computes_alike(linear, quantized, plain, [tokens(device)])
 
 
 @pytest.mark.defect(FIX_ID, shows="attempting to run unimplemented operator")
@@ -146,8 +144,7 @@ def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
     if bits == 4:
         model.to(device)
     expected, out = run(plain, "cpu"), run(model, device)
-    error = ((out - expected).norm() / expected.norm()).item()
-    assert error < {4: 0.3, 8: 0.05}[bits], f"the output differs by {error:.0%}"
+    assert_near(out, expected, bits)
 
 
 def test_plain_layers_take_upstreams_way(gpu):

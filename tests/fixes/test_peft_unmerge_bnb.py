@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import logging
 import pickle
 import weakref
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.fixes import four_bit
 from tests.fixes import lora_models as lora
-from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of
+from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of, without_memory
 from tests.gate import unmet
 from tests.rig import models
 
@@ -280,18 +279,11 @@ def test_a_deleted_adapter_stays_merged(gpu):
 
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_without_memory_it_is_as_upstream_has_it(gpu, monkeypatch, tmp_path, caplog, weights):
-    from diffusers_quantfix.adapters import before_merge
-    from diffusers_quantfix.weights import host_memory
-
     here = gpu.devices[0]
     model = adapted(weights, here)
     with_lora = run(model, here)
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 11 kB\n")
-    monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(before_merge, "_told", set())
-    with caplog.at_level(logging.WARNING, "diffusers_quantfix"):
+    with without_memory(monkeypatch, tmp_path, caplog):
         model.merge_adapter()
-    assert caplog.text.count("not enough host memory to keep the packed weights") == 1
     assert not kept(model)
     model.unmerge_adapter()
     off = lora.distance(run(model, here), with_lora)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import logging
 import weakref
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.fixes import lora_models as lora
 from tests.fixes import mapped
 from tests.fixes import torchao_models as ao
-from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of, plain
+from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of, plain, without_memory
 from tests.gate import unmet
 from tests.rig import models
 
@@ -202,18 +201,11 @@ def test_a_deleted_adapter_stays_merged(gpu):
 
 
 def test_without_memory_it_is_as_upstream_has_it(gpu, monkeypatch, tmp_path, caplog):
-    from diffusers_quantfix.adapters import before_merge
-    from diffusers_quantfix.weights import host_memory
-
     here = gpu.devices[0]
     model = ao.adapted("float8", here)
     with_lora = ao.run(model, here)
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 11 kB\n")
-    monkeypatch.setattr(host_memory, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(before_merge, "_told", set())
-    with caplog.at_level(logging.WARNING, "diffusers_quantfix"):
+    with without_memory(monkeypatch, tmp_path, caplog):
         model.merge_adapter()
-    assert caplog.text.count("not enough host memory to keep the packed weights") == 1
     assert not kept(model)
     model.unmerge_adapter()
     assert 0 < lora.distance(ao.run(model, here), with_lora) < 0.2 * with_lora.abs().max()

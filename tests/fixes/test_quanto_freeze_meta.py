@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from diffusers_quantfix.verify.models.quanto_models import counting
 from tests.fixes import quanto_models as q
 from tests.gate import unmet
 
@@ -14,21 +15,6 @@ FIX_ID = "quanto-freeze-meta"
 pytestmark = pytest.mark.skipif(
     bool(unmet("optimum-quanto>=0.2.6")), reason=str(unmet("optimum-quanto>=0.2.6"))
 )
-
-
-def counting():
-    """Counts the weights that quanto quantizes inside of it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counting(TorchDispatchMode):
-        quantized = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.namespace == "quanto" and func.__name__.startswith("quantize_"):
-                self.quantized += 1
-            return func(*args, **(kwargs or {}))
-
-    return Counting()
 
 
 def model(weights, dtype=None, device="meta", activations=None, optimizer=None):

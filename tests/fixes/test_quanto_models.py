@@ -11,6 +11,7 @@ import copy
 import pytest
 
 from tests.fixes import quanto_models as q
+from tests.fixes.spawned import assert_arrives
 from tests.marks import rest_is_long
 from tests.rig import models
 
@@ -166,14 +167,4 @@ def test_a_process_that_is_spawned(qtype):
     model = q.layers(qtype)
     expected = (type(model[0].weight).__name__, q.run(model).tolist())
     context = torch.multiprocessing.get_context("spawn")
-    inbox, outbox = context.Queue(), context.Queue()
-    process = context.Process(target=run_there, args=(inbox, outbox, model))
-    process.start()
-    try:
-        inbox.put(model)
-        for _ in range(2):
-            assert outbox.get(timeout=120) == expected
-        process.join(60)
-        assert process.exitcode == 0
-    finally:
-        process.kill()
+    assert_arrives(context, run_there, model, expected)

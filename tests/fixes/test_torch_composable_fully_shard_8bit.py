@@ -11,25 +11,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
 FIX_ID = "torch-composable-fully-shard-8bit"
-SHOWS = (
-    "'Parameter' object has no attribute 'CB'"
-    "|only Tensors of floating point dtype can require gradients"
-    "|'Stream' object has no attribute 'record_event'"
-)
+SHOWS = eight_bit.SHARD_SHOWS
 
 
 @pytest.fixture
 def shard():
     """``fully_shard`` by its older spelling, over a group of this process alone."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
     fsdp = pytest.importorskip("torch.distributed._composable.fsdp")
-    eight_bit.skip_without_cpu_kernels()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
-    yield lambda model, **options: fsdp.fully_shard(model, mesh=mesh, **options)
-    dist.destroy_process_group()
+    with eight_bit.sharded_by(lambda *args, **options: fsdp.fully_shard(*args, **options)) as shard:
+        yield shard
 
 
 @pytest.mark.parametrize("as_list", [False, True])

@@ -13,26 +13,16 @@ if unmet("torch>=2.6"):
     pytest.skip("fully_shard is elsewhere before torch 2.6", allow_module_level=True)
 
 FIX_ID = "torch-fully-shard-8bit"
-SHOWS = (
-    "'Parameter' object has no attribute 'CB'"
-    "|only Tensors of floating point dtype can require gradients"
-    # torch 2.6 shards on a GPU only
-    "|'Stream' object has no attribute 'record_event'"
-)
+SHOWS = eight_bit.SHARD_SHOWS
 
 
 @pytest.fixture
 def shard():
     """``fully_shard`` of a model over a group of this process alone."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    eight_bit.skip_without_cpu_kernels()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
-    yield lambda model, **options: fully_shard(model, mesh=mesh, **options)
-    dist.destroy_process_group()
+    with eight_bit.sharded_by(fully_shard) as shard:
+        yield shard
 
 
 def stack():

@@ -12,8 +12,8 @@ import pytest
 from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.engine.probe import function_of
 from diffusers_quantfix.fixes.torch import sharded_loaded_four_bit
+from diffusers_quantfix.verify.models.fully_sharded import take_apart
 from tests.fixes import four_bit
-from tests.fixes.fully_sharded import take_apart
 from tests.gate import unmet
 from tests.rig import models
 

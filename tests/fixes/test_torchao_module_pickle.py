@@ -13,6 +13,7 @@ import pytest
 
 from tests.fixes import mapped
 from tests.fixes import torchao_models as ao
+from tests.fixes.spawned import assert_arrives
 from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
@@ -67,17 +68,7 @@ def test_a_process_that_is_spawned():
     context = multiprocessing.get_context("spawn")
     assert torch.multiprocessing.get_context("spawn") is context, "what holds for one holds for the other"
     model = ao.layers("int8")
-    inbox, outbox = context.Queue(), context.Queue()
-    process = context.Process(target=run_there, args=(inbox, outbox, model))
-    process.start()
-    try:
-        inbox.put(model)
-        for _ in range(2):
-            assert outbox.get(timeout=120) == ao.run(model).float().tolist()
-        process.join(60)
-        assert process.exitcode == 0
-    finally:
-        process.kill()
+    assert_arrives(context, run_there, model, ao.run(model).float().tolist())
 
 
 def test_the_text_of_a_layer_stays():

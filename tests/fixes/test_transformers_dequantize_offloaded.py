@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit_models, four_bit, group_offloaded
-from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import spelling as spelling
+from tests.fixes.offloaded import offload_model
 from tests.gate import unmet
 from tests.rig import models
 
@@ -29,16 +30,6 @@ def load(tmp_path, bits):
     if not folder.exists():
         models.t5_encoder().save_pretrained(folder)
     return four_bit.load(T5EncoderModel, folder, bits=bits)
-
-
-def offload(model, device, way):
-    import accelerate
-
-    if way == "sequential":
-        accelerate.cpu_offload(model, spelled(device))
-    else:
-        pytest.importorskip("diffusers.hooks.group_offloading", reason="came with diffusers 0.33.0")
-        group_offloaded.offload(model, device, group_offloaded.LEAF)
 
 
 def assert_refused(model) -> None:
@@ -72,7 +63,7 @@ def skip_where_it_does_not_run(bits, way) -> None:
 def test_it_is_refused(gpu, tmp_path, bits, way):
     skip_where_it_does_not_run(bits, way)
     model = load(tmp_path, bits)
-    offload(model, gpu.devices[0], way)
+    offload_model(model, gpu.devices[0], way)
     assert_refused(model)
 
 
@@ -84,7 +75,7 @@ def test_it_runs_on_and_is_dequantized_when_the_hooks_are_off(gpu, tmp_path, bit
     skip_where_it_does_not_run(bits, way)
     device = gpu.devices[0]
     model = load(tmp_path, bits)
-    offload(model, device, way)
+    offload_model(model, device, way)
     before = eight_bit_models.encode(model, device)
     assert_refused(model)
 

@@ -7,9 +7,14 @@ import importlib
 import pytest
 
 from tests.fixes import four_bit
-from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.packed_layers import KINDS, compute_alike, eight_bit_linear
+from tests.fixes.packed_layers import (
+    KINDS,
+    assert_computes_alike,
+    assert_exact_under_sequential_offload,
+    assert_near,
+    compute_alike,
+)
 from tests.rig import models
 
 SIGLIP, SIGLIP2 = "transformers-siglip-head-attention", "transformers-siglip2-head-attention"
@@ -68,16 +73,7 @@ def quantized_and_plain(name: str, linear, device):
 def test_the_head(gpu, linear, name, masked):
     device = gpu.devices[0]
     quantized, plain = quantized_and_plain(name, linear, device)
-    dtype = torch.float32
-    with torch.no_grad():
-        expected = plain(*given(name, device, dtype, masked))
-        if linear is eight_bit_linear:
-            quantized, dtype = quantized.half(), torch.float16
-        inputs = given(name, device, dtype, masked)
-        out = quantized(*inputs)
-        assert out.shape == expected.shape
-        torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
-        assert torch.equal(quantized(*inputs), out)
+    assert_computes_alike(linear, quantized, plain, given(name, device, torch.float32, masked))
 
 
 @pytest.mark.parametrize(
@@ -88,28 +84,15 @@ def test_the_head(gpu, linear, name, masked):
     ],
 )
 def test_under_sequential_offload(gpu, name):
-    from accelerate import cpu_offload
-
-    device = gpu.devices[0]
-    expected = quantized_and_plain(name, four_bit.linear, device)[0]
-    inputs = given(name, device, torch.float32)
+    inputs = given(name, gpu.devices[0], torch.float32)
 
     def run(model):
         with torch.no_grad():
             return model(*inputs).cpu()
 
-    expected = run(expected)
-    before = gpu.allocated(device)
-    offloaded = quantized_and_plain(name, four_bit.linear, device)[0].cpu()
-    cpu_offload(offloaded, spelled(device))
-
-    def check(output):
-        torch.testing.assert_close(output, expected)
-        assert gpu.allocated(device) == before, "weights stayed on the device"
-
-    for _ in range(2):
-        check(run(offloaded))
-    assert_goes_on(lambda: run(offloaded), check)
+    assert_exact_under_sequential_offload(
+        gpu, lambda device: quantized_and_plain(name, four_bit.linear, device)[0], run
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -136,8 +119,7 @@ def test_a_model_from_a_checkpoint(gpu, tmp_path, bits):
             return model(pixels.to(device, dtype)).pooler_output.float().cpu()
 
     expected, out = pooled(plain, "cpu", torch.float32), pooled(model, device, torch.float16)
-    error = ((out - expected).norm() / expected.norm()).item()
-    assert error < {4: 0.3, 8: 0.05}[bits], f"the output differs by {error:.0%}"
+    assert_near(out, expected, bits)
 
 
 @pytest.mark.parametrize("name", ["siglip", "siglip2"])

@@ -9,77 +9,10 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-VOCABULARY = 64
-
-
-def flux_transformer(seed: int = 0, **config):
-    """A FluxTransformer2DModel with one double and one single block."""
-    import torch
-    from diffusers import FluxTransformer2DModel
-
-    torch.manual_seed(seed)
-    defaults = {
-        "patch_size": 1,
-        "in_channels": 64,
-        "num_layers": 1,
-        "num_single_layers": 1,
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "pooled_projection_dim": 64,
-        "axes_dims_rope": (8, 12, 12),
-        "guidance_embeds": False,
-    }
-    return FluxTransformer2DModel(**{**defaults, **config}).eval()
-
-
-def unet(seed: int = 0, **config):
-    """A UNet2DConditionModel with two levels, the lower one with cross attention."""
-    import torch
-    from diffusers import UNet2DConditionModel
-
-    torch.manual_seed(seed)
-    defaults = {
-        "sample_size": 8,
-        "block_out_channels": (64, 128),
-        "layers_per_block": 1,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        "attention_head_dim": 2,
-        "cross_attention_dim": 64,
-    }
-    return UNet2DConditionModel(**{**defaults, **config}).eval()
-
-
-def vae(seed: int = 0, **config):
-    """An AutoencoderKL whose latents fit ``flux_transformer``."""
-    import torch
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(seed)
-    defaults = {
-        "block_out_channels": (32, 64),
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
-        "latent_channels": 16,
-        "scaling_factor": 1.0,
-        "shift_factor": 0.0,
-        "use_quant_conv": False,
-        "use_post_quant_conv": False,
-        "sample_size": 32,
-    }
-    return AutoencoderKL(**{**defaults, **config}).eval()
-
-
-def t5_encoder(seed: int = 0):
-    """A T5EncoderModel with two layers."""
-    import torch
-    from transformers import T5Config, T5EncoderModel
-
-    torch.manual_seed(seed)
-    return T5EncoderModel(
-        T5Config(vocab_size=VOCABULARY, d_model=64, d_kv=32, d_ff=128, num_layers=2, num_heads=2)
-    ).eval()
+from diffusers_quantfix.verify.models.flux import transformer as flux_transformer
+from diffusers_quantfix.verify.models.t5 import VOCABULARY
+from diffusers_quantfix.verify.models.t5 import encoder as t5_encoder
+from diffusers_quantfix.verify.models.vae import vae
 
 
 def clip_text(seed: int = 0):

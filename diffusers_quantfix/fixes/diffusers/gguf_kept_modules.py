@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...loading.gguf import unpack
+from ...loading.gguf import BEFORE, packed_one, prepare, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,26 +35,15 @@ FIX = Fix(
     fixed_in="diffusers 0.39.0",
 )
 
-_BEFORE = "_process_model_before_weight_loading"
-
 
 def broken(gguf_quantizer: ModuleType) -> bool:
     """Is a layer in a module that stays in float32 replaced by a packed one?"""
     import torch
 
-    class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
-        compute_dtype = torch.float32
-
-        def __init__(self) -> None:
-            self.modules_to_not_convert: list[str] = []
-
     model = torch.nn.ModuleDict(
         {"kept": torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False, device="meta"))}
     )
-    kind = next(kind for kind in resolve(gguf_quantizer, "GGML_QUANT_SIZES") if kind.name == "Q4_0")
-    packed = resolve(gguf_quantizer, "GGUFParameter")(torch.zeros(1, 18, dtype=torch.uint8), quant_type=kind)
-    before = resolve(Quantizer, _BEFORE)
-    before(Quantizer(), model, None, keep_in_fp32_modules=["kept"], state_dict={"kept.0.weight": packed})
+    prepare(gguf_quantizer, model, ["kept"], {"kept.0.weight": packed_one(gguf_quantizer, "Q4_0", (1, 18))})
     return type(model["kept"][0]) is not torch.nn.Linear
 
 
@@ -71,4 +60,4 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
 
         return _process_model_before_weight_loading
 
-    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), _BEFORE, make)
+    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), BEFORE, make)

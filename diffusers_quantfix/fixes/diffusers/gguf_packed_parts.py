@@ -18,7 +18,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...loading.gguf import unpack
+from ...loading.gguf import BEFORE, packed_one, prepare, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,24 +37,15 @@ FIX = Fix(
     frames=("gguf/utils.py", "GGUF"),
 )
 
-_BEFORE = "_process_model_before_weight_loading"
-
 
 def broken(gguf_quantizer: ModuleType) -> bool:
     """Is a norm's packed weight still packed when the loader starts to put tensors into a model?"""
     import torch
 
-    class Quantizer(resolve(gguf_quantizer, "GGUFQuantizer")):  # type: ignore[misc]
-        compute_dtype = torch.float32
-
-        def __init__(self) -> None:
-            self.modules_to_not_convert: list[str] = []
-
-    model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(1, device="meta")})
-    kind = next(kind for kind in resolve(gguf_quantizer, "GGML_QUANT_SIZES") if kind.name == "BF16")
-    packed = resolve(gguf_quantizer, "GGUFParameter")(torch.zeros(2, dtype=torch.uint8), quant_type=kind)
+    packed = packed_one(gguf_quantizer, "BF16", (2,))
     tensors = {"norm.weight": packed}
-    resolve(Quantizer, _BEFORE)(Quantizer(), model, None, keep_in_fp32_modules=[], state_dict=tensors)
+    model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(1, device="meta")})
+    prepare(gguf_quantizer, model, [], tensors)
     return tensors["norm.weight"] is packed
 
 
@@ -77,4 +68,4 @@ def patch(gguf_quantizer: ModuleType, draft: Draft) -> None:
 
         return _process_model_before_weight_loading
 
-    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), _BEFORE, make)
+    draft.wrap_plain(resolve(gguf_quantizer, "GGUFQuantizer"), BEFORE, make)

@@ -18,6 +18,7 @@ import contextlib
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...models.plain_weights import is_plain
+from ...offloading.trial import offloads_on_cpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,12 +45,8 @@ def broken(group_offloading: ModuleType) -> bool:
     """Offload one, on the CPU: is its inner layer onloaded only when it is called?"""
     import torch
 
-    apply = resolve(group_offloading, "apply_group_offloading")
     model = torch.nn.Sequential(torch.nn.MultiheadAttention(1, 1))
-    cpu = torch.device("cpu")
-    try:
-        apply(model, onload_device=cpu, offload_device=cpu, offload_type="leaf_level")
-    except AttributeError:  # some releases query the accelerator, and there is none
+    if not offloads_on_cpu(group_offloading, model, "leaf_level"):
         return not written_in(resolve(group_offloading, _APPLY), __name__)
     return hasattr(model[0].out_proj, "_diffusers_hook")
 

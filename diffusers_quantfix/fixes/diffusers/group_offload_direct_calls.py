@@ -17,6 +17,7 @@ from functools import partial
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.trial import offloads_on_cpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,22 +48,16 @@ FIX = Fix(
 )
 
 _HANDLES = "_quantfix_direct_calls"
-_BROUGHT_FOR = "_quantfix_brought_for"
+_ONLOADED_FOR = "_quantfix_onloaded_for"
 
 
 def broken(group_offloading: ModuleType) -> bool:
     """Offload a model with a layer, on the CPU: is the layer onloaded only with the whole model?"""
     import torch
 
-    apply = resolve(group_offloading, "apply_group_offloading")
     model = torch.nn.Module()
     model.layer = torch.nn.Linear(1, 1)
-    cpu = torch.device("cpu")
-    try:
-        apply(
-            model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
-        )
-    except AttributeError:  # some releases query the accelerator, and there is none
+    if not offloads_on_cpu(group_offloading, model, "block_level"):
         return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __name__)
     return not hasattr(model.layer, "_diffusers_hook") and not model.layer._forward_pre_hooks
 
@@ -81,9 +76,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 for child in hook.group.modules:
                     handles += (
                         child.register_forward_pre_hook(
-                            partial(bring, group_offloading, hook), with_kwargs=True
+                            partial(onload_for, group_offloading, hook), with_kwargs=True
                         ),
-                        child.register_forward_hook(partial(take_back, hook)),
+                        child.register_forward_hook(partial(offload_after, hook)),
                     )
 
         return _apply_group_offloading_block_level
@@ -102,28 +97,28 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 def before_all(hook: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
     """Before the model itself runs: a child call that was interrupted is over."""
-    vars(hook.group).pop(_BROUGHT_FOR, None)
+    vars(hook.group).pop(_ONLOADED_FOR, None)
     return original(module, *args, **kwargs)
 
 
-def bring(group_offloading: ModuleType, hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
+def onload_for(group_offloading: ModuleType, hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
     """Before ``child`` runs: onload its group, if it is offloaded, and move its inputs along."""
     group = hook.group
     held = vars(group)
-    if _BROUGHT_FOR not in held and _is_there(child, group):
+    if _ONLOADED_FOR not in held and _is_there(child, group):
         return None
-    held[_BROUGHT_FOR] = child
+    held[_ONLOADED_FOR] = child
     group.onload_()
     send = group_offloading.send_to_device
     return send(args, group.onload_device), send(kwargs, group.onload_device)
 
 
-def take_back(hook: Any, child: Any, args: Any, output: Any) -> None:
+def offload_after(hook: Any, child: Any, args: Any, output: Any) -> None:
     """After ``child`` has run: offload its group, if it was onloaded for it."""
     held = vars(hook.group)
-    if held.get(_BROUGHT_FOR) is child:
+    if held.get(_ONLOADED_FOR) is child:
         hook.group.offload_()
-        del held[_BROUGHT_FOR]  # last: if interrupted here, the group is offloaded after the next call
+        del held[_ONLOADED_FOR]  # last: if interrupted here, the group is offloaded after the next call
 
 
 def _is_there(child: Any, group: Any) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.trial import offloads_on_cpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,15 +43,9 @@ def broken(group_offloading: ModuleType) -> bool:
     """Offload a list of lists, on the CPU: is a layer in the inner list never onloaded?"""
     import torch
 
-    apply = resolve(group_offloading, "apply_group_offloading")
     model = torch.nn.Module()
     model.blocks = torch.nn.ModuleList([torch.nn.ModuleList([torch.nn.Linear(1, 1)])])
-    cpu = torch.device("cpu")
-    try:
-        apply(
-            model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
-        )
-    except AttributeError:  # some releases query the accelerator, and there is none
+    if not offloads_on_cpu(group_offloading, model, "block_level"):
         return not written_in(resolve(group_offloading, "_apply_group_offloading_block_level"), __name__)
     return not hasattr(model.blocks[0][0], "_diffusers_hook")
 

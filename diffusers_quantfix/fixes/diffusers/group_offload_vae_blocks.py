@@ -17,6 +17,7 @@ from __future__ import annotations
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.trial import offloads_on_cpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,18 +47,12 @@ def broken(group_offloading: ModuleType) -> bool:
     """Offload a model with ``encode`` and ``decode``, on the CPU: is its encoder onloaded only with the whole model?"""
     import torch
 
-    apply = resolve(group_offloading, "apply_group_offloading")
     if "block_modules" not in resolve(group_offloading, "GroupOffloadingConfig").__dataclass_fields__:
         raise TargetMissing("no model can name its parts here")
     names = {"encode": None, "decode": None, "__module__": group_offloading.__name__}
     model = type("Model", (torch.nn.Module,), names)()
     model.encoder = torch.nn.Linear(1, 1)
-    cpu = torch.device("cpu")
-    try:
-        apply(
-            model, onload_device=cpu, offload_device=cpu, offload_type="block_level", num_blocks_per_group=1
-        )
-    except AttributeError:  # 0.36.0 queries the accelerator, and there is none
+    if not offloads_on_cpu(group_offloading, model, "block_level"):
         return not written_in(resolve(group_offloading, "_apply_group_offloading"), __name__)
     return not hasattr(model.encoder, "_diffusers_hook")
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
-from ...models import eight_bit
-from ...models.guarded import gets_past_the_guard, mark_as_4bit
+from ...models.guarded import gets_past_the_guard, guarded_device, mark_as_4bit
 from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
 
 TYPE_CHECKING = False
@@ -35,7 +34,6 @@ FIX = Fix(
 )
 
 _SAYS = "you have activated sequential model offloading"
-_GUARDED = ("cuda", "xpu")  # as upstream
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
@@ -60,13 +58,8 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
 
     def make(original):
         def to(self, *args, **kwargs):
-            device = eight_bit.asked_device(args, kwargs)
-            # Without a quantized component, and for a pipeline with a device map, upstream raises its own error.
-            if (
-                device is not None
-                and device.type in _GUARDED
-                and getattr(self, "hf_device_map", None) is None
-            ):
+            if guarded_device(self, args, kwargs) is not None:
+                # Without a quantized component upstream raises its own error.
                 parts = self.components.values()
                 if any(map(is_bnb, parts)) and any(map(is_sequentially_offloaded, parts)):
                     raise ValueError(sentence)

@@ -15,8 +15,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models import eight_bit
-from ...models.guarded import gets_past_the_guard, mark_as_4bit
+from ...models.guarded import gets_past_the_guard, guarded_device, mark_as_4bit
 from ...offloading.hooks import is_spread
 
 TYPE_CHECKING = False
@@ -35,8 +34,6 @@ FIX = Fix(
     frames=("device_map", r"pipe\.to\("),
 )
 
-_GUARDED = ("cuda", "xpu")  # as upstream
-
 
 def broken(pipeline_utils: ModuleType) -> bool:
     """Move a pipeline with one component, 4-bit and on two devices, to a GPU, as far as the guard."""
@@ -53,13 +50,8 @@ def broken(pipeline_utils: ModuleType) -> bool:
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def to(self, *args, **kwargs):
-            device = eight_bit.asked_device(args, kwargs)
-            # For a pipeline with its own device map upstream says what is wrong.
-            if (
-                device is not None
-                and device.type in _GUARDED
-                and getattr(self, "hf_device_map", None) is None
-            ):
+            device = guarded_device(self, args, kwargs)
+            if device is not None:
                 for name, component in self.components.items():
                     refuse(name, component, device)
             return original(self, *args, **kwargs)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 def case(work: str) -> str | None:
     import contextlib
@@ -19,6 +15,7 @@ def case(work: str) -> str | None:
 
     from ..case import NeedsDevice
     from ..models import four_bit
+    from ..models.fully_sharded import take_apart
 
     where = four_bit.device()
     if where.type != "cuda":
@@ -32,7 +29,7 @@ def case(work: str) -> str | None:
         model = FullyShardedDataParallel(
             torch.nn.Linear(8, 8).to(where), use_orig_params=True, device_id=where.index or 0
         )
-        stack.callback(_take_apart, model)
+        stack.callback(take_apart, model)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(2, 8, device=where)).sum().backward()
         optimizer.step()
@@ -46,15 +43,3 @@ def case(work: str) -> str | None:
         assert two is not None, "the new optimizer has no momenta"
         assert torch.equal(one, two.cpu()), "the momenta are not those that were saved"
     return "the momenta are those that were saved"
-
-
-def _take_apart(model: Any) -> None:
-    """Free the memory of a model under FSDP 1, whose flat parameter and its views own each other in C++."""
-    import torch
-
-    vars(model._handle.flat_param).clear()
-    for module in model.modules():
-        module._parameters.clear()
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor):
-                delattr(module, name)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     import torch
 
-    from ..models import eight_bit, four_bit
+    from ..models import four_bit
 
-    where = eight_bit.cuda_device()
+    where = cuda()
     layer = four_bit.linear(torch.nn.Linear(128, 128), where)
     inputs = torch.linspace(-1, 1, 128, device=where).view(1, 128)
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..case import NeedsDevice
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
@@ -10,8 +10,7 @@ def case(work: str) -> str | None:
 
     import torch
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device: diffusers loads 4-bit models on a GPU only")
+    cuda("diffusers loads 4-bit models on a GPU only")
     from bitsandbytes.nn import Linear4bit, Params4bit
     from diffusers import FluxTransformer2DModel
     from safetensors.torch import save_file

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     from ..models import eight_bit
 
-    model = eight_bit.transformer(work, eight_bit.cuda_device())
+    model = eight_bit.transformer(work, cuda())
     model.to("cpu")
     hooks = [module._hf_hook for module in model.modules() if hasattr(module, "_hf_hook")]
     places = {str(hook.execution_device) for hook in hooks}

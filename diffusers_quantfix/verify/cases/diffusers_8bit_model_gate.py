@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     from ..models import eight_bit
 
-    where = eight_bit.cuda_device()
+    where = cuda()
     model = eight_bit.transformer(work, where)
     model.to("cpu")
     places = {str(parameter.device) for parameter in model.parameters()}

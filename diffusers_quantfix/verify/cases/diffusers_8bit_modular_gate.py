@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
@@ -9,7 +11,7 @@ def case(work: str) -> str | None:
 
     from ..models import eight_bit
 
-    where = eight_bit.cuda_device()
+    where = cuda()
     model = eight_bit.transformer(work, where)
     pipe = ModularPipeline.__new__(ModularPipeline)  # only the attributes that `to` reads
     specs = {"transformer": ComponentSpec(name="transformer", type_hint=type(model))}

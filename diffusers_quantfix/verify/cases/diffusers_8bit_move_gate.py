@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
     from ..models import eight_bit
 
-    where = eight_bit.cuda_device()
+    where = cuda()
     before = eight_bit.allocated(where)
     pipe = FluxPipeline(
         FlowMatchEulerDiscreteScheduler(), None, None, None, None, None, eight_bit.transformer(work, where)

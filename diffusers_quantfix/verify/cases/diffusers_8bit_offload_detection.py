@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from ...engine.versions import is_installed
-from ..case import CannotReproduce, NeedsDevice
+from ..case import CannotReproduce
 from ..models import flux
+from ..models.devices import cuda
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +19,7 @@ WARNING = "cannot run with `cpu` device"
 def case(work: str) -> str | None:
     import torch
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
+    cuda("this diffusers quantizes on a GPU only")
     if is_installed("diffusers", "<0.33"):
         raise CannotReproduce("shows with text encoders of transformers only in diffusers before 0.33")
 
@@ -34,12 +34,13 @@ def case(work: str) -> str | None:
     model = FluxTransformer2DModel.from_pretrained(
         work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
     )
-    said = _warnings_of(lambda: OneModel(model).to("cpu"))
+    said = warnings_of(lambda: OneModel(model).to("cpu"))
     assert WARNING in said, f"pipe.to('cpu') does not warn about float16 on the CPU: {said or 'no warning'}"
     return "pipe.to('cpu') warns that a float16 pipeline cannot run there"
 
 
-def _warnings_of(call: Callable[[], object]) -> str:
+def warnings_of(call: Callable[[], object]) -> str:
+    """What diffusers' pipelines log while ``call`` runs."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[assignment]

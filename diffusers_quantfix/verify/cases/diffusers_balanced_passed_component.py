@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import NeedsDevice
 from ..models import flux
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
-    import torch
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device to load onto")
+    cuda("the pipeline is loaded onto it")
     transformer = flux.transformer()
     absent = dict.fromkeys(("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
     FluxPipeline(FlowMatchEulerDiscreteScheduler(), transformer=transformer, **absent).save_pretrained(work)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import NeedsDevice
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
-    import torch
 
     from ..models import four_bit, gguf_model
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device, to which dequantize() moves the model")
-    where = torch.device("cuda", 0)
+    where = cuda("dequantize() moves the model to it")
     model = gguf_model.flux(work).to(where)
     reference = four_bit.run_flux(model, where)
     model.dequantize()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce, NeedsDevice
+from ..models import group_offload
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device")
-    try:
-        from diffusers.hooks import apply_group_offloading
-    except ImportError:
-        raise CannotReproduce("this diffusers has no group offloading") from None
+    device = cuda()
 
     recorded = set()
 
@@ -24,16 +20,8 @@ def case(work: str) -> str | None:
                 recorded.add(args[1].stream_id)
             return func(*args, **(kwargs or {}))
 
-    device = torch.device("cuda", torch.cuda.current_device())
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).to(device)
-    apply_group_offloading(
-        model,
-        onload_device=device,
-        offload_device=torch.device("cpu"),
-        offload_type="leaf_level",
-        use_stream=True,
-        record_stream=True,
-    )
+    group_offload.apply(model, device, use_stream=True, record_stream=True)
     with torch.no_grad():
         model(torch.ones(1, 64, device=device))
         with Streams():

@@ -8,22 +8,19 @@ def case(work: str) -> str | None:
     from accelerate import cpu_offload
     from diffusers import AutoencoderKL
 
+    from ..models.vae import vae
+
+    vae().save_pretrained(work)
     torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(32, 64),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-    ).save_pretrained(work)
     image = torch.rand(1, 3, 32, 32) * 2 - 1
 
-    def encode(vae):
+    def encode(model):
         with torch.no_grad():
-            return vae.encode(image.to(vae.device)).latent_dist.mode()
+            return model.encode(image.to(model.device)).latent_dist.mode()
 
     reference = encode(AutoencoderKL.from_pretrained(work))
-    vae = AutoencoderKL.from_pretrained(work)
-    cpu_offload(vae, torch.device("cpu"))
-    error = (encode(vae) - reference).abs().max().item()
+    model = AutoencoderKL.from_pretrained(work)
+    cpu_offload(model, torch.device("cpu"))
+    error = (encode(model) - reference).abs().max().item()
     assert error == 0, f"maximum error of the latents of the offloaded VAE: {error:.3g}"
-    return f"the device of the offloaded VAE is {vae.device}, where it runs; latents exact"
+    return f"the device of the offloaded VAE is {model.device}, where it runs; latents exact"

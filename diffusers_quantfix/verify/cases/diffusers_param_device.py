@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from ..case import NeedsDevice
 from ..models import flux
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
     import torch
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device: this diffusers quantizes on a GPU only")
+    cuda("this diffusers quantizes on a GPU only")
 
     from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 

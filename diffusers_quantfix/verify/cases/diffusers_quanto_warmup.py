@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ..case import NeedsDevice
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
     import torch
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device: nothing is warmed up for the CPU")
+    cuda("nothing is warmed up for the CPU")
 
     import diffusers
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..case import CannotReproduce, NeedsDevice
+from ..case import CannotReproduce
+from ..models.devices import cuda
 
 
 def case(work: str) -> str | None:
@@ -10,8 +11,7 @@ def case(work: str) -> str | None:
 
     import torch
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device: diffusers loads 4-bit models on a GPU only")
+    cuda("diffusers loads 4-bit models on a GPU only")
     from diffusers import FluxTransformer2DModel
 
     from ..models import four_bit, lora

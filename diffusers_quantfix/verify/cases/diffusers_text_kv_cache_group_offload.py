@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     import diffusers
     import torch
 
-    from ..case import NeedsDevice
     from ..models import nucleus
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device")
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = cuda()
     model = nucleus.transformer().to(device)
     expected = torch.stack(nucleus.outputs(model, device))
     model.cpu()

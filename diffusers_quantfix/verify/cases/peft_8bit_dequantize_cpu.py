@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     import torch
@@ -9,9 +11,7 @@ def case(work: str) -> str | None:
     from bitsandbytes.nn import Int8Params
     from peft.utils.integrations import dequantize_bnb_weight
 
-    from ..models import eight_bit
-
-    eight_bit.cuda_device()
+    cuda()
     # As in a layer of a checkpoint loaded onto the CPU.
     weight = Int8Params(torch.full((4, 4), 127, dtype=torch.int8), requires_grad=False)
     weight.CB, weight.SCB = weight.data, torch.full((4,), 0.5)

@@ -7,22 +7,13 @@ def case(work: str) -> str | None:
     import os
 
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     from ..models import quanto_models
-
-    class Counting(TorchDispatchMode):
-        quantized = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.namespace == "quanto" and func.__name__.startswith("quantize_"):
-                self.quantized += 1
-            return func(*args, **(kwargs or {}))
 
     folder = os.path.join(work, "quantized")
     saved = quanto_models.flux(os.path.join(work, "flux"), "int8")
     saved.save_pretrained(folder)
-    with Counting() as counting:
+    with quanto_models.counting() as counting:
         loaded = quanto_models.flux(folder)
     for (name, one), other in zip(saved.named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(getattr(one, "_data", one), getattr(other, "_data", other)), f"{name} differs"

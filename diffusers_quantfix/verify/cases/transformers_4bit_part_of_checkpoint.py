@@ -5,14 +5,13 @@ from __future__ import annotations
 
 def case(work: str) -> str | None:
     import torch
-    from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel, T5ForConditionalGeneration
+    from transformers import BitsAndBytesConfig, T5EncoderModel, T5ForConditionalGeneration
 
-    from ..models import four_bit
+    from ..models import four_bit, t5
 
     where = four_bit.device()
     torch.manual_seed(0)
-    config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
-    T5ForConditionalGeneration(config).save_pretrained(f"{work}/plain")
+    T5ForConditionalGeneration(t5.config()).save_pretrained(f"{work}/plain")
     quantized = T5ForConditionalGeneration.from_pretrained(
         f"{work}/plain",
         quantization_config=BitsAndBytesConfig(

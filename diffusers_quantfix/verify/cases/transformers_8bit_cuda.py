@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     import torch
-    from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
+    from transformers import BitsAndBytesConfig, T5EncoderModel
 
     from ..case import CannotReproduce
-    from ..models import eight_bit
+    from ..models import t5
 
-    where = eight_bit.cuda_device()
-    torch.manual_seed(0)
-    config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
-    T5EncoderModel(config).save_pretrained(work)
+    where = cuda()
+    t5.encoder().save_pretrained(work)
     try:
         model = T5EncoderModel.from_pretrained(
             work,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from ..models.devices import cuda
+
 
 def case(work: str) -> str | None:
     import torch
     from transformers import BertConfig, BertModel, BitsAndBytesConfig
 
     from ..case import CannotReproduce
-    from ..models import eight_bit
 
     class Encoder(BertModel):
         _keys_to_ignore_on_load_unexpected = [r"layer\.0"]  # noqa: RUF012
 
-    where = eight_bit.cuda_device()
+    where = cuda()
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2

@@ -6,6 +6,7 @@ import gc
 
 from ..case import NeedsDevice
 from . import flux
+from .devices import cuda
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,19 +32,6 @@ def device() -> Any:
     return torch.device("cpu")
 
 
-def cuda_device() -> Any:
-    """The first CUDA device.
-
-    Raises:
-        NeedsDevice: there is none.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device")
-    return torch.device("cuda", 0)
-
-
 def layers(where: Any, count: int = 2) -> Any:
     """A model of 8-bit layers [64, 64], quantized by bitsandbytes on ``where``."""
     import torch
@@ -65,7 +53,7 @@ def run(model: Any, where: Any) -> Any:
 
 def dequantized_after_a_run(dequantize_bnb_weight: Any, **options: Any) -> str:
     """Dequantize the weight of a layer after a run with a library's function, and compare it with the original."""
-    where = cuda_device()
+    where = cuda()
     model = layers(where, 1)
     rows, scales = model[0].weight.data.clone(), model[0].weight.SCB.view(-1, 1)
     run(model, where)

@@ -1,4 +1,4 @@
-"""The tiny Flux transformer of the cases."""
+"""The tiny Flux transformer of the cases and tests."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def transformer() -> Any:
-    """A random FluxTransformer2DModel with two blocks, float32 on the CPU, equal at each call."""
+def transformer(seed: int = 0, **config: Any) -> Any:
+    """A random FluxTransformer2DModel with a double and a single block, float32 on the CPU."""
     import torch
     from diffusers import FluxTransformer2DModel
 
-    torch.manual_seed(0)
-    return FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=64,
-        axes_dims_rope=(8, 12, 12),
-    )
+    torch.manual_seed(seed)
+    defaults = {
+        "in_channels": 64,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "pooled_projection_dim": 64,
+        "axes_dims_rope": (8, 12, 12),
+    }
+    return FluxTransformer2DModel(**{**defaults, **config}).eval()
 
 
 def inputs(tokens: int = 4) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..case import NeedsDevice
+from . import t5
 from .flux import inputs, transformer
 
 TYPE_CHECKING = False
@@ -120,12 +121,10 @@ def text_encoder(folder: str, where: Any) -> Any:
     import os
 
     import torch
-    from transformers import BitsAndBytesConfig, T5Config, T5EncoderModel
+    from transformers import BitsAndBytesConfig, T5EncoderModel
 
     if not os.path.exists(os.path.join(folder, "config.json")):
-        torch.manual_seed(0)
-        config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=128, num_layers=1, num_heads=2)
-        T5EncoderModel(config).save_pretrained(folder)
+        t5.encoder().save_pretrained(folder)
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
     )

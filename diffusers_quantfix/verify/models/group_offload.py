@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from ..case import CannotReproduce, NeedsDevice
+from .devices import cuda
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+
+def apply(model: Any, device: Any, **options: Any) -> None:
+    """Group-offload ``model`` from ``device`` to the CPU, at leaf level unless ``options`` say otherwise.
+
+    Raises:
+        CannotReproduce: this diffusers has no group offloading.
+    """
+    import torch
+
+    try:
+        from diffusers.hooks import apply_group_offloading
+    except ImportError:
+        raise CannotReproduce("this diffusers has no group offloading") from None
+    options = {"offload_type": "leaf_level", **options}
+    apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
 
 
 def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: int = 3, **options: Any) -> str:
@@ -27,20 +44,13 @@ def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: in
 
     import torch
 
-    if not torch.cuda.is_available():
-        raise NeedsDevice("needs a CUDA device")
-    try:
-        from diffusers.hooks import apply_group_offloading
-    except ImportError:
-        raise CannotReproduce("this diffusers has no group offloading") from None
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = cuda()
     reference = run(build(device), device)
     gc.collect()
     before = torch.cuda.memory_allocated(device)
     model = build(device)
     size = torch.cuda.memory_allocated(device) - before
-    options = {"offload_type": "leaf_level", **options}
-    apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
+    apply(model, device, **options)
     for _ in range(times):  # with a stream, the second pass is the first with full prefetching
         error = (run(model, device) - reference).abs().max().item()
         assert error == 0, f"maximum error {error:.3g}"

@@ -14,7 +14,7 @@ def pipeline(**components: Any) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
     names = ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-    parts = {**dict.fromkeys(names), "transformer": transformer().eval(), **components}
+    parts = {**dict.fromkeys(names), "transformer": transformer(), **components}
     return FluxPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), **parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from ..case import CannotReproduce
+from .t5 import encoder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ def error(output: Any, reference: Any) -> float:
     return float((output.float() - reference.float()).abs().max() / reference.float().abs().max())
 
 
+def counting() -> Any:
+    """A dispatch mode that counts, in ``quantized``, the weights that quanto quantizes in it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):  # type: ignore[misc]
+        quantized = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "quanto" and func.__name__.startswith("quantize_"):
+                self.quantized += 1
+            return func(*args, **(kwargs or {}))
+
+    return Counting()
+
+
 def merged_and_unmerged(config: Any) -> str:
     """Merge a peft adapter into 8-bit weights, and unmerge it."""
     import torch
@@ -66,6 +82,22 @@ def merged_and_unmerged(config: Any) -> str:
     model.unmerge_adapter()
     assert torch.equal(run(model), with_adapter), "after unmerging the output is not what it was"
     return f"relative error {off:.3f} after merging, from rounding; exact after unmerging"
+
+
+def t5(folder: str, weights: str) -> Any:
+    """A tiny T5 encoder in float16, quantized by transformers.
+
+    Args:
+        folder: the model's folder.
+        weights: the type of the quantized weights.
+    """
+    import torch
+    from transformers import QuantoConfig, T5EncoderModel
+
+    encoder().save_pretrained(folder)
+    return T5EncoderModel.from_pretrained(
+        folder, quantization_config=QuantoConfig(weights=weights), torch_dtype=torch.float16
+    ).eval()
 
 
 def flux(folder: str, weights: str = "", kept: tuple[str, ...] = ()) -> Any:

@@ -1,9 +1,13 @@
-"""Models under FullyShardedDataParallel in a test."""
+"""Models under FullyShardedDataParallel, for the cases and tests."""
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-def take_apart(model) -> None:
+
+def take_apart(model: Any) -> None:
     """Free the memory of a model: its flat parameter and the views of it own each other in C++, where no garbage
     collection sees it.
     """
