@@ -130,8 +130,18 @@ _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in (_HOMES or ()):  # None when the interpreter has cleared this module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import sys
+
+        shutting_down = sys.meta_path is None
+    except ImportError:
+        shutting_down = True
+    if shutting_down:  # in a destructor
+        raise ImportError(
+            f"{__name__}.{name} was not used before the interpreter began to shut down, and cannot be imported any more"
+        )
     from _imp import acquire_lock, release_lock
     from importlib import import_module
 
@@ -141,10 +151,16 @@ def __getattr__(name: str) -> object:
     acquire_lock()
     try:
         import_module(f"{__name__}.forked")  # before any other module
-        import_module(f"{__name__}.activation")
+        activation = import_module(f"{__name__}.activation")
     finally:
         release_lock()
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = import_module(f"{__name__}.{_HOMES[name]}")
+    if not hasattr(activation, "_watcher") or not hasattr(home, name):
+        raise ImportError(
+            f"{__name__}.{name} cannot be used yet: the import of the package was interrupted, as by a signal handler, "
+            "and is not finished"
+        )
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

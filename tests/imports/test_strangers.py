@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.engine.conftest import simple, world  # noqa: F401  # fixtures
@@ -152,3 +155,54 @@ def test_what_else_there_can_be(simple, name, order) -> None:  # noqa: F811
     )
     assert outcome["f"] == ("broken" if unseen else "patched")
     assert (outcome["state"], outcome["reverted"]) == ("applied", "broken")
+
+
+AT_THE_END = """
+import sys
+import diffusers_quantfix
+class Service:
+    def __del__(self):
+        try:
+            diffusers_quantfix.{name}
+        except ImportError as error:
+            print(sys.meta_path, error)
+sys.modules["service"] = Service()
+"""
+
+
+@pytest.mark.parametrize("name", ["release", "status"])
+def test_a_name_of_ours_that_is_used_first_at_the_end_of_the_interpreter(name) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END.format(name=name)], capture_output=True, text=True, timeout=120
+    )
+    said = f"None diffusers_quantfix.{name} was not used before the interpreter began to shut down"
+    assert done.stdout.startswith(said), done.stderr
+
+
+WITHIN = """
+import sys
+import diffusers_quantfix
+said = []
+def handler(event, arguments):
+    if event == "exec" and arguments[0].co_filename.endswith({file!r}) and not said:
+        said.append("began")
+        try:
+            diffusers_quantfix.status(load=False)
+        except ImportError as error:
+            said[:] = [str(error)]
+        else:
+            said[:] = ["status"]
+sys.addaudithook(handler)
+import lib.core
+tell(said=said, f=lib.core.f(), state=diffusers_quantfix.status(load=False)['fix-f'].state)
+"""
+
+
+@pytest.mark.parametrize("file", ["activation.py", "watcher.py", "user_settings.py", "runner.py"])
+def test_a_handler_that_asks_within_our_own_import(simple, file) -> None:  # noqa: F811
+    """Before: a NameError, or an AttributeError about a circular import."""
+    outcome = simple.run(WITHIN.format(file=file), "")
+    assert (outcome["f"], outcome["state"]) == ("patched", "applied")
+    assert len(outcome["said"]) == 1
+    if file != "runner.py":
+        assert "was interrupted, as by a signal handler" in outcome["said"][0]
