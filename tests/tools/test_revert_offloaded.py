@@ -101,3 +101,131 @@ def test_every_offloaded_model_runs_after_revert_and_after_apply(
     del pipe
     gc.collect()
     assert not [answer.id for answer in qf.revert().answers if answer.state == "applied"]
+
+
+def _normalized():
+    import torch
+
+    norm = torch.nn.utils.weight_norm
+    return torch.nn.Sequential(norm(torch.nn.Conv1d(16, 16, 3, padding=1)), torch.nn.ELU())
+
+
+class _Attends:
+    """Modules whose ``forward`` reads weights of other modules without calling these."""
+
+    def __new__(cls):
+        import torch
+
+        class Attends(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+                self.out = torch.nn.Linear(16, 16)
+
+            def forward(self, value):
+                return self.out(self.attention(value, value, value)[0])
+
+        return Attends()
+
+
+def _reads_a_list():
+    import torch
+
+    class Factors(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factors = torch.nn.ParameterDict({"one": torch.nn.Parameter(torch.randn(16, 16))})
+            self.shared = torch.nn.Linear(16, 16)
+
+        def forward(self, value):
+            return self.shared(value @ self.factors["one"])
+
+    return Factors()
+
+
+def _nested():
+    import torch
+
+    class Nested(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(
+                [torch.nn.ModuleList([torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)]) for _ in range(2)]
+            )
+            self.register_buffer("scale", torch.full((16,), 0.5))
+
+        def forward(self, value):
+            for block in self.blocks:
+                for layer in block:
+                    value = layer(value)
+            return value * self.scale
+
+    return Nested()
+
+
+MADE = {
+    "weight norm": _normalized,
+    "attention": _Attends,
+    "parameter dict": _reads_a_list,
+    "nested lists": _nested,
+}
+WAYS = {
+    "sequential": lambda model, device: _accelerate().cpu_offload(model, device),
+    "sequential, to the CPU": lambda model, device: _accelerate().cpu_offload(model, "cpu"),
+    "sequential, buffers": lambda model, device: _accelerate().cpu_offload(model, device, offload_buffers=True),
+    "model": lambda model, device: _accelerate().cpu_offload_with_hook(model, device),
+    "leaf": lambda model, device: _group(model, device, **LEAF),
+    "leaf, stream": lambda model, device: _group(model, device, **LEAF, use_stream=True),
+    "block": lambda model, device: _group(model, device, **BLOCK),
+    "block, stream": lambda model, device: _group(model, device, **BLOCK, use_stream=True),
+}  # fmt: skip
+
+
+def _accelerate():
+    return pytest.importorskip("accelerate")
+
+
+def _group(model, device, **options):
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    apply_group_offloading(model, torch.device(device), torch.device("cpu"), **options)
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the sweep is about the newest releases")
+@pytest.mark.parametrize(
+    ("made", "way"),
+    rest_is_whole(
+        # diffusers offers no group offload of leaves for weight normalization.
+        [(made, way) for made in MADE for way in WAYS if made != "weight norm" or not way.startswith("leaf")],
+        ("weight norm", "sequential"), ("attention", "leaf"), ("parameter dict", "sequential, to the CPU"),
+    ),
+)  # fmt: skip
+def test_an_offloaded_model_with_parts_is_exact_or_refused_after_revert(gpu, applied_again, made, way):
+    """What hooks were given stays with them; what is asked at each move is upstream's again, with its error."""
+    import torch
+
+    here = gpu.devices[0]
+    torch.manual_seed(0)
+    model = MADE[made]().eval()
+    inputs = torch.randn(1, 16, 16)
+    placed = torch.device("cpu") if "CPU" in way else here
+
+    def run():
+        with torch.no_grad():
+            return model(inputs.to(placed)).cpu()
+
+    WAYS[way](model, placed)
+    wanted = run()
+    assert torch.equal(run(), wanted)
+    for _ in range(2):
+        qf.revert()
+        for _ in range(2):
+            try:
+                output = run()
+            except RuntimeError as error:
+                assert "device" in str(error) or "type" in str(error), error
+            else:
+                assert torch.equal(output, wanted), "after revert()"
+        qf.apply()
+        assert torch.equal(run(), wanted) and torch.equal(run(), wanted), "after apply()"
