@@ -12,16 +12,33 @@ from diffusers_quantfix.fixes import NAMES
 from diffusers_quantfix.fixes.targets import declaration, declarations
 
 DECLARATIONS = declarations()
-# (kind, fixes that are a right first answer, where it stands, text)
-REPORTS = [
-    (kind, tuple(wanted.split(", ")), source, text)
-    for kind, wanted, source, text in re.findall(
-        r"(?ms)^=== (\w+) \| (.*?) \| (.*?)\n(.*?)(?=\n===|\Z)",
-        pathlib.Path(__file__).with_name("reports.txt").read_text(encoding="utf-8"),
-    )
-]
-# Shares of each kind whose first answer, and one of whose first three, is right; of `foreign` those that name no fix.
-ENOUGH = {"error": (0.85, 0.95), "title": (0.75, 0.85), "sentence": (0.85, 0.95), "foreign": (0.95, 0.0)}
+# file -> kind -> the shares whose first answer, and one of whose first three, is right; of `foreign` those that name no
+# fix.  The second file is of threads that nobody looked at when the patterns were written.
+ENOUGH = {
+    "reports.txt": {
+        "error": (0.85, 0.95),
+        "title": (0.75, 0.85),
+        "sentence": (0.85, 0.95),
+        "foreign": (0.95, 0.0),
+    },
+    "reports_aside.txt": {
+        "error": (0.75, 0.75),
+        "title": (0.2, 0.3),
+        "sentence": (0.25, 0.25),
+        "foreign": (0.65, 0.0),
+    },
+}
+# file -> [(kind, fixes that are a right first answer, where it stands, text)]
+REPORTS = {
+    file: [
+        (kind, tuple(wanted.split(", ")), source, text)
+        for kind, wanted, source, text in re.findall(
+            r"(?ms)^=== (\w+) \| (.*?) \| (.*?)\n(.*?)(?=\n===|\Z)",
+            pathlib.Path(__file__).with_name(file).read_text(encoding="utf-8"),
+        )
+    ]
+    for file in ENOUGH
+}
 
 
 def answers(text: str) -> list[str]:
@@ -32,17 +49,24 @@ def answers(text: str) -> list[str]:
     return [match.fix.id for match in found]
 
 
-def test_the_reports_are_about_fixes_that_are_there():
-    assert len(REPORTS) >= 80
-    assert {fix_id for _, wanted, _, _ in REPORTS for fix_id in wanted} <= {*NAMES, "none"}
-    assert {kind for kind, _, _, _ in REPORTS} == set(ENOUGH)
+@pytest.mark.parametrize("file", ENOUGH)
+def test_the_reports_are_about_fixes_that_are_there(file: str):
+    assert len(REPORTS[file]) >= 80
+    assert {fix_id for _, wanted, _, _ in REPORTS[file] for fix_id in wanted} <= {*NAMES, "none"}
+    assert {kind for kind, _, _, _ in REPORTS[file]} == set(ENOUGH[file])
 
 
-@pytest.mark.parametrize("kind", ENOUGH)
-def test_enough_are_answered(kind: str):
+def test_what_is_kept_aside_is_of_other_threads():
+    used, aside = ({source for _, _, source, _ in rows if source != "written"} for rows in REPORTS.values())
+    assert not used & aside
+    assert len(aside) >= 75
+
+
+@pytest.mark.parametrize(("file", "kind"), [(file, kind) for file, kinds in ENOUGH.items() for kind in kinds])
+def test_enough_are_answered(file: str, kind: str):
     first = three = 0
     missed = []
-    rows = [row for row in REPORTS if row[0] == kind]
+    rows = [row for row in REPORTS[file] if row[0] == kind]
     for _, names, source, text in rows:
         wanted = {declaration(name).id for name in names if name != "none"}
         found = answers(text)
@@ -51,8 +75,8 @@ def test_enough_are_answered(kind: str):
         three += bool(set(found[:3]) & wanted)
         if not is_first:
             missed.append(f"{source}: {found[:3]} instead of {wanted}")
-    assert (first / len(rows), three / len(rows)) >= ENOUGH[kind], "\n".join(missed)
-    assert three / len(rows) >= ENOUGH[kind][1], "\n".join(missed)
+    assert first / len(rows) >= ENOUGH[file][kind][0], "\n".join(missed)
+    assert three / len(rows) >= ENOUGH[file][kind][1], "\n".join(missed)
 
 
 @pytest.mark.parametrize(
