@@ -48,6 +48,12 @@ COMBINATIONS: tuple[tuple[dict[str, str], str], ...] = (
         {"diffusers": ">=0.31", "bitsandbytes": "<0.43.3"},
         "diffusers refuses to quantize (requires the latest version of bitsandbytes); use bitsandbytes 0.43.3 or newer",
     ),
+    # diffusers 0.33.1 and 0.36.0, each with torchao 0.14.1 to 0.18.0
+    (
+        {"diffusers": ">=0.33,<0.37", "torchao": ">=0.16"},
+        "diffusers cannot be imported (name 'logger' is not defined); use diffusers 0.37 or newer, or torchao before "
+        "0.16, or uninstall torchao if nothing else needs it",
+    ),
     (
         {"bitsandbytes": ">=0.45.1,<=0.45.3"},
         f"the library for the CPU needs {LIBSTDCXX} (GCC 13); with an older libstdc++, 4-bit and 8-bit work on a GPU "

@@ -12,6 +12,19 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
         "is built for an older CUDA",
     ),
     (
+        # diffusers/quantizers/torchao/torchao_quantizer.py logs before it has a logger
+        r"torchao_quantizer\.py.{0,400}name 'logger' is not defined|"
+        r"Failed to import diffusers\..{0,400}name 'logger' is not defined",
+        "diffusers 0.33 to 0.36 cannot be imported beside torchao 0.16 or newer: `pip install -U diffusers`, or `pip "
+        "install 'torchao<0.16'`, or `pip uninstall torchao` if nothing else needs it",
+    ),
+    (
+        r"pool INTERNAL ASSERT FAILED .{0,200}Invalid thread pool",
+        "torch's thread pool breaks where several threads of a forked process start to compute at once, if "
+        "torch.set_num_threads() was called before the fork: call it again in the child before its threads start, or "
+        "set OMP_NUM_THREADS instead, or start the process with 'spawn'",
+    ),
+    (
         r"(train|fine-?tune) a model that has been loaded in [48]-bit precision on "
         r"(a different device|multiple devices)",
         "a model can only be trained on the one GPU that it was loaded on: pass device_map={'': "

@@ -84,6 +84,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-fuse-lora-offloaded", "diffusers.loaders.lora_base", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-fuse-lora-offloaded", "diffusers.fuse_lora_offloaded"),
     ("diffusers-fuse-model-lora-offloaded", "diffusers.loaders.peft", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-fuse-model-lora-offloaded", "diffusers.fuse_model_lora_offloaded"),
     ("diffusers-fuse-qkv-quantized", "diffusers.models.attention", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-fuse-qkv-quantized", "diffusers.fuse_qkv_quantized"),
+    ("diffusers-gguf-compile", "diffusers.quantizers.gguf.utils", (("diffusers", ">=0.32.0,<=0.42.1"), ("torch", ">=2.8"), ("gguf", "")), "", "diffusers-gguf-compile", "diffusers.gguf_compile"),
     ("diffusers-gguf-dequantize", "diffusers.quantizers.gguf.utils", (("diffusers", ">=0.32.0,<0.40.0"), ("gguf", "")), "diffusers 0.40.0", "diffusers-gguf-dequantize", "diffusers.gguf_dequantize"),
     ("diffusers-gguf-kept-modules", "diffusers.quantizers.gguf.gguf_quantizer", (("diffusers", ">=0.32.0,<0.39.0"), ("gguf", "")), "diffusers 0.39.0", "diffusers-gguf-kept-modules", "diffusers.gguf_kept_modules"),
     ("diffusers-gguf-packed-parts", "diffusers.quantizers.gguf.gguf_quantizer", (("diffusers", ">=0.32.0,<=0.42.1"), ("gguf", "")), "", "diffusers-gguf-packed-parts", "diffusers.gguf_packed_parts"),

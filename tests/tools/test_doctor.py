@@ -197,6 +197,8 @@ def test_a_bitsandbytes_without_its_native_library(monkeypatch, library, version
         ({"diffusers": "==0.33.1", "transformers": "==5.23.0"}, "FLAX_WEIGHTS_NAME"),
         ({"diffusers": "==0.38.0", "transformers": "==4.46.3"}, "Dinov2WithRegistersConfig"),
         ({"diffusers": "==0.42.1", "transformers": "==4.57.6"}, "huggingface-hub"),
+        ({"diffusers": "==0.36.0", "torchao": "==0.18.0"}, "torchao before 0.16"),
+        ({"diffusers": "==0.37.1", "torchao": "==0.18.0"}, ""),
         ({"transformers": "==5.23.0", "bitsandbytes": "==0.45.5"}, "bitsandbytes>=0.46.1"),
         ({"bitsandbytes": "==0.45.2"}, "GLIBCXX_3.4.32"),
         ({"diffusers": "==0.42.1", "transformers": "==5.23.0", "bitsandbytes": "==0.50.2"}, ""),

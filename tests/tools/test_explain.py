@@ -374,6 +374,16 @@ def test_what_is_none_of_them_leads_nowhere(text):
         ("RuntimeError: \"addmm_cuda\" not implemented for 'Float8_e4m3fn'", "layerwise_casting"),
         ("ValueError: Unknown quantization type, got sdnq - supported types are: ['gguf']", "does not know"),
         ("ModuleNotFoundError: No module named 'diffusers'", "doctor"),
+        (
+            "RuntimeError: Failed to import diffusers.pipelines.flux.pipeline_flux because of the following error "
+            "(look up to see its traceback): name 'logger' is not defined",
+            "torchao<0.16",
+        ),
+        (
+            'RuntimeError: pool INTERNAL ASSERT FAILED at "aten/src/ATen/ParallelOpenMP.cpp":64, please report a bug '
+            "to PyTorch. Invalid thread pool!",
+            "OMP_NUM_THREADS",
+        ),
         ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "other GPUs"),
     ],
 )
