@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .engine.settings import Settings
 
 _reported: set[str] = set()
-_the_runner: "Runner | None" = None
+# `importlib.reload` keeps the globals: another runner would not know what this one has patched.
+_the_runner: "Runner | None" = globals().get("_the_runner")
 
 
 def activate() -> None:
@@ -182,4 +183,4 @@ def _warn(sentence: str) -> None:
         warn(sentence)
 
 
-_watcher = Watcher(MODULES, _arrived, _replaced)
+_watcher = globals().get("_watcher") or Watcher(MODULES, _arrived, _replaced)

@@ -26,10 +26,10 @@ def _show_debug() -> None:
     logger.propagate = False
 
 
-if settings().debug:
+if settings().debug and "RUNNER" not in globals():
     _show_debug()
 
-RUNNER = Runner(
+RUNNER = globals().get("RUNNER") or Runner(  # `importlib.reload` keeps the globals
     TARGETS,
     _FIXES,
     DISTRIBUTIONS,

@@ -171,7 +171,7 @@ class _Search:
                 self._seen.add((node.origin, id(referrer)))
                 one = self.found[node.origin]
                 if is_a(referrer, types.FrameType) and any(referrer is frame for frame in self._frames):
-                    self._end(node, f"a local of {place(referrer)}")  # Python 3.10
+                    self._end(node, f"a local of {place(referrer)}")  # a generator's, on Python 3.10
                 elif width.get(node.origin, 0) < _WIDTH:
                     width[node.origin] = width.get(node.origin, 0) + 1
                     following = self._above(node, referrer)
@@ -251,7 +251,7 @@ def _unseen() -> str:
 
     Before Python 3.13 also a local variable.
     """
-    where = "" if NAMED or sys.version_info < (3, 11) else ", ".join(users_functions()[:_FUNCTIONS])
+    where = "" if NAMED else ", ".join(users_functions()[:_FUNCTIONS])
     return (f"a local of {where}, or " if where else "") + _UNSEEN
 
 

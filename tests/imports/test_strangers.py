@@ -206,3 +206,23 @@ def test_a_handler_that_asks_within_our_own_import(simple, file) -> None:  # noq
     assert len(outcome["said"]) == 1
     if file != "runner.py":
         assert "was interrupted, as by a signal handler" in outcome["said"][0]
+
+
+RELOADED = """
+import importlib, sys
+import diffusers_quantfix
+import lib.core
+before = lib.core.f()
+ours = [name for name in sys.modules if name.startswith("diffusers_quantfix")]
+for name in sorted(name for name in ours if not name.startswith("diffusers_quantfix.fixes")):
+    importlib.reload(sys.modules[name])
+state = diffusers_quantfix.status(load=False)["fix-f"].state
+diffusers_quantfix.revert()
+tell(before=before, state=state, reverted=lib.core.f())
+"""
+
+
+def test_every_module_of_ours_reloaded(simple) -> None:  # noqa: F811
+    """As IPython's deep reload. Before: the patches stayed, "healthy" on the board, and `revert` did not know them."""
+    outcome = simple.run(RELOADED, "")
+    assert (outcome["before"], outcome["state"], outcome["reverted"]) == ("patched", "applied", "broken")
