@@ -1,10 +1,12 @@
-"""diffusers-pix2pix-zero-grad: Pix2Pix Zero with a quantized UNet."""
+"""diffusers-pix2pix-zero-grad: Pix2Pix Zero with a quantized UNet, and under group offload."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.fixes import four_bit
+from tests.fixes.group_offloaded import BLOCK, LEAF, STREAM, offload
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-pix2pix-zero-grad"
@@ -70,3 +72,23 @@ def test_plain_weights_require_gradients_as_before():
     run(pipeline(unet), "cpu")
     required = {name for name, weight in unet.named_parameters() if weight.requires_grad}
     assert required == {name for name, _ in unet.named_parameters() if ".attn2." in name}
+
+
+@pytest.mark.parametrize("mode", [LEAF, BLOCK | STREAM], ids=["leaf", "block-stream"])
+@pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="group offloading came with 0.33")
+@pytest.mark.defect(FIX_ID, shows="on the same device")
+def test_group_offload(gpu, mode):
+    device = gpu.devices[0]
+    expected = run(pipeline(models.unet().to(device)), device)
+    pipe = pipeline(models.unet())
+    offload(pipe.unet, device, mode)
+    for _ in range(2):
+        assert torch.equal(run(pipe, device), expected)
+
+
+@pytest.mark.defect(FIX_ID, shows="has a gradient")
+def test_no_gradients_of_weights_are_left(gpu):
+    unet = models.unet().to(gpu.devices[0])
+    run(pipeline(unet), gpu.devices[0])
+    for name, weight in unet.named_parameters():
+        assert weight.grad is None, f"{name} has a gradient"

@@ -1,11 +1,12 @@
-"""Pix2Pix Zero cannot run with a quantized UNet.
+"""Pix2Pix Zero cannot run with a quantized or group-offloaded UNet.
 
 Symptom: RuntimeError "only Tensors of floating point dtype can require gradients" from ``prepare_unet`` of Pix2Pix
-    Zero, in 4-bit or 8-bit.
-Cause: ``prepare_unet`` makes all cross-attention weights require gradients, even quantized ones. The pipeline only
-    needs the gradient of its latents.
+    Zero, in 4-bit or 8-bit. "Expected all tensors to be on the same device" from the ``backward()`` of its second step
+    under group offload; without it, gradients as large as the UNet stay on the device.
+Cause: ``prepare_unet`` makes all cross-attention weights require gradients, even quantized ones, and ``__call__``
+    computes gradients of all of the UNet's weights. It only needs that of its latents.
 Upstream: not reported.
-Patch: ``prepare_unet`` skips quantized weights.
+Patch: ``prepare_unet`` skips quantized weights; ``__call__`` computes the gradient of the latents alone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _PLAIN = (
     "[weight.requires_grad_(True) for weight in module.parameters() "
     "if type(weight) is torch.nn.Parameter and weight.is_floating_point()]"
 )
+_OF_ALL = "loss.loss.backward(retain_graph=False)"
+_OF_THE_LATENTS = "loss.loss.backward(retain_graph=False, inputs=[x_in])"
 
 
 class _Unet:
@@ -65,6 +68,8 @@ def broken(module: ModuleType) -> bool:
 
 
 def patch(module: ModuleType, draft: Draft) -> None:
-    """Replace the code of ``prepare_unet``."""
+    """Replace the code of both functions."""
     function = own_function(module, "prepare_unet")
     draft.replace(function, "__code__", exchanged(function, "module.requires_grad_(True)", _PLAIN))
+    call = own_function(module, "StableDiffusionPix2PixZeroPipeline.__call__")
+    draft.replace(call, "__code__", exchanged(call, _OF_ALL, _OF_THE_LATENTS))

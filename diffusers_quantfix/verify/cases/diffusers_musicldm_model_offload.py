@@ -1,0 +1,9 @@
+"""MusicLDM has run under model offload."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    from ..models import own_offload
+
+    return own_offload.check("MusicLDMPipeline")
