@@ -91,7 +91,7 @@ def run(given: argparse.Namespace) -> int:
     bad = False
     for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
         seconds = outcomes.pop("seconds", "?")
-        found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
+        results.record(found, name, backend, outcomes)
         if given.json:
             results.write(found, given.json)
         wrong = {key: said for key, said in outcomes.items() if results.is_wrong(said)}

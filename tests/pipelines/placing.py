@@ -149,7 +149,11 @@ class Interrupted(Exception):
 def _interrupt(subject: Subject, pipe) -> None:
     import torch
 
-    model = next(model for name, model in quantized_parts(pipe).items() if DENOISER.fullmatch(name))
+    parts = quantized_parts(pipe)
+    # The prior of Flux Redux has encoders alone.
+    model = next((part for name, part in parts.items() if DENOISER.fullmatch(name)), None) or next(
+        iter(parts.values())
+    )
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
 
     def stop(module, arguments):

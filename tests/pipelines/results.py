@@ -60,6 +60,37 @@ def versions() -> dict[str, str]:
     return found
 
 
+def record(found: dict, name: str, backend: str, outcomes: dict[str, str]) -> None:
+    """Put the outcomes of a run that just ended into ``found``, and with which releases, where they are others.
+
+    ``versions`` are those of the file's set. ``also_with``: the releases that differ from them, as text -> pipeline ->
+    backend -> placements.
+    """
+    found["outcomes"].setdefault(name, {}).setdefault(backend, {}).update(outcomes)
+    also = found.setdefault("also_with", {})
+    for key, pipelines in list(also.items()):
+        backends = pipelines.get(name, {})
+        if backend in backends:
+            backends[backend] = [one for one in backends[backend] if one not in outcomes]
+        also[key] = _without_empty(pipelines)
+    others = ", ".join(
+        f"{library} {release}"
+        for library, release in versions().items()
+        if found["versions"].get(library) != release
+    )
+    if others:
+        backends = also.setdefault(others, {}).setdefault(name, {})
+        backends[backend] = sorted({*backends.get(backend, ()), *outcomes})
+    found["also_with"] = {key: pipelines for key, pipelines in also.items() if pipelines}
+
+
+def _without_empty(pipelines: dict) -> dict:
+    kept = {
+        name: {one: each for one, each in backends.items() if each} for name, backends in pipelines.items()
+    }
+    return {name: backends for name, backends in kept.items() if backends}
+
+
 def is_wrong(said: str) -> bool:
     return said != EXACT and not said.startswith("upstream: ")
 

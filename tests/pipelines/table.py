@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.pipelines import packed, results
-from tests.pipelines.backends import REFUSED
+from tests.pipelines.backends import PLAIN, REFUSED
 from tests.pipelines.families import NOT_BUILT
 
 PAGE = Path(__file__).resolve().parents[2] / "diffusers_quantfix" / "PIPELINES.md"
@@ -32,7 +32,9 @@ def count(found: dict) -> tuple[int, int, int, int]:
     placed: Counter = Counter()
     ran = set()
     for name, backends in found["outcomes"].items():
-        for outcomes in backends.values():
+        for backend, outcomes in backends.items():
+            if backend == PLAIN:
+                continue
             kinds = [kind(said) for step, said in outcomes.items() if step not in STEPS]
             placed.update(kinds)
             if kinds:
@@ -100,7 +102,7 @@ def page(sets: dict[str, dict]) -> str:
     ]
     for found in sets.values():
         versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        lines += ["", f"## diffusers {found['versions']['diffusers']}", "", f"With {versions}."]
+        lines += ["", f"## diffusers {found['versions']['diffusers']}", "", f"With {versions}.{_also(found)}"]
         lines += [f"{brief(found)}.", "", *totals(found)]
     lines += ["", f"## Each pipeline of diffusers {newest['versions']['diffusers']}", "", *_each(newest)]
     for found in sets.values():
@@ -117,6 +119,15 @@ def page(sets: dict[str, dict]) -> str:
     ]
     lines += ["", "## Not run yet", "", ", ".join(pending(newest)) or "none"]
     return "\n".join(lines) + "\n"
+
+
+def _also(found: dict) -> str:
+    """Which releases some rows ran with instead."""
+    said = ""
+    for others, pipelines in sorted(found.get("also_with", {}).items()):
+        number = sum(len(each) for backends in pipelines.values() for each in backends.values())
+        said += f" {number} outcomes of {len(pipelines)} pipelines ran with {others}."
+    return said
 
 
 def _each(found: dict) -> list[str]:

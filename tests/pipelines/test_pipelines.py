@@ -1,17 +1,37 @@
 """Every pipeline of the newest release is known: it runs here, or is listed with its reason; the page is up to date.
 
+Every outcome is exact, or listed as a refusal or as open; so a bug that is cured and its rows, which are older than the
+cure, do not stand beside each other: who takes it off the list runs them again.
+
 Nothing is run here: ``python -m tests.pipelines`` runs all, with ``--families --slice`` what CI has a step for.
 """
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.gate import unmet
 from tests.pipelines import results, table
-from tests.pipelines.families import NOT_BUILT, every
+from tests.pipelines.families import (
+    NO_GROUP_OFFLOAD,
+    NOT_BUILT,
+    OPEN,
+    PLACEHOLDERS,
+    REFUSALS,
+    every,
+    placeholders,
+    without_group_offload,
+)
 
 FOUND = results.read(results.FILE)
+OUTCOMES = [
+    (name, backend, placement, said)
+    for name, backends in FOUND["outcomes"].items()
+    for backend, outcomes in backends.items()
+    for placement, said in outcomes.items()
+]
 pytestmark = pytest.mark.skipif(
     bool(unmet(f"diffusers=={FOUND['versions']['diffusers']}")), reason="the results are of another release"
 )
@@ -28,3 +48,59 @@ def test_every_pipeline_of_the_release_is_known():
 def test_the_page_and_the_readme():
     assert table.main(["--check"]) == 0, "python -m tests.pipelines.table --write"
     assert f"`PIPELINES.md` ({table.brief(FOUND)})" in table.README.read_text(encoding="utf-8")
+
+
+def test_every_outcome_is_exact_refused_or_open():
+    seen: set = set()
+    unknown = []
+    for name, backend, placement, said in OUTCOMES:
+        if said == results.EXACT:
+            continue
+        refusals = [one for one in REFUSALS if re.match("upstream: " + one, said)]
+        known = [one for one in OPEN if re.match(one[0], name) and re.search(one[1], placement)]
+        seen.update(refusals or known)
+        if not refusals and not known:
+            unknown.append(f"{name}, {backend}, {placement}: {said[:100]}")
+    assert not unknown, f"cure it, run it again with --again, or list it in OPEN: {unknown}"
+    assert {*REFUSALS, *OPEN} == seen, "what is cured is on no list"
+
+
+def test_the_releases_of_each_outcome_are_recorded():
+    """The set's, or those that ``also_with`` names, which are others than the set's."""
+    known = {(name, backend, placement) for name, backend, placement, _ in OUTCOMES}
+    for text, pipelines in FOUND.get("also_with", {}).items():
+        others = dict(one.split(" ") for one in text.split(", "))
+        assert others
+        for library, release in others.items():
+            assert FOUND["versions"][library] != release
+        named = {
+            (name, backend, placement)
+            for name, backends in pipelines.items()
+            for backend, placements in backends.items()
+            for placement in placements
+        }
+        assert named <= known
+
+
+def test_what_a_run_records():
+    found = {"versions": {**results.versions(), "torch": "0"}, "outcomes": {}}
+    results.record(found, "Some", "plain", {"to": "exact", "sequential": "exact"})
+    [(others, rows)] = found["also_with"].items()
+    assert others.startswith("torch ")
+    assert rows == {"Some": {"plain": ["sequential", "to"]}}
+    found["versions"] = results.versions()
+    results.record(found, "Some", "plain", {"to": "exact"})
+    assert found["also_with"] == {others: {"Some": {"plain": ["sequential"]}}}
+    results.record(found, "Some", "plain", {"sequential": "exact"})
+    assert found["also_with"] == {}
+
+
+def test_placeholders_are_listed():
+    missing = placeholders()
+    assert missing.keys() <= PLACEHOLDERS.keys()
+    for name, packages in missing.items():
+        assert PLACEHOLDERS[name] in packages
+
+
+def test_models_that_refuse_group_offload_are_listed():
+    assert without_group_offload() == set(NO_GROUP_OFFLOAD)
