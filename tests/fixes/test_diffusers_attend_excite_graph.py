@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from diffusers_quantfix.verify.models.unet import unet as tiny_unet
 from tests.gate import unmet
 from tests.rig import models
 
@@ -38,7 +39,7 @@ def pipeline():
         vae=models.vae(latent_channels=4),
         text_encoder=models.clip_text(),
         tokenizer=models.tokenizer(),
-        unet=models.unet(),
+        unet=tiny_unet(),
         scheduler=DDIMScheduler(),
         feature_extractor=None,
         safety_checker=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffusers_quantfix.verify.models.unet import unet as tiny_unet
 from tests.fixes import four_bit
 from tests.fixes.group_offloaded import BLOCK, LEAF, STREAM, offload
 from tests.gate import unmet
@@ -56,7 +57,7 @@ def run(pipe, device, guidance: float = 0.1):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_quantized_unet(gpu, tmp_path, bits):
-    plain, device = models.unet(), gpu.devices[0]
+    plain, device = tiny_unet(), gpu.devices[0]
     unet = four_bit.load(type(plain), models.saved(plain, tmp_path), bits=bits, dtype=torch.float32)
     if bits == 4:
         unet.to(device)
@@ -67,7 +68,7 @@ def test_a_quantized_unet(gpu, tmp_path, bits):
 
 
 def test_plain_weights_require_gradients_as_before():
-    unet = models.unet()
+    unet = tiny_unet()
     unet.requires_grad_(False)
     run(pipeline(unet), "cpu")
     required = {name for name, weight in unet.named_parameters() if weight.requires_grad}
@@ -79,8 +80,8 @@ def test_plain_weights_require_gradients_as_before():
 @pytest.mark.defect(FIX_ID, shows="on the same device")
 def test_group_offload(gpu, mode):
     device = gpu.devices[0]
-    expected = run(pipeline(models.unet().to(device)), device)
-    pipe = pipeline(models.unet())
+    expected = run(pipeline(tiny_unet().to(device)), device)
+    pipe = pipeline(tiny_unet())
     offload(pipe.unet, device, mode)
     for _ in range(2):
         assert torch.equal(run(pipe, device), expected)
@@ -88,7 +89,7 @@ def test_group_offload(gpu, mode):
 
 @pytest.mark.defect(FIX_ID, shows="has a gradient")
 def test_no_gradients_of_weights_are_left(gpu):
-    unet = models.unet().to(gpu.devices[0])
+    unet = tiny_unet().to(gpu.devices[0])
     run(pipeline(unet), gpu.devices[0])
     for name, weight in unet.named_parameters():
         assert weight.grad is None, f"{name} has a gradient"

@@ -12,6 +12,7 @@ from pathlib import Path
 from diffusers_quantfix.verify.models.flux import transformer as flux_transformer
 from diffusers_quantfix.verify.models.t5 import VOCABULARY
 from diffusers_quantfix.verify.models.t5 import encoder as t5_encoder
+from diffusers_quantfix.verify.models.unet import unet as unet
 from diffusers_quantfix.verify.models.vae import vae
 
 
