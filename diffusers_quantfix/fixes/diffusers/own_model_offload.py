@@ -17,6 +17,7 @@ import sys
 
 from ...engine.fix import Fix, Target
 from ...engine.probe import names_used, resolve, written_in
+from ...loading.device import current_accelerator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _refuse(pipe: Any) -> None:
 def _place(pipe: Any, gpu_id: int | None, device: Any) -> Any:
     """The device, with its index: what was passed, or what an earlier call was passed, or 0."""
     torch = sys.modules["torch"]
-    place = torch.device("cuda" if device is None else device)
+    place = torch.device(current_accelerator().type if device is None else device)
     if gpu_id is not None and place.index is not None:
         raise ValueError(
             f"`gpu_id`={gpu_id} and the index of `device`={place} say the same thing: pass one of them"
