@@ -66,11 +66,26 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
         "weights",
     ),
     (
+        r"(self|mat1|m1) and (mat2|m2) must have the same dtype, but got \w+ and (Byte|Char)\b",
+        "code that does not call a quantized layer uses its packed weight, as torch.nn.MultiheadAttention does: leave "
+        "that layer unquantized (llm_int8_skip_modules of a BitsAndBytesConfig, modules_to_not_convert of others)",
+    ),
+    (
         r"mat1 and mat2 must have the same dtype|expected scalar type|expected m1 and m2 to have the same dtype|"
         r"must have the same dtype|"
         r"Input type \(\S+\) and (weight|bias) type \(\S+\) should be the same",
         "an input and a weight differ in dtype or device: load all components with the same torch_dtype, and pass "
         "inputs in that dtype on that device",
+    ),
+    (
+        r"tensors to be on the same device|tensors need to be on the same GPU",
+        "an input or a component is on another device than the weights that use it: let the pipeline move them, and "
+        "call what is offloaded through its own forward()",
+    ),
+    (
+        r"of floating point( and complex)? dtype can require gradients",
+        "quantized weights are integers, which have no gradients: code wraps one in torch.nn.Parameter or trains it; "
+        "pass requires_grad=False, or train an adapter",
     ),
     (
         r"shapes cannot be multiplied|size mismatch for|must match the size of tensor|"
@@ -134,6 +149,10 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
         "the checkpoint and the class do not belong together, or a file is missing: compare the names of the weights",
     ),
     (
+        r"\bmlx[-_ ]|\bmflux\b|llama\.cpp|\bvllm\b|\bsglang\b|exllama|koboldcpp",
+        "this program has weights and code of its own, which none of the fixes concerns: ask its authors",
+    ),
+    (
         r"No GPU found\. A GPU is needed for quantization",
         "this transformers quantizes with bitsandbytes on a GPU only: `python -m diffusers_quantfix doctor` says why "
         "torch sees none",
@@ -153,21 +172,36 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
 # Words of this field; a general message without any of them belongs to something else.
 FIELD = re.compile(
     r"diffusers|bitsandbytes|\bbnb|quant|gguf|torchao|offload|\b(do|lo)ras?\b|\blo(kr|ha)\b|peft|accelerate/|optimum/|core_model_loading|\bu?mt5|\bt5|\bQ(Linear|Tensor)|"
+    r"tensor and device combinations|"
     r"[48].?bit|nf4|int8|fp8|float8|_lora|pipe(line)?\b|Params4bit|Linear8bit|absmax|device_map|fsdp|fully_shard",
     re.IGNORECASE,
 )
+
+# Programs with loaders, trainers and weights of their own, which run none of the code of the fixes.
+_OWN_LOADERS = r"KSampler|ComfyUI[-_](GGUF|bitsandbytes)|comfy/|\bin Forge\b|ERROR lora diffusion_model"
+_OWN_TRAINERS = r"sd-scripts|kohya|_train_network\.py|FluxTrainer|InitFluxLoRATraining"
 
 # Messages that many programs raise: (pattern, what the text must contain, what it must not).
 _NEEDS: tuple[tuple[str, str, str], ...] = (
     (r"Ninja is required|CUDA_HOME environment", r"quanto|qint[24]", ""),
     (r"functools\.partial", r"torchao|quanti", ""),
-    (r"invalid python storage", r"torchao|save_model|save_state|group.?offload", r"torch/(fx|_subclasses)/"),
+    (
+        r"invalid python storage",
+        r"torchao|save_model|save_state|group.?offload",
+        r"torch/(fx|_subclasses)/|\bTPU\b|torch_xla",
+    ),
     (r"Some modules are dispatched", r"diffusers|balanced", ""),
     (r"No GPU found", "", r"transformers/(quantizers|modeling_utils)|driver on your system is too old"),
     (r"of floating point", r"Pix2Pix|fsdp|fully_shard|fuse_(qkv_)?projections", ""),
     (r"Torch not compiled|no NVIDIA driver|No CUDA GPUs", r"set_module_tensor_to_device|bitsandbytes/", ""),
-    (r"size of tensor a", r"gguf|bitsandbytes/|Linear8bitLt|tuners/", r"ERROR lora diffusion_model"),
-    (r"meta tensor", rf"\A(?!.*\bFile ').|{FIELD.pattern}", ""),
+    (
+        r"size of tensor a",
+        r"gguf|bitsandbytes/|Linear8bitLt|tuners/",
+        rf"{_OWN_LOADERS}|While copying the parameter",
+    ),
+    (r"expanded size of the tensor|input tensors need to be on the same GPU", "", _OWN_LOADERS),
+    (r"meta tensor", rf"\A(?!.*\bFile ').|{FIELD.pattern}", _OWN_TRAINERS),
+    (r"activated sequential model offloading", r"\bFile '|[48].?bit|quantiz|bnb|bitsandbytes", ""),
     (
         r"KeyError: None|recursion depth|cannot pickle|list\.remove",
         r"\A(?!.*File ').|gguf|peft/|bitsandbytes|quantizer",

@@ -51,6 +51,9 @@ _QUANTIZED = BACKENDS | {"quantiz"}
 _NARROW_PLACES = frozenset({"group", "sequential", "disk", "devicemap"})
 _ALIKE = 0.33  # of 1: a description that shares less with a bug is not about it
 _SAME = 0.8  # ... and one that does not mention quantization or offloading must match this well
+_EVIDENCE = 0.15  # for each of its functions or arguments that the text names
+# A message of so many bugs says little: a description of so many words beside it decides.
+_MANY, _WORDS = 5, 40
 
 
 class Match:
@@ -65,9 +68,11 @@ class Match:
         elsewhere: whether the text contains its message, below a traceback that has none of its frames.
         frames: how many of `Fix.frames` the text has.
         inside: whether the versions are in the affected range; None if they are not known.
+        unfit: whether the text names nothing of what the bug needs: quantization, what the program does, or the kind
+            of offloading.
     """
 
-    __slots__ = ("by_frame", "by_message", "elsewhere", "fix", "frames", "inside", "score")
+    __slots__ = ("by_frame", "by_message", "elsewhere", "fix", "frames", "inside", "score", "unfit")
 
     def __init__(self, fix: Fix, score: float, by_message: bool, frames: int, inside: bool | None) -> None:
         self.fix = fix
@@ -75,6 +80,7 @@ class Match:
         self.by_message = by_message
         self.by_frame = False
         self.elsewhere = False
+        self.unfit = False
         self.frames = frames
         self.inside = inside
 
@@ -122,6 +128,8 @@ def search(
         joined = _Search(text.replace("\n", ""), fixes, installed) if "\n" in text.strip() else None
         again = [match for fix in fixes if joined and (match := joined.match(fix, described=False))]
         found = again or found
+    if sum(match.by_message for match in found) >= _MANY and len(search_.text.split()) >= _WORDS:
+        found = [match for match in found if not (match.by_message and match.unfit)]
     if any(match.by_message and not match.by_frame for match in found):
         found = [match for match in found if not match.by_frame]
     return sorted(found, key=lambda match: (-match.by_message, -match.score, match.fix.id))
@@ -198,7 +206,7 @@ class _Search:
                 default=0.0,
             )
         else:
-            alike = self._describes(fix) if described and not matched else 0.0
+            alike = self._describes(fix, seen) if described and not matched else 0.0
             if not alike:
                 return None
         # A function says more than a word, and a word that many fixes share says little.
@@ -207,12 +215,14 @@ class _Search:
         score = (
             (4.0 if hits else 0.0) + min(hits, 3) / 2 + (5.0 if linked else 0.0) + (3.0 if telling else 0.0)
         )
-        score += frames + 2 * alike + self._misfit(fix)
+        said = terms(" ".join(matched)) if matched else set()
+        score += frames + 2 * alike + self._misfit(fix, said, seen)
         score += {True: 0.75, None: 0.0, False: -1.0}[inside]
         score += min(len(fix.upstream), 5) / 20  # often reported means common: decides between equals
         match = Match(fix, score, by_message, len(seen), inside)
         match.by_frame = telling and not linked
         match.elsewhere = unsure and not linked
+        match.unfit = not linked and len(seen) < 2 and self._is_unfit(fix, said)
         return match
 
     def _reading(self, found: set[str]) -> tuple[set[str], float]:
@@ -226,11 +236,12 @@ class _Search:
         shared = sum(self.weight[term] for term in known & own)
         return shared / math.sqrt(weight * sum(self.weight[term] for term in own)) if shared else 0.0
 
-    def _describes(self, fix: Fix) -> float:
+    def _describes(self, fix: Fix, seen: list[str]) -> float:
         """How well a text without a known message describes this bug; 0 if it is about something else."""
         enough = _ALIKE
         if not self.all & (_QUANTIZED if self.own[fix.id] & _QUANTIZED else _QUANTIZED | PLACES):
             enough = _SAME
+        evidence = 1.0 + _EVIDENCE * min(len(seen), 3)
         best = 0.0
         for own in self.descriptions[fix.id]:
             if self._is_other_backend(own):
@@ -241,7 +252,7 @@ class _Search:
                     shared = shared | {"quantiz"}  # "8-bit" says it, too
                 if any(own & kind and not own & kind & self.all for kind in (TROUBLES, ACTIONS)):
                     continue
-                alike = self._alike(known, weight, own)
+                alike = self._alike(known, weight, own) * evidence
                 if own & _NARROW_PLACES and not shared & _NARROW_PLACES:
                     alike *= 0.8
                 if len(shared) >= 3 or alike >= 2 * _ALIKE:
@@ -262,16 +273,33 @@ class _Search:
         bitsandbytes = {"bitsandbytes", *bits}
         return not (named & needed or (named & bitsandbytes and needed & bitsandbytes))
 
-    def _misfit(self, fix: Fix) -> float:
-        """How much of what the bug needs the text does not mention: the least over the bug's descriptions."""
-        needs = ACTIONS | _NARROW_PLACES
+    def _misfit(self, fix: Fix, said: set[str], seen: list[str]) -> float:
+        """How much of what the bug needs the text does not mention: by its title, or by the whole sentence.
+
+        Args:
+            said: the terms of the bug's message, which say nothing about what the program did.
+            seen: the bug's frames in the text: a traceback under sequential offload does not say so.
+        """
+        unsaid = {"sequential"} if any(".py" in frame for frame in seen) else set()
         score = max(
             (_OTHER_BACKEND if self._is_other_backend(own) else 0.0)
-            + (_OTHER_ACTION if own & needs and not own & needs & self.all else 0.0)
+            + (_OTHER_ACTION if self._lacks(own - unsaid, said) else 0.0)
             + (_NO_BACKEND if own & BACKENDS and not self.all & _QUANTIZED else 0.0)
-            for own in self.descriptions[fix.id]
+            for own in self.descriptions[fix.id][:2]
         )
         return score + (_OTHER_ACTION if self.all & _ADAPTERS - self.own[fix.id] else 0.0)
+
+    def _lacks(self, own: set[str], said: set[str]) -> bool:
+        """Whether the text names no action, or no place of the weights, of those that a description needs."""
+        return any(
+            needed and not needed & self.all for needed in (own & ACTIONS - said, own & _NARROW_PLACES - said)
+        )
+
+    def _is_unfit(self, fix: Fix, said: set[str]) -> bool:
+        return all(
+            (own & BACKENDS and not self.all & _QUANTIZED) or self._lacks(own, said)
+            for own in self.descriptions[fix.id][:2]
+        )
 
     def _tells(self, fix: Fix, seen: list[str]) -> bool:
         """Whether a truncated traceback has a frame of few fixes, and ends with this one's exception."""
@@ -339,4 +367,6 @@ def _descriptions(fix_id: str, title: str, symptom: str, harm: str) -> list[set[
     if harm == "error":
         name.add("fails")
     first = first_sentence(symptom)
-    return [name | terms(plain(part)) for part in (title, first, *first.split("; "))]
+    # A semicolon in quotation marks is part of a message.
+    parts = re.split(r'; (?=[^"]*(?:"[^"]*"[^"]*)*$)', first)
+    return [name | terms(plain(part)) for part in (title, first, *parts)]

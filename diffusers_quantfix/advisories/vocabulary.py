@@ -1,4 +1,4 @@
-"""The terms that people use for these bugs: synonyms, and words from Chinese and Japanese reports."""
+"""The terms that people use for these bugs: synonyms, and words of reports in other languages."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ _PHRASES: tuple[tuple[str, str], ...] = tuple(
         "textencoder": "text encoder|text-encoder",
         "noeffect": "no effect|not take effect|without effect|does nothing|do nothing|not applied|not applying|"
         "not being applied|with and without|nothing changes|changes nothing|changes no weight|never change|"
-        "no weight changes",
-        "stays": "not freed|not released|not release|never released|cannot free|can't free|un-freeable|unfreeable|"
+        "no weight changes|seems the same|looks the same|is the same when|the same as without|no difference|"
+        "silently dropped",
+        "stays": "not freed|not be freed|not released|not be released|still occupied|"
+        "not release|never released|cannot free|can't free|un-freeable|unfreeable|"
         "memory leak|out of memory|stays full|cannot remove|can not be moved back|"
         "cannot be moved back|on the gpu|remain in vram|on the old device",
         "mismatch": "same device|device mismatch|different device|wrong device|two devices",
-        "fails": "not supported|unsupported|not work",
+        "fails": "not supported|unsupported|not work|n't work|can't|cannot|can not|unable to|won't|no longer",
         "unrestored": "not what it was|not restore|not give these weights back|not restored",
         "modeloffload": "model offload|model_cpu_offload",
         "devicemap": "device_map|device map",
         "frompipe": "from_pipe",
         "singlefile": "single_file|single file",
         "slow": "times as long|a long time|takes long|takes forever",
-        "noise": "wrong output|wrong image|wrong picture|another output|another loss|wrong result",
+        "noise": "wrong output|wrong image|wrong picture|another output|another loss|wrong result|bad result|incorrect|"
+        "bad image|is a mess",
         "tocpu": "to('cpu')|moved to cpu|moved to the cpu|move to cpu|moved back to cpu|back to cpu|"
         "move the pipe to cpu|"
         "to the cpu",
@@ -53,6 +56,7 @@ _PHRASES: tuple[tuple[str, str], ...] = tuple(
         "4bit bitsandbytes": "load_in_4bit",
         "controlnet": "controlnet",
         "diskpath": "offload_to_disk_path",
+        "quanto float8": "qfloat8_e4m3fn|qfloat8_e4m3|qfloat8",
     }.items()
     for phrase in phrases.split("|")
 )
@@ -64,14 +68,15 @@ _SYNONYMS: dict[str, str] = {
         "8bit": "int8 linear8bit linear8bitlt int8params 8bits",
         "bitsandbytes": "bnb bits_and_bytes",
         "quanto": "qint8 qint4 qint2 optimum qbytes qbits",
-        "float8": "fp8 qfloat8 e4m3fn e4m3",
+        "float8": "fp8 e4m3fn e4m3",
         "torchao": "ao int8weightonly float8weightonly",
-        "noise": "wrong wrongly noise noisy nan garbage garbled distorted artifacts black blurry static broken",
-        "slow": "slow slower slowly slowdown slowness quadratic",
+        "noise": "wrong wrongly noise noisy nan garbage garbled distorted artifacts black blurry static broken "
+        "gibberish nonsense nonsensical corrupted rauschen verrauscht ruido bruit",
+        "slow": "slow slower slowly slowdown slowness quadratic langsam langsamer lento lenta lentos lent lente",
         "stays": "leak leaks leaking oom freed free release released unreleased",
         "noeffect": "ignored ignores useless unchanged",
         "fails": "fail fails failed failing failure error errors crash crashes crashed refuse refuses refused break "
-        "breaks incompatible cannot raises raise unsupported",
+        "breaks incompatible cannot raises raise unsupported fehler scheitert falla fallan erreur",
         "cache": "caches pyramid fastercache firstblockcache teacache",
         "transformerslibrary": "transformers",
         "mismatch": "mismatch mismatched",
@@ -92,10 +97,11 @@ _SYNONYMS: dict[str, str] = {
         "disk": "disk",
         "stream": "stream streams",
         "load": "load loads loaded loading reload reloading from_pretrained",
-        "quantiz": "quantized quantize quantization quantizing quantised quant quants",
-        "move": "move moved moves moving",
-        "picture": "image images picture pictures photo",
-        "memory": "vram memory ram",
+        "quantiz": "quantized quantize quantization quantizing quantised quant quants quantisiert quantisierte "
+        "quantisiertes quantisierten cuantizado cuantizada cuantizados cuantizar quantifié quantifie",
+        "move": "move moved moves moving verschieben verschoben mover",
+        "picture": "image images picture pictures photo bild bilder bildgenerierung imagen imagenes",
+        "memory": "vram memory ram speicher grafikspeicher memoria mémoire memoire",
     }.items()
     for word in words.split()
 }
@@ -107,18 +113,24 @@ _FOREIGN: tuple[tuple[str, str], ...] = tuple(
             (word, f" {term} ")
             for term, words in {
                 "quantized": "量化|量子化",
-                "memory stays": "不释放显存|显存不释放|没有释放|不释放|未释放|释放不了|解放されない|解放されません|"
+                "memory stays": "nicht freigegeben|nicht frei|bleibt belegt|no se libera|no libera|pas libérée|"
+                "无法释放|不会释放|没释放|不释放显存|显存不释放|没有释放|不释放|未释放|释放不了|解放されない|解放されません|"
                 "显存泄漏|"
                 "内存泄漏|メモリリーク",
                 "memory": "显存|显卡内存|内存|メモリ",
                 "slow": "变慢|很慢|非常慢|慢|遅い|遅く|遅",
                 "noise": "噪点|噪声|噪音|雪花|花屏|乱码|ノイズ|砂嵐|全黑|黑图|真っ黒",
-                "noeffect": "没有效果|没效果|无效果|不起作用|没有作用|不生效|无效|効果がない|効かない|反映されない",
+                "noeffect": "keine Wirkung|wirkungslos|ohne Wirkung|ningún efecto|sin efecto|aucun effet|没有区别|"
+                "没有效果|没效果|无效果|不起作用|没有作用|不生效|无效|効果がない|効かない|反映されない",
                 "fails": "报错|出错|错误|失败|不支持|不能|无法|エラー|失敗|できない|"
                 "サポートされていません|サポートされない",
                 "load": "加载|载入|読み込み|読み込む|読み込んだ|ロード",
                 "save": "保存",
-                "tocpu": "移到了 CPU|移到 CPU|移到CPU|移到了CPU|CPUに移しても|CPUに移す|CPUへ移",
+                "checkpoint missing": "缺少",
+                "shard": "分片|几个文件|多个文件",
+                "8bit": "8-Bit|8 Bit|8 bits",
+                "4bit": "4-Bit|4 Bit|4 bits",
+                "tocpu": "auf die CPU|a la CPU|移到了 CPU|移到 CPU|移到CPU|移到了CPU|CPUに移しても|CPUに移す|CPUへ移",
                 "move": "移动|移到|移して|移すと|移しても|移す",
                 "sequential": "顺序|逐层|シーケンシャル",
                 "group": "分组|组卸载|グループ",
@@ -156,10 +168,9 @@ _COMMON = frozenset(
 
 def terms(text: str) -> set[str]:
     """The terms of a text: synonyms are one term, endings are dropped, names with underscores are split."""
-    if not text.isascii():
-        for word, term in _FOREIGN:
-            if word in text:
-                text = text.replace(word, term)
+    for word, term in _FOREIGN:
+        if word in text:
+            text = text.replace(word, term)
     text = _CAMEL.sub(" ", text).lower()
     for phrase, term in _PHRASES:
         if phrase in text:
