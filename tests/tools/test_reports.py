@@ -17,7 +17,7 @@ DECLARATIONS = declarations()
 ENOUGH = {
     "reports.txt": {
         "error": (0.9, 0.95),
-        "title": (0.85, 0.9),
+        "title": (0.8, 0.9),
         "sentence": (0.85, 0.95),
         "foreign": (0.95, 0.0),
     },
