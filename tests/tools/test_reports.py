@@ -23,8 +23,8 @@ ENOUGH = {
     },
     "reports_aside.txt": {
         "error": (0.8, 0.8),
-        "title": (0.4, 0.4),
-        "sentence": (0.4, 0.45),
+        "title": (0.35, 0.4),
+        "sentence": (0.3, 0.35),
         "foreign": (0.7, 0.0),
     },
 }
