@@ -24,14 +24,19 @@ def _name(kind: type) -> str:
 
 
 def load(pipe) -> None:
+    pipe.load_lora_weights(weights(pipe), adapter_name="one")
+
+
+def weights(pipe) -> dict:
+    """The LoRA's state dict."""
     import torch
 
     name = _name(type(pipe))
-    generator, weights = torch.Generator().manual_seed(1), {}
+    generator, found = torch.Generator().manual_seed(1), {}
     for path, layer in getattr(pipe, name).named_modules():
         if isinstance(layer, torch.nn.Linear) and path.endswith(PROJECTIONS):
             for half, shape in (("A", (4, layer.in_features)), ("B", (layer.out_features, 4))):
-                weights[f"{name}.{path}.lora_{half}.weight"] = 0.3 * torch.randn(shape, generator=generator)
-    if not weights:
+                found[f"{name}.{path}.lora_{half}.weight"] = 0.3 * torch.randn(shape, generator=generator)
+    if not found:
         raise AssertionError(f"{name} has no layers for a LoRA")
-    pipe.load_lora_weights(weights, adapter_name="one")
+    return found

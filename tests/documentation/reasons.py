@@ -1,0 +1,21 @@
+"""Why a block of the documentation cannot end well here, whoever runs it: by its error."""
+
+from __future__ import annotations
+
+import re
+
+REASONS = (
+    ("a model that is not in the tiny Hub", r"not (fully )?cached|does not appear to have a file|offline mode|"
+     r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder"),
+    ("the page's own mistake", r"NameError: name|SyntaxError|IndentationError|auto not supported|"
+     r"llm_int8_threshold must be a float|has no attribute 'unet'|isinstance\(\) arg 2 must be a type|"
+     r"Only support version 2 with group_size=None|IntxWeightOnlyConfig.__init__\(\) got an unexpected"),
+    ("kernels of a GPU", r"Requires mslk"),
+    ("a library that is not installed",
+     r"No module named|ModuleNotFoundError|requires the .* library|is not installed"),
+)  # fmt: skip
+
+
+def reason(error: str) -> str:
+    """The reason for an error; empty if it is not known."""
+    return next((name for name, pattern in REASONS if re.search(pattern, error)), "")
