@@ -102,6 +102,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-group-offload-direct-calls", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-direct-calls", "diffusers.group_offload_direct_calls"),
     ("diffusers-group-offload-disk", "diffusers.hooks.group_offloading", (("diffusers", ">=0.34.0,<=0.42.1"),), "", "diffusers-group-offload-disk", "diffusers.group_offload_disk"),
     ("diffusers-group-offload-disk-device", "diffusers.hooks.group_offloading", (("diffusers", ">=0.34.0,<=0.42.1"),), "", "diffusers-group-offload-disk-device", "diffusers.group_offload_disk_device"),
+    ("diffusers-group-offload-gguf", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("gguf", "")), "", "diffusers-group-offload-gguf", "diffusers.group_offload_gguf"),
     ("diffusers-group-offload-guard", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("accelerate", ""), ("bitsandbytes", ">=0.43.0")), "", "diffusers-group-offload-guard", "diffusers.group_offload_guard"),
     ("diffusers-group-offload-nested-lists", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-nested-lists", "diffusers.group_offload_nested_lists"),
     ("diffusers-group-offload-prefetch", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-prefetch", "diffusers.group_offload_prefetch"),

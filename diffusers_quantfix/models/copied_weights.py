@@ -110,7 +110,7 @@ def _packages(layer: Any) -> set[str]:
     home = f"{module_name(type(layer))}."
     found = {name for place, name in _LAYERS.items() if home.startswith(f"{place}.")}
     for parameter in layer._parameters.values():
-        found.add("gguf" if type(parameter).__name__ == "GGUFParameter" else backend_of(parameter))
+        found.add(backend_of(parameter))
     return found - {""}
 
 

@@ -40,7 +40,9 @@ __all__ = [
 
 # The file of a group whose tensors are mappings of it (`disk`).
 FILE = "_quantfix_file"
-_NO_WRAPPERS = frozenset(("bitsandbytes",))
+_NO_WRAPPERS = (frozenset(("bitsandbytes",)), frozenset(("gguf",)))
+# Backends whose weights are moved like plain parameters: GGUF bytes have no companions.
+_PLAIN = ("", "gguf")
 _NOT_TO_DISK = (
     "Weights of class {} cannot be offloaded to disk: safetensors does not store their inner tensors. "
     "Offload them to memory, without `offload_to_disk_path`."
@@ -64,7 +66,7 @@ def places(group: Any, modules: list[Any], tensors: list[Any]) -> list[tuple[Any
             if is_wrapper(tensor):
                 found += [(holder, name, True) for holder, name in inner_places(tensor)]
             else:
-                found.append((tensor, "data", backend_of(tensor) != ""))
+                found.append((tensor, "data", backend_of(tensor) not in _PLAIN))
     for layer in (*modules, *owners(group)):
         for _, holder, names in holders(layer):
             for name in names:
@@ -174,8 +176,8 @@ class ByMemory:
 
 def wrappers(group: Any, tensors: Iterable[Any]) -> list[Any]:
     """The wrappers among ``tensors``, the parameters and buffers of ``group``."""
-    # bitsandbytes weights are not wrappers, and the search takes time.
-    return [] if backends(group) == _NO_WRAPPERS else [tensor for tensor in tensors if is_wrapper(tensor)]
+    # bitsandbytes' and GGUF weights are not wrappers, and the search takes time.
+    return [] if backends(group) in _NO_WRAPPERS else [tensor for tensor in tensors if is_wrapper(tensor)]
 
 
 def unpack(group: Any, found: Iterable[Any]) -> None:

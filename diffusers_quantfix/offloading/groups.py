@@ -50,7 +50,7 @@ def take_over(draft: Any, module_group: Any, backend: str) -> None:
     Args:
         draft: the draft of the fix.
         module_group: the class ``ModuleGroup`` of diffusers.
-        backend: the top-level package of the weights' class: "bitsandbytes", "optimum" or "torchao".
+        backend: one of `diffusers_quantfix.weights.wrappers.BACKENDS`.
     """
 
     def make_copies(original: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ..engine.classes import defines, mro, package_name
+from ..engine.classes import class_name, defines, mro, package_name
 from ..engine.probe import written_in
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 WITH_WRAPPERS = ("optimum", "torchao")
-BACKENDS = ("bitsandbytes", *WITH_WRAPPERS)
+BACKENDS = ("bitsandbytes", "gguf", *WITH_WRAPPERS)
 _known_types: dict[type, str] = {}
 _are_wrappers: dict[type, bool] = {}
 # Class, attribute names and attribute types of a wrapper -> the names of its inner tensors. ``__tensor_flatten__``
@@ -44,13 +44,18 @@ _MOST_LAYOUTS = 10_000
 
 
 def backend_of(tensor: Any) -> str:
-    """The package of a quantized weight's class, one of `BACKENDS`; "" for every other tensor."""
+    """The package of a quantized weight's class, "gguf" for diffusers' GGUF weights; "" for every other tensor."""
     kind = type(tensor)
     known = _known_types.get(kind)
     if known is None:
-        packages = [package_name(cls) for cls in mro(kind)]
+        packages = [_backend_of_class(cls) for cls in mro(kind)]
         known = _known_types[kind] = next((name for name in packages if name in BACKENDS), "")
     return known
+
+
+def _backend_of_class(cls: type) -> str:
+    package = package_name(cls)
+    return "gguf" if package == "diffusers" and class_name(cls) == "GGUFParameter" else package
 
 
 def has_no_address(id_tensor_storage: Callable[[Any], Any]) -> bool:

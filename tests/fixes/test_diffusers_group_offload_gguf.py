@@ -1,0 +1,179 @@
+"""diffusers-group-offload-gguf: each move of a GGUF weight goes through its class, and is copied back for nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import rig
+from tests.fixes import gguf_models
+from tests.fixes.callers import interrupt
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import (
+    FEATURES,
+    assert_can_be_moved,
+    assert_exchanged_is_moved,
+    assert_gives_gradients,
+    assert_left,
+    assert_works,
+    assert_works_in_every_mode,
+    modes,
+    net,
+    offload,
+)
+from tests.rig.fixtures import require_rig
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+gguf = pytest.importorskip("gguf")
+utils = pytest.importorskip("diffusers.quantizers.gguf.utils")
+
+FIX_ID = "diffusers-group-offload-gguf"
+SHOWS = r"AssertionError: \d+ calls of __torch_function__|AssertionError: \d+ bytes were copied back"
+
+
+class Weight(utils.GGUFParameter):
+    """Counts the calls of its ``__torch_function__``."""
+
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Weight.calls += 1
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def packed(seed: int, kind=utils.GGUFParameter):
+    torch.manual_seed(seed)
+    quant_type = gguf.GGMLQuantizationType.Q8_0
+    data = torch.from_numpy(gguf.quants.quantize(torch.randn(FEATURES, FEATURES).numpy(), quant_type))
+    return kind(data, quant_type=quant_type)
+
+
+def linear(seed: int, kind=utils.GGUFParameter):
+    layer = utils.GGUFLinear(FEATURES, FEATURES, bias=True, compute_dtype=torch.float32)
+    layer.weight = packed(seed, kind)
+    layer.bias.data.normal_(generator=torch.Generator().manual_seed(seed))
+    return layer.requires_grad_(False)
+
+
+def build(device, kind=utils.GGUFParameter):
+    return net(lambda seed: linear(seed, kind)).to(device)
+
+
+def inputs(device):
+    return torch.randn(3, FEATURES, generator=torch.Generator().manual_seed(7)).to(device)
+
+
+def run(model, device):
+    with torch.no_grad():
+        return model(inputs(device)).cpu()
+
+
+def places_of(model) -> set[str]:
+    return {str(tensor.device) for tensor in model.parameters()}
+
+
+@modes("leaf", "block", "leaf-stream", "block-stream", "leaf-low", "leaf-record")
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_a_weight_is_moved_as_plain_memory(gpu, mode):
+    device = gpu.devices[0]
+    model = build("cpu")
+    for layer in model.modules():
+        if isinstance(layer, utils.GGUFLinear):
+            layer.weight = Weight(layer.weight.as_tensor(), quant_type=layer.weight.quant_type)
+    expected = run(model, "cpu")
+    offload(model, device, mode)
+    groups = [
+        hook.group
+        for module in model.modules()
+        if (registry := getattr(module, "_diffusers_hook", None)) is not None
+        and (hook := registry.get_hook("group_offloading")) is not None
+    ]
+    with torch.no_grad():
+        for group in groups:
+            group.onload_()
+            group.offload_()
+        Weight.calls = 0
+        for group in groups:
+            group.onload_()
+            group.offload_()
+    assert Weight.calls == 0, f"{Weight.calls} calls of __torch_function__"
+    torch.testing.assert_close(run(model, device), expected)
+
+
+@modes("leaf", "block")
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_unchanged_weights_are_not_copied_back(gpu, mode):
+    require_rig()
+    device = gpu.devices[0]
+    model = build("cpu")
+    offload(model, device, mode)
+    run(model, device)
+    rig.reset()
+    run(model, device)
+    # the output, and the loose parameter, which diffusers moves
+    back = rig.traffic(device).d2h - 3 * FEATURES * 4 - 4
+    assert back <= 0, f"{back} bytes were copied back"
+
+
+@modes()
+def test_it_works_in_every_mode(gpu, mode):
+    device = gpu.devices[0]
+    assert_works(gpu, device, lambda: build(device), lambda model: run(model, device), mode)
+
+
+@modes("leaf", "block-stream")
+def test_it_works_in_inference_mode(gpu, mode):
+    device = gpu.devices[0]
+    assert_works_in_every_mode(gpu, device, lambda: build(device), lambda model: run(model, device), mode)
+
+
+@modes("leaf", "leaf-stream", "block-low")
+def test_it_gives_gradients(gpu, mode):
+    device = gpu.devices[0]
+    assert_gives_gradients(gpu, device, lambda: build(device), inputs(device), mode)
+
+
+def another_weight(model):
+    model.first.weight = packed(50).to(model.first.weight.device)
+
+
+def other_bytes(model):
+    """Written into the weight, as a state dict is loaded."""
+    with torch.no_grad():
+        model.first.weight.as_tensor().copy_(packed(50).as_tensor())
+
+
+def other_data(model):
+    model.first.weight.data = packed(50).as_tensor().to(model.first.weight.device)
+
+
+@pytest.mark.parametrize("exchange", [another_weight, other_bytes, other_data])
+@modes("leaf", "block", "leaf-stream", "leaf-low")
+def test_what_is_exchanged_between_two_passes_is_moved(gpu, mode, exchange):
+    device = gpu.devices[0]
+    if exchange is not other_bytes and mode.get("use_stream"):
+        pytest.skip(
+            "diffusers takes host copies when it makes the groups; see the notes of the other formats"
+        )
+    assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, exchange)
+
+
+@modes("leaf-stream", "block-low")
+def test_models_can_be_moved_when_the_hooks_are_off(gpu, mode):
+    assert_can_be_moved(gpu.pair, build(gpu.pair[0]), run, mode, places_of)
+
+
+@modes("leaf", "leaf-stream")
+def test_a_model_from_a_file(gpu, tmp_path, mode):
+    device = gpu.devices[0]
+    expected = gguf_models.run(gguf_models.transformer(tmp_path).to(device), device)
+    before = gpu.allocated(device)
+    model = gguf_models.transformer(tmp_path)
+    offload(model, device, mode)
+    for _ in range(2):
+        assert torch.equal(gguf_models.run(model, device), expected)
+        assert_left(gpu, device, before)
+    interrupt(lambda: gguf_models.run(model, device), 0.5)
+    assert torch.equal(gguf_models.run(model, device), expected)
+    assert_left(gpu, device, before)
