@@ -152,10 +152,6 @@ def other_data(model):
 @modes("leaf", "block", "leaf-stream", "leaf-low")
 def test_what_is_exchanged_between_two_passes_is_moved(gpu, mode, exchange):
     device = gpu.devices[0]
-    if exchange is not other_bytes and mode.get("use_stream"):
-        pytest.skip(
-            "diffusers takes host copies when it makes the groups; see the notes of the other formats"
-        )
     assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, exchange)
 
 
