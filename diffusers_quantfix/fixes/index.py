@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("bnb-current-device", "bitsandbytes.functional", (("bitsandbytes", ">=0.43.0,<0.45.0"),), "bitsandbytes 0.45.0", "bnb-current-device", "bitsandbytes.current_device"),
     ("bnb-int8-assign", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-assign", "bitsandbytes.int8_assign"),
     ("bnb-int8-checkpoint-names", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-checkpoint-names", "bitsandbytes.int8_checkpoint_names"),
+    ("bnb-int8-fp16-weights", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-fp16-weights", "bitsandbytes.int8_fp16_weights"),
     ("bnb-int8-input-layout", "bitsandbytes.autograd._functions", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-input-layout", "bitsandbytes.int8_input_layout"),
     ("bnb-int8-prequantized", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.48.0,<0.48.1"),), "bitsandbytes 0.48.1", "bnb-int8-prequantized", "bitsandbytes.int8_prequantized"),
     ("bnb-int8-reload", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-reload", "bitsandbytes.int8_reload"),

@@ -75,6 +75,30 @@ def test_weights_of_quanto(qtype):
     assert model[2].weight.dtype == torch.float8_e4m3fn
 
 
+@pytest.mark.defect(FIX_ID, shows=r"AssertionError|off by")
+@pytest.mark.parametrize("storage", ["float8_e4m3fn", "float16"])
+def test_weights_of_torchao_with_few_bits(storage):
+    """Their scales are bfloat16 numbers too small for float16."""
+    import torch
+    from diffusers.hooks import apply_layerwise_casting
+
+    quantization = pytest.importorskip("torchao.quantization")
+    if unmet("torchao>=0.18"):
+        pytest.skip("IntxWeightOnlyConfig of older releases makes another tensor")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, dtype=torch.bfloat16) for _ in range(2)))
+    model.requires_grad_(False)[0].weight.mul_(2**-12)
+    quantization.quantize_(
+        model, quantization.IntxWeightOnlyConfig(), filter_fn=lambda layer, name: layer is model[0]
+    )
+    expected = call(model[0], torch.bfloat16)
+    apply_layerwise_casting(model, storage_dtype=getattr(torch, storage), compute_dtype=torch.bfloat16)
+    assert model[1].weight.dtype == getattr(torch, storage), "the plain layer is cast as ever"
+    for _ in range(2):
+        off = (call(model[0], torch.bfloat16) - expected).abs().max().item()
+        assert off == 0, f"off by {off}"
+
+
 def test_weights_in_bytes_are_upstreams_business():
     """uint8, the default: the hook leaves them alone by itself, and casts the bias."""
     import torch

@@ -1,9 +1,11 @@
 """Layerwise casting casts the packed bytes of quantized weights.
 
 Symptom: noise, without an error, after ``enable_layerwise_casting`` of a 4-bit model with a floating
-    ``bnb_4bit_quant_storage``, as FSDP requires. A model with quanto weights fails with ValueError.
+    ``bnb_4bit_quant_storage``, as FSDP requires. A model with quanto weights fails with ValueError, one that torchao
+    quantized with ``IntxWeightOnlyConfig`` with an AssertionError without a message.
 Cause: the hook calls ``module.to(dtype=torch.float8_e4m3fn)`` for every linear layer. The packed weight has the dtype
-    bfloat16, and its bytes are rounded as if they were numbers.
+    bfloat16, and its bytes are rounded as if they were numbers. Of torchao's tensors, ``IntxUnpackedToInt8Tensor``
+    alone casts its scales: float8 is refused, float16 rounds them.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/layerwise_casting.py; not reported.
 Patch: a layer whose weight is quantized is skipped; it is small already. All other layers are cast as before. The hook
     for a whole model (``skip_modules_pattern=None``) cannot skip a layer, and raises a clear error.
@@ -27,7 +29,8 @@ FIX = Fix(
     module="diffusers.hooks.layerwise_casting",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
     harm="wrong result",
-    frames=("layerwise_casting", "quant_storage"),
+    patterns=(r"intx_unpacked_to_int8_tensor\.py', line \d{1,6}, in to .{0,200}AssertionError",),
+    frames=("layerwise_casting", "quant_storage", "intx_unpacked_to_int8_tensor.py:to"),
 )
 
 
@@ -76,5 +79,7 @@ def _would_be_cast(layer: Any) -> bool:
     kind = type(weight)
     if kind.__name__ == "Params4bit":
         return bool(weight.bnb_quantized)
+    if kind.__name__ == "IntxUnpackedToInt8Tensor":
+        return True
     data = type(weight.data)
     return any(name.startswith("optimum.quanto.") for name in (kind.__module__, data.__module__))
