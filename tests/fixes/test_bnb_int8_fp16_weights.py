@@ -9,7 +9,7 @@ from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "bnb-int8-fp16-weights"
-SHOWS = r"'(Tensor|Parameter)' object has no attribute 'CB'"
+SHOWS = r"'(Tensor|Parameter)' object has no attribute 'S?CB'"
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def config(library):
     return library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_has_fp16_weight=True)
 
 
-def flux(folder, device):
+def flux(folder):
     import diffusers
     import torch
 
@@ -33,8 +33,7 @@ def flux(folder, device):
         folder,
         quantization_config=config(diffusers),
         torch_dtype=torch.float16,
-        device_map={"": device},
-    )
+    )  # onto the first device; diffusers 0.31 takes no device_map
 
 
 def layers_of(model) -> list:
@@ -43,11 +42,10 @@ def layers_of(model) -> list:
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_transformer_of_diffusers(gpu, tmp_path):
-    """As exact as the same layers quantized by hand."""
     import torch
 
     here = gpu.devices[0]
-    model = flux(tmp_path, here)
+    model = flux(tmp_path)
     output = models.call_flux(models.flux_pipeline(model), device=here, dtype=torch.float16)
     assert torch.isfinite(output.cpu()).all()
     for layer in layers_of(model):

@@ -1,11 +1,11 @@
 """Models loaded with llm_int8_has_fp16_weight=True cannot run.
 
-Symptom: AttributeError "'Tensor' object has no attribute 'CB'" (diffusers) or "'Parameter' object has no attribute 'CB'"
-    (transformers) from the first run of a model loaded onto a GPU with
+Symptom: AttributeError "'Tensor' object has no attribute 'CB'" (diffusers), "'Parameter' object has no attribute 'CB'"
+    (transformers) or the same for 'SCB' from the first run of a model loaded onto a GPU with
     ``BitsAndBytesConfig(load_in_8bit=True, llm_int8_has_fp16_weight=True)``.
-Cause: ``Int8Params`` moved from the CPU quantizes itself; one with ``has_fp16_weights``, which stays in 16 bits, is moved
-    by ``Tensor.to``, which returns a plain tensor. The loaders put it into the model, and ``Linear8bitLt.forward``
-    reads its ``CB``.
+Cause: ``Int8Params`` moved from the CPU quantizes itself; one with ``has_fp16_weights``, which stays in 16 bits, is
+    moved by ``Tensor.to``, which returns a plain tensor. The loaders put it into the model, and
+    ``Linear8bitLt.forward`` reads its ``CB``.
 Upstream: not reported.
 Patch: the moved weight is an ``Int8Params`` too, as after every other move.
 """
@@ -23,7 +23,7 @@ FIX = Fix(
     id="bnb-int8-fp16-weights",
     module="bitsandbytes.nn.modules",
     claims={"bitsandbytes": ">=0.43.0,<=0.50.2"},
-    patterns=("'(Tensor|Parameter)' object has no attribute 'CB'",),
+    patterns=("'(Tensor|Parameter)' object has no attribute 'S?CB'",),
     frames=("bitsandbytes/nn/modules.py:forward", "llm_int8_has_fp16_weight|has_fp16_weights"),
     since="0.1.0",
     hot=True,
@@ -58,7 +58,9 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             moved = original(self, *args, **kwargs)
             if isinstance(moved, int8_params):
                 return moved
-            return int8_params(moved, requires_grad=self.requires_grad, has_fp16_weights=self.has_fp16_weights)
+            return int8_params(
+                moved, requires_grad=self.requires_grad, has_fp16_weights=self.has_fp16_weights
+            )
 
         return moved_in_16_bits
 
