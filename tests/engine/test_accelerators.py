@@ -28,6 +28,7 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
         {"from torch import cuda"},
         "the kernels change CUDA's current device",
     ),
+    ("fixes/bitsandbytes/int8_fp16_weights.py", "_name"): ({"'cuda'"}, UPSTREAM),
     ("fixes/bitsandbytes/int8_requantize.py", "patch"): ({"'cuda'"}, UPSTREAM),
     ("fixes/bitsandbytes/int8_requantize.py", "cuda"): ({"'cuda'"}, UPSTREAM),
     ("fixes/diffusers/cpu_only.py", "_dequantize"): ({"torch.cuda"}, AS_UPSTREAM),
