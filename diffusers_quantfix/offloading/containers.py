@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 
 from .hooks import accelerate_hooks, align_hooks
+from .uncompiled import uncompiled_later
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,18 +102,21 @@ def _offloaded(module: Any) -> Iterator[tuple[Any, Any]]:
                     yield container, hook
 
 
+@uncompiled_later
 def _onload_containers(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     for container, hook in _offloaded(module):
         hook.pre_forward(container)
     return args, kwargs
 
 
+@uncompiled_later
 def _offload_containers(module: Any, output: Any) -> Any:
     for container, hook in _offloaded(module):
         hook.post_forward(container, None)
     return output
 
 
+@uncompiled_later
 def _onload_passed(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     onloaded = vars(module)[_ONLOADED] = []
     for name in _PASSED:
@@ -125,6 +129,7 @@ def _onload_passed(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     return args, kwargs
 
 
+@uncompiled_later
 def _offload_passed(module: Any, output: Any) -> Any:
     for layer, hook in vars(module).pop(_ONLOADED, ()):
         hook.post_forward(layer, None)

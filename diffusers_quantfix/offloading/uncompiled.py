@@ -6,6 +6,7 @@ outermost wrapper that is already done.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["uncompiled", "within"]
+__all__ = ["uncompiled", "uncompiled_later", "within"]
 
 # Wrapper of `uncompiled` -> its function. Not an attribute: functools.wraps would copy it to other functions.
 _functions: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
@@ -24,6 +25,22 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``function`` so that torch.compile skips it."""
     wrapper: Callable[..., Any] = sys.modules["torch"].compiler.disable(function)
     _functions[wrapper] = function
+    return wrapper
+
+
+def uncompiled_later(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but torch's compiler is not imported before a program does, as accelerate's hooks do it."""
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            disabled = sys.modules["torch"].compiler.disable(function)
+        return disabled(*args, **kwargs)
+
     return wrapper
 
 

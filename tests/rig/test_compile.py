@@ -41,3 +41,30 @@ def test_a_model_under_group_offload(rig_devices, stream):
         output = models.call_flux(pipe, device="cuda:0", dtype=torch.float32).cpu()
         assert torch.equal(output, expected)
     assert rig_devices.allocated("cuda:0") < 1024
+
+
+@pytest.mark.parametrize("way", ["model", "sequential"])
+@pytest.mark.parametrize("bits", [4, 8, 16])  # what is compiled for the first is kept for the next
+def test_a_model_under_offload_by_accelerate(rig_devices, tmp_path, bits, way):
+    """accelerate before 1.13 lets its hooks be traced: our part of them ended in RecursionError."""
+    import torch
+
+    from tests.fixes import four_bit
+    from tests.rig import models
+
+    if unmet("torch>=2.9") or unmet("diffusers>=0.38"):
+        pytest.skip("older compilers cannot trace packaging 26, by which diffusers asks for torch's version")
+    dtype = torch.float32 if bits == 16 else torch.float16
+
+    def run(compiled):
+        plain = models.flux_transformer()
+        if bits != 16:
+            plain = four_bit.load(type(plain), models.saved(plain, tmp_path), bits=bits)
+        pipe = models.flux_pipeline(plain)
+        getattr(pipe, f"enable_{way}_cpu_offload")(device=torch.device("cuda:0"))
+        if compiled:
+            pipe.transformer.compile(backend="eager")
+        return [models.call_flux(pipe, device="cuda:0", dtype=dtype, steps=3).cpu() for _ in range(2)]
+
+    for output, expected in zip(run(True), run(False), strict=True):
+        assert torch.equal(output, expected)

@@ -25,6 +25,7 @@ import sys
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.versions import contains, installed_version
+from ...offloading.uncompiled import uncompiled_later
 from ...weights.int8_params import in_tiles, rows_of
 
 TYPE_CHECKING = False
@@ -127,15 +128,18 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         return init_hook
 
     def make_post(original):
-        def post_forward(self, module, output):
-            if self.offload and torch.is_grad_enabled():
+        @uncompiled_later
+        def offload(self, module, output):
+            if torch.is_grad_enabled():
                 # A backward pass reads the state: it keeps the copy with the weight, as autograd keeps a plain weight.
                 for _, layer in layers_below(self, module):
                     layer.state = copy.copy(layer.state)
             output = original(self, module, output)
-            if self.offload:
-                give_up(self, module)
+            give_up(self, module)
             return output
+
+        def post_forward(self, module, output):
+            return offload(self, module, output) if self.offload else original(self, module, output)
 
         return post_forward
 

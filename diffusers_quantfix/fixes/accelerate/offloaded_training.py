@@ -19,6 +19,7 @@ import warnings
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve, written_in
 from ...offloading.hooks import align_hooks
+from ...offloading.uncompiled import uncompiled_later
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,9 +63,13 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
     # Only a whole model's hook moves its output back to the input's device.
     def make_pre(original):
+        @uncompiled_later
+        def note(self, args, kwargs):
+            self._asked_for_gradients = any(one.requires_grad for one in _tensors([args, kwargs]))
+
         def pre_forward(self, module, *args, **kwargs):
             if self.io_same_device and torch.is_grad_enabled():
-                self._asked_for_gradients = any(one.requires_grad for one in _tensors([args, kwargs]))
+                note(self, args, kwargs)
             return original(self, module, *args, **kwargs)
 
         return pre_forward
@@ -78,6 +83,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
         return post_forward
 
+    @uncompiled_later
     def watch(model, output, asked):
         tensors = [tensor for tensor in _tensors(output) if tensor.grad_fn is not None]
         if not tensors:

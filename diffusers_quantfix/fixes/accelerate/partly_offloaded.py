@@ -14,6 +14,7 @@ import sys
 
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve, written_in
+from ...offloading.uncompiled import uncompiled_later
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,13 +54,18 @@ def broken(hooks: ModuleType) -> bool:
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
     def make(original):
-        def pre_forward(self, module, *args, **kwargs):
+        # torch.compile traces hooks, of accelerate 1.12 and older at least.
+        @uncompiled_later
+        def onload(self, module, args, kwargs):
             device = self.execution_device
             looked_at = next(module.parameters()).device
             given = original(self, module, *args, **kwargs)
             if looked_at == device and any(parameter.is_cpu for parameter in _first_parameters(module)):
                 module.to(device)
             return given
+
+        def pre_forward(self, module, *args, **kwargs):
+            return onload(self, module, args, kwargs)
 
         return pre_forward
 
