@@ -9,8 +9,11 @@ REASONS = (
      r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder"),
     ("the page's own mistake", r"NameError: name|SyntaxError|IndentationError|auto not supported|"
      r"llm_int8_threshold must be a float|has no attribute 'unet'|isinstance\(\) arg 2 must be a type|"
-     r"apply_dynamic_quant|Caching has already been enabled|"
+     r"apply_dynamic_quant|already in use in the model|list of generators of length 3|Caching has already been enabled|"
      r"Only support version 2 with group_size=None|IntxWeightOnlyConfig.__init__\(\) got an unexpected"),
+    ("a program of several processes, or of several files",
+     r"torch.distributed must be|RANK expected|attempted relative import|Can't pickle <function run_inference|"
+     r"tensor_parallel_config|adapter_config.json"),
     ("kernels of a GPU", r"Requires mslk"),
     ("a library that is not installed",
      r"No module named|ModuleNotFoundError|requires the .* library|is not installed|package isn't available"),
