@@ -17,7 +17,7 @@ from . import pages, results
 from .reasons import reason
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 2400  # for one page on one side
+SECONDS = 7200  # for one page on one side
 
 
 def hub_of(cell: Cell, python: Path, folder: Path) -> Path:

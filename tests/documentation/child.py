@@ -13,7 +13,7 @@ import sys
 import types
 from typing import Any
 
-SECONDS = 120  # for one block
+SECONDS = 600  # for one block
 
 
 class TooLong(BaseException):
