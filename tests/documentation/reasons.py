@@ -12,8 +12,10 @@ REASONS = (
      r"apply_dynamic_quant|already in use in the model|list of generators of length 3|Caching has already been enabled|"
      r"Only support version 2 with group_size=None|IntxWeightOnlyConfig.__init__\(\) got an unexpected"),
     ("a program of several processes, or of several files",
-     r"torch.distributed must be|RANK expected|attempted relative import|Can't pickle <function run_inference|"
-     r"tensor_parallel_config|adapter_config.json"),
+     r"torch.distributed must be|process group has not been initialized|RANK expected|attempted relative import|"
+     r"Can't pickle <function run_inference|tensor_parallel_config|adapter_config.json"),
+    ("a tiny model that fits one GPU, where the documented one is spread over two",
+     r"found at least two devices, cuda:0 and cuda:1! \(when checking argument for argument mat1"),
     ("kernels of a GPU", r"Requires mslk"),
     ("a library that is not installed",
      r"No module named|ModuleNotFoundError|requires the .* library|is not installed|package isn't available"),
