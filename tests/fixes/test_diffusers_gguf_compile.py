@@ -171,16 +171,21 @@ def test_one_graph(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
 @pytest.mark.defect(FIX_ID, shows=f"{IS_A_WEIGHT}|{FAILS}")
-def test_group_offload(tmp_path, gpu, kind):
+def test_group_offload(tmp_path, kind):
+    """On the CPU: what torch.compile keeps of a device stays there, and other tests count it."""
+    import torch
+
     model = gguf_models.transformer(tmp_path)
     if not hasattr(model, "enable_group_offload"):
         pytest.skip("this diffusers has no group offload")
-    device = gpu.devices[0]
-    expected = gguf_models.run(gguf_models.transformer(tmp_path).to(device), device)
+    expected = gguf_models.run(gguf_models.transformer(tmp_path))
     options = {"num_blocks_per_group": 1} if kind == "block_level" else {}
-    model.enable_group_offload(onload_device=device, offload_type=kind, **options)
+    try:
+        model.enable_group_offload(onload_device=torch.device("cpu"), offload_type=kind, **options)
+    except AttributeError:
+        pytest.skip("this diffusers asks for the accelerator")
     model.compile(backend="aot_eager")
-    check(run(model, device), expected)
+    check(run(model), expected)
 
 
 @pytest.mark.thorough

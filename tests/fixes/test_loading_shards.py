@@ -42,8 +42,8 @@ def test_which_keys_are_apart(files):
         "y.weight": {"y.SCB": files[1], "y.weight_format": files[1]},
     }
     first, second = ({key: torch.zeros(1) for key in keys} for keys in CONTENTS.values())
-    assert set(shards.brought_together(first, apart)) == {*CONTENTS["a"], *CONTENTS["b"][:3]}
-    assert set(shards.brought_together(second, apart)) == {"z.bias", "other.absmax"}
+    assert set(shards.rejoined(first, apart)) == {*CONTENTS["a"], *CONTENTS["b"][:3]}
+    assert set(shards.rejoined(second, apart)) == {"z.bias", "other.absmax"}
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,7 @@ GROUPED = [name for name in PLACEMENTS if name.startswith("group")]
 @pytest.mark.parametrize("placement", GROUPED)
 @pytest.mark.parametrize("backend", in_turn())
 def test_group_offload(gpu, backend, placement, checkpointing, saved):
-    """Blocks that are computed again have their weights then. Otherwise an error of torch, for a plain model too: the
-    plain weights, those of norms and of the LoRA itself, have left when the backward pass wants them."""
+    """Exact, whether the backward pass computes blocks again or finds the weights where it used them."""
     import torch
 
     device = gpu.devices[0]
@@ -171,15 +170,13 @@ def test_group_offload(gpu, backend, placement, checkpointing, saved):
     PLACEMENTS[placement](models.flux_pipeline(model), device, gpu.devices[-1])
     if checkpointing:
         model.enable_gradient_checkpointing()
-    if checkpointing and "block" in placement:
-        found = gradients(model, device, times=2)
-        assert error(found, reference(backend, saved, device)) <= TOLERANCE.get(backend, ELSEWHERE)
+    if checkpointing and "leaf" in placement:
+        # A layer is computed again outside of its hook.
+        with pytest.raises(Exception, match=r"to be on the same device|have different metadata than during"):
+            gradients(model, device)
         return
-    with pytest.raises(Exception, match=r"to be on the same device|have different metadata than during"):
-        gradients(model, device)
-    model.zero_grad()
-    with torch.no_grad():
-        assert model(**inputs(device))[0].isfinite().all(), "it runs after the error"
+    found = gradients(model, device, times=2)
+    assert error(found, reference(backend, saved, device)) <= TOLERANCE.get(backend, ELSEWHERE)
 
 
 @pytest.mark.parametrize("placement", [name for name in GROUPED if "block" in name])
