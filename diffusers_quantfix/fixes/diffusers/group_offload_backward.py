@@ -19,6 +19,8 @@ from functools import partial
 
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...engine.versions import is_installed
+from ...weights.wrappers import backend_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +79,9 @@ def run(hook: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
     torch = sys.modules["torch"]
     forward = hook.fn_ref.original_forward
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _is_free(torch):
+        return forward(*args, **kwargs)
+    # There a hook of a quanto layer's input would no longer be called.
+    if is_installed("torch", "<2.9") and any(backend_of(one) == "optimum" for one in module.parameters()):
         return forward(*args, **kwargs)
     with torch.autograd.graph.saved_tensors_hooks(_save, _saved):
         return forward(*args, **kwargs)
