@@ -23,7 +23,8 @@ from tests.gate import gate
 # Why a case cannot be shown: what these releases or this machine lack.
 LACKS = re.compile(
     "transformers: Using `bitsandbytes`|diffusers: |diffusers [0-9.]+ reads no GGUF files|needs gguf, which is not"
-    "|shows with text encoders of transformers only|this diffusers has no group offloading|needs an NVIDIA GPU"
+    "|shows with text encoders of transformers only|this diffusers has no (group offloading|hotswap)"
+    "|needs an NVIDIA GPU"
     "|needs a CPU with AVX512-BF16|needs a quantized component"
     "|needs (torchao or )?optimum-quanto|this bitsandbytes loads no kernels|bitsandbytes has loaded no native library"
     "|(this )?bitsandbytes does not quantize (on (a|this) CPU|here)"
