@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import types
@@ -53,13 +54,20 @@ def main(file: str, package: bool) -> None:
         except TooLong:
             said = f"longer than {SECONDS} s"
         except BaseException as error:
-            said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            said = f"{type(error).__name__}: {_first_line(error)}"
         finally:
             signal.alarm(0)
         new = {name: value for name, value in namespace.items() if before.get(name) != id(value)}
         told.append([said, _digest(new)])
     print("TOLD", json.dumps(told), flush=True)
     os._exit(0)
+
+
+def _first_line(error: BaseException) -> str:
+    """Without the paths of this machine."""
+    return re.sub(r" ?\(?/[\w./-]+/site-packages/[\w./-]+\)?", "", str(error).strip().partition("\n")[0])[
+        :200
+    ]
 
 
 def _run(text: str, namespace: dict[str, Any]) -> str:

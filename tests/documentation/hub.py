@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-_REVISION = "0" * 40
+from tests.peers.hub import write
 
 # Name on the Hub -> class of the pipeline that is saved there (`tests.pipelines.build`).
 PIPELINES = {
@@ -55,24 +54,11 @@ def make(home: Path) -> None:
     A model that this environment cannot make is left out, with a line on standard error.
     """
     for name, kind in PIPELINES.items():
-        _write(home, name, lambda folder, kind=kind: _pipeline(kind, folder))
+        write(home, name, lambda folder, kind=kind: _pipeline(kind, folder))
     for name, (of, file) in GGUF.items():
-        _write(home, name, lambda folder, of=of, file=file: _gguf(PIPELINES[of], folder / file))
+        write(home, name, lambda folder, of=of, file=file: _gguf(PIPELINES[of], folder / file))
     for name, (of, file) in LORAS.items():
-        _write(home, name, lambda folder, of=of, file=file: _lora(PIPELINES[of], folder / file))
-
-
-def _write(home: Path, name: str, maker: Any) -> None:
-    folder = home / "hub" / f"models--{name.replace('/', '--')}"
-    snapshot = folder / "snapshots" / _REVISION
-    snapshot.mkdir(parents=True, exist_ok=True)
-    try:
-        maker(snapshot)
-    except Exception as error:
-        print(f"no {name}: {type(error).__name__}: {error}", file=sys.stderr)
-        return
-    (folder / "refs").mkdir(exist_ok=True)
-    (folder / "refs" / "main").write_text(_REVISION)
+        write(home, name, lambda folder, of=of, file=file: _lora(PIPELINES[of], folder / file))
 
 
 def _pipeline(kind: str, folder: Path) -> None:

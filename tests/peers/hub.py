@@ -148,15 +148,21 @@ def make(home: Path) -> None:
     A model that this environment cannot make is left out, with a line on standard error.
     """
     for name, maker in MODELS.items():
-        folder = home / "hub" / f"models--{name.replace('/', '--')}"
-        snapshot = folder / "snapshots" / _REVISION
-        try:
-            maker(snapshot)
-        except Exception as error:
-            print(f"no {name}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        (folder / "refs").mkdir(exist_ok=True)
-        (folder / "refs" / "main").write_text(_REVISION)
+        write(home, name, maker)
+
+
+def write(home: Path, name: str, maker: Callable[[Path], None]) -> None:
+    """Write one model, or say on standard error that this environment cannot make it."""
+    folder = home / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / _REVISION
+    snapshot.mkdir(parents=True, exist_ok=True)
+    try:
+        maker(snapshot)
+    except Exception as error:
+        print(f"no {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / "main").write_text(_REVISION)
 
 
 if __name__ == "__main__":

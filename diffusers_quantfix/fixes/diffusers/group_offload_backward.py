@@ -63,10 +63,13 @@ def broken(group_offloading: ModuleType) -> bool:
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    # There a hook of a quanto layer's input would no longer be called.
+    apart = ("optimum",) if is_installed("torch", "<2.9") else ()
+
     def make(original):
         def initialize_hook(self, module):
             # ``register_hook``, which calls this, puts a hook's ``new_forward`` in the place of the module's.
-            self.new_forward = partial(run, self)
+            self.new_forward = partial(run, self, apart)
             return original(self, module)
 
         return initialize_hook
@@ -74,14 +77,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(group_offloading, "GroupOffloadingHook"), "initialize_hook", make)
 
 
-def run(hook: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-    """The ``forward`` of ``module``, between the two halves of its ``hook``."""
+def run(hook: Any, apart: tuple[str, ...], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The ``forward`` of ``module``, between the two halves of its ``hook``; as upstream for backends in ``apart``."""
     torch = sys.modules["torch"]
     forward = hook.fn_ref.original_forward
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _is_free(torch):
         return forward(*args, **kwargs)
-    # There a hook of a quanto layer's input would no longer be called.
-    if is_installed("torch", "<2.9") and any(backend_of(one) == "optimum" for one in module.parameters()):
+    if apart and any(backend_of(one) in apart for one in module.parameters()):
         return forward(*args, **kwargs)
     with torch.autograd.graph.saved_tensors_hooks(_save, _saved):
         return forward(*args, **kwargs)
