@@ -47,7 +47,13 @@ def wake() -> None:
 
         activate()
     except Exception as error:
-        if _strict():
+        try:
+            from .engine.signals import from_signal
+
+            theirs = from_signal(error)
+        except Exception:  # that file is damaged
+            theirs = False
+        if theirs or _strict():
             raise
         try:
             from .first_library import warn
@@ -63,7 +69,8 @@ def _strict() -> bool:
     return "strict" in os.environ.get("DIFFUSERS_QUANTFIX", "")
 
 
-# What contains patched modules. Repeated here from `first_library` (a test compares them) to load one module less.
+# Every library with a patched module, and the patched modules of torch, which torch does not import itself: a program
+# without quantized models pays nothing.  A test compares them with the fixes.
 _WAITED_FOR = {
     "accelerate",
     "bitsandbytes",
@@ -110,7 +117,7 @@ def _wait() -> None:
     if here or earlier or "DIFFUSERS_QUANTFIX" in environ:
         from .first_library import wait
 
-        wait(_first_library)  # at the position of an earlier copy of the package
+        wait(_first_library, _WAITED_FOR)  # at the position of an earlier copy of the package
     else:
         sys.meta_path.insert(0, _first_library)  # type: ignore[arg-type]  # has `find_spec`
 

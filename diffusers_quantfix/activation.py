@@ -9,7 +9,7 @@ import sys
 
 from .engine.settings import did_you_mean
 from .engine.watcher import COMPLETE, Watcher  # noqa: F401  # see there
-from .first_library import forget, give_way, waiting, warn
+from .first_library import forget, forget_other_names, give_way, waiting, warn
 from .fixes import FIXES, MODULES, NAMES
 from .user_settings import settings
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .engine.runner import Runner
     from .engine.settings import Settings
 
+REPLACED = "another copy of this package replaced this one; apply() replaces that one"
 _reported: set[str] = set()
 # `importlib.reload` keeps the globals: another runner would not know what this one has patched.
 _the_runner: "Runner | None" = globals().get("_the_runner")
@@ -31,7 +32,7 @@ def activate() -> None:
     ``strict``."""
     current = settings()
     _heed(current)
-    _watcher.replace_earlier_copies()
+    _watcher.replace_other_copies()
     if current.off:
         return
     _watch()
@@ -58,6 +59,8 @@ def apply(*ids: str) -> "Board":
     wanted = target_names(ids)
     _heed(settings())
     if not settings().off:
+        _watcher.replace_other_copies()
+        forget_other_names()
         _watch()
         _runner().apply(wanted)
     return _runner().board()
@@ -81,11 +84,12 @@ def revert(*ids: str) -> "Board":
         ValueError: there is no fix with that id.
     """
     unwanted = target_names(ids)
+    runner = _runner()
     if not ids:
         _watcher.stop()
         forget()
-    _runner().revert(unwanted)
-    return _runner().board()
+    runner.revert(unwanted)
+    return runner.board()
 
 
 def status(load: bool = True) -> "Board":
@@ -118,7 +122,13 @@ def _guarded(work: "Callable[[], object]") -> None:
     try:
         work()
     except Exception as error:
-        if settings().strict:
+        try:
+            from .engine.signals import from_signal
+
+            theirs = from_signal(error)
+        except Exception:  # that file is damaged
+            theirs = False
+        if theirs or settings().strict:
             raise
         _warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
 
@@ -132,6 +142,9 @@ def _runner() -> "Runner":
             _watcher.stop()  # a damaged file: do not try again at each of sixty imports
             raise
         _the_runner = RUNNER
+        if _watcher.replace_other_copies() and not settings().off:
+            _watch()  # the program deleted the package's modules from sys.modules, but not the package
+            RUNNER.check_imported()
         _heed(settings())  # by now there may be a notebook, which did not exist when the start-up file ran
     return _the_runner
 
@@ -139,7 +152,7 @@ def _runner() -> "Runner":
 def _replaced() -> None:
     """A later copy of the package replaces this one: remove our patches."""
     if _the_runner is not None:
-        _guarded(lambda: _runner().revert(target_names(())))
+        _guarded(lambda: _runner().revert(target_names(()), REPLACED))
 
 
 def target_names(ids: tuple[str, ...]) -> list[str]:

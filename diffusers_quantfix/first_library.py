@@ -10,20 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Every library with a patched module; a test compares it with the fixes.
-LIBRARIES = frozenset(
-    ("accelerate", "bitsandbytes", "diffusers", "optimum", "peft", "torchao", "transformers")
-)
-# Patched modules of torch: a program that imports one of them directly, before any library, must get the patched
-# version. Torch itself does not import them, so a program without quantized models pays nothing.
-OF_TORCH = frozenset(
-    (
-        "torch.distributed._composable.fsdp.fully_shard",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.fsdp",
-    )
-)
-
 
 def found(finder: "Any", name: str, path: "Any", target: "Any") -> "Any":
     """Activate the package while the first library is searched for; returns the watcher's spec for a module of torch.
@@ -39,11 +25,16 @@ def found(finder: "Any", name: str, path: "Any", target: "Any") -> "Any":
         return None
     try:
         finder.wake()
-    except Exception:  # but after a KeyboardInterrupt the program may import the library again
-        finder.woken = True
+    except Exception:
+        # The error of a signal handler, as a KeyboardInterrupt: the program may import the library again.
+        import os
+
+        finder.woken = "strict" in os.environ.get("DIFFUSERS_QUANTFIX", "")
         raise
     finder.woken = True  # not earlier: an import in another thread must wait too
-    return watched_spec(name, path, target) if name in OF_TORCH else None
+    # None of the libraries is patched itself, only modules in it. A program that imports a patched module of torch
+    # directly must get the patched version.
+    return watched_spec(name, path, target) if name.startswith("torch.") else None
 
 
 def watched_spec(name: str, path: "Any", target: "Any") -> "Any":
@@ -64,18 +55,20 @@ def _module_of(finder: "Any") -> str:
         return ""
 
 
-def wait(finder: "Any") -> None:
-    """Let ``finder`` wait for the first library and then wake the package; wake it now where that cannot wait.
+def wait(finder: "Any", waited_for: "set[str]") -> None:
+    """Let ``finder`` wait for the first of the modules and then wake the package; wake it now where that cannot wait.
 
     It cannot wait if there are settings, in which a typo must be reported, if a library is already imported, or if
-    there is an earlier copy of the package to replace, which a program deleted from ``sys.modules``.
+    there is an earlier copy of the package to replace: one that a program deleted from ``sys.modules``, or one that is
+    vendored under another name.
     """
     import os
     import sys
 
     forget()
-    earlier = any(_module_of(other).startswith(f"{__package__}.") for other in sys.meta_path)
-    imported = not LIBRARIES.isdisjoint(sys.modules) or not OF_TORCH.isdisjoint(sys.modules)
+    forget_other_names()
+    earlier = any(_module_of(other).endswith(".engine.watcher") for other in sys.meta_path)
+    imported = not waited_for.isdisjoint(sys.modules)
     if os.environ.get("DIFFUSERS_QUANTFIX") or earlier or imported:
         finder.wake()
     else:
@@ -111,12 +104,20 @@ def forget() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _waits(finder)]
 
 
+def forget_other_names() -> None:
+    """Remove the waiting finders of copies of the package that are vendored under another name."""
+    import sys
+
+    sys.meta_path[:] = [finder for finder in sys.meta_path if _waits(finder) or not _is_ours(finder)]
+
+
 def _waits(finder: "Any") -> bool:
-    function = type(_waits)
-    return type(finder) is function and (finder.__name__, finder.__module__) == (
-        "_first_library",
-        __package__,
-    )
+    return _is_ours(finder) and finder.__module__ == __package__
+
+
+def _is_ours(finder: "Any") -> bool:
+    """Whether it is the waiting finder of a copy of the package, under any name."""
+    return type(finder) is type(_is_ours) and finder.__name__ == "_first_library" and hasattr(finder, "woken")
 
 
 def warn(sentence: str) -> None:

@@ -12,15 +12,15 @@ from .surroundings import usual
 from .user_settings import settings
 
 # Not imported here: it depends on this module, and is always loaded first.
-_VERSION = sys.modules[__name__.partition(".")[0]].__version__
-_FIXES = __name__.partition(".")[0] + ".fixes"
+_VERSION = sys.modules[__package__].__version__
+_FIXES = f"{__package__}.fixes"
 
 
 def _show_debug() -> None:
     """``debug``: print every decision on standard error, regardless of the program's logging setup."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    logger = logging.getLogger(__name__.partition(".")[0])
+    logger = logging.getLogger(__package__)
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False

@@ -113,6 +113,7 @@ def _mode_class() -> Callable[[str], Any]:
     of_values = {getattr(torch, name) for name in _OF_VALUES}
     random = {getattr(torch, name) for name in _RANDOM}
     random |= {getattr(torch.Tensor, name) for name in _RANDOM_METHODS}
+    changed = constructors | floating | of_values | random
 
     def within_device() -> bool:
         device = sys.modules.get("torch.utils._device")  # absent until a device is entered
@@ -127,6 +128,8 @@ def _mode_class() -> Callable[[str], Any]:
             self.generator: Any = None
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func not in changed and not (kwargs and "generator" in kwargs):
+                return func(*args, **(kwargs or {}))
             kwargs = dict(kwargs or {})
 
             def lacks(name: str) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from ..engine.probe import function_of, written_in
+from ..engine.probe import function_of
 from ..weights.companions import is_quant_state, on_device
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ _Bits = tuple["Any", "Any"]
 
 
 def rounds_again(cls: Any, *quantizes: str) -> bool:
-    """Whether ``unmerge`` of a peft layer class makes a new quantized weight and is not yet patched.
+    """Whether ``unmerge`` of a peft layer class makes a new quantized weight.
 
     Args:
         cls: the class.
@@ -60,7 +60,7 @@ def rounds_again(cls: Any, *quantizes: str) -> bool:
     """
     unmerge = vars(cls)["unmerge"]
     names = set(quantizes) & set(function_of(unmerge).__code__.co_names)
-    return bool(names) and not written_in(unmerge, __name__)
+    return bool(names)
 
 
 def keeps_bits(bits_of: Callable[[Any, Any], _Bits | None]) -> Callable[[Callable[..., Any]], Any]:

@@ -61,7 +61,7 @@ def _layers(bnb: ModuleType) -> list[type]:
 
 
 def round_again(bnb: ModuleType) -> bool:
-    """Whether ``unmerge`` of one of these classes quantizes and is not yet patched."""
+    """Whether ``unmerge`` of one of these classes quantizes."""
     return any(rounds_again(cls, "Params4bit", "Int8Params") for cls in _layers(bnb))
 
 

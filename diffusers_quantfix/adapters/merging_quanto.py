@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from ..engine.probe import function_of, written_in
+from ..engine.probe import function_of
 from .before_merge import KEPT, undone_on_failure
 
 TYPE_CHECKING = False
@@ -25,10 +25,9 @@ __all__ = ["adds_to_data", "on_plain_weight"]
 
 
 def adds_to_data(cls: Any) -> bool:
-    """Whether ``merge`` of a peft layer class adds to the data of the weight and is not yet patched."""
+    """Whether ``merge`` of a peft layer class adds to the data of the weight."""
     merge = vars(cls)["merge"]
-    ours = written_in(function_of(merge), __name__) or written_in(merge, __name__)
-    return not ours and {"weight", "data"} <= set(function_of(merge).__code__.co_names)
+    return {"weight", "data"} <= set(function_of(merge).__code__.co_names)
 
 
 def on_plain_weight(original: Callable[..., Any]) -> Callable[..., Any]:

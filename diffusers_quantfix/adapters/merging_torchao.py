@@ -13,7 +13,7 @@ Upstream: ``TorchaoLoraLinear`` of peft/tuners/lora/torchao.py, ``Linear`` of pe
 
 from __future__ import annotations
 
-from ..engine.probe import function_of, written_in
+from ..engine.probe import function_of
 from ..weights.wrappers import put_together, taken_apart
 from .before_merge import undone_on_failure
 
@@ -50,10 +50,10 @@ def put(base: Any, parts: Any) -> None:
 
 
 def knows_no_variants(cls: Any) -> bool:
-    """Whether ``merge`` of a peft layer class treats a DoRA as a LoRA and is not yet patched."""
+    """Whether ``merge`` of a peft layer class treats a DoRA as a LoRA."""
     merge = vars(cls)["merge"]
     names = {"use_dora", "lora_variant"} & set(function_of(merge).__code__.co_names)
-    return not names and not written_in(merge, __name__)
+    return not names
 
 
 def as_plain_layers_do(cls: Any, verb: str) -> Callable[[Callable[..., Any]], Any]:

@@ -80,7 +80,8 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
     (
         r"tensors to be on the same device|tensors need to be on the same GPU",
         "an input or a component is on another device than the weights that use it: let the pipeline move them, and "
-        "call what is offloaded through its own forward()",
+        "call what is offloaded through its own forward(). If the model is quantized or offloaded, several bugs end in "
+        "this message: pass the whole traceback",
     ),
     (
         r"of floating point( and complex)? dtype can require gradients",
@@ -126,7 +127,8 @@ LOOK_ALIKES: tuple[tuple[str, str], ...] = (
         "torch sees no NVIDIA GPU: `python -m diffusers_quantfix doctor` says why",
     ),
     (
-        r"CUDA Setup failed|libbitsandbytes_(cuda|cpu|rocm)|has no native library|bitsandbytes library load error",
+        r"CUDA Setup failed|libbitsandbytes_(cuda|cpu|rocm)|has no native library|bitsandbytes library load error|"
+        r"compiled without GPU support|are not supported under CPU",
         "the native library of bitsandbytes is missing or does not fit this torch: `python -m bitsandbytes` says which "
         "one it looks for",
     ),
@@ -178,8 +180,8 @@ FIELD = re.compile(
 )
 
 # Programs with loaders, trainers and weights of their own, which run none of the code of the fixes.
-_OWN_LOADERS = r"KSampler|ComfyUI[-_](GGUF|bitsandbytes)|comfy/|\bin Forge\b|ERROR lora diffusion_model"
-_OWN_TRAINERS = r"sd-scripts|kohya|_train_network\.py|FluxTrainer|InitFluxLoRATraining"
+OWN_LOADERS = r"KSampler|ComfyUI[-_](GGUF|bitsandbytes)|comfy/|\bin Forge\b|ERROR lora diffusion_model"
+OWN_TRAINERS = r"sd-scripts|kohya|_train_network\.py|FluxTrainer|InitFluxLoRATraining"
 
 # Messages that many programs raise: (pattern, what the text must contain, what it must not).
 _NEEDS: tuple[tuple[str, str, str], ...] = (
@@ -192,15 +194,23 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"Some modules are dispatched", r"diffusers|balanced", ""),
     (r"No GPU found", "", r"transformers/(quantizers|modeling_utils)|driver on your system is too old"),
-    (r"of floating point", r"Pix2Pix|fsdp|fully_shard|fuse_(qkv_)?projections", ""),
-    (r"Torch not compiled|no NVIDIA driver|No CUDA GPUs", r"set_module_tensor_to_device|bitsandbytes/", ""),
+    (
+        r"of floating point",
+        r"Pix2Pix|fsdp|fully_shard|fuse_(qkv_)?projections|FluxLora|load_lora_weights|_param_shape_or_error",
+        "",
+    ),
+    (
+        r"Torch not compiled|no NVIDIA driver|No CUDA GPUs",
+        r"set_module_tensor_to_device|bitsandbytes/|_for_expanded_lora",
+        "",
+    ),
     (
         r"size of tensor a",
         r"gguf|bitsandbytes/|Linear8bitLt|tuners/",
-        rf"{_OWN_LOADERS}|While copying the parameter",
+        rf"{OWN_LOADERS}|While copying the parameter",
     ),
-    (r"expanded size of the tensor|input tensors need to be on the same GPU", "", _OWN_LOADERS),
-    (r"meta tensor", rf"\A(?!.*\bFile ').|{FIELD.pattern}", _OWN_TRAINERS),
+    (r"expanded size of the tensor|input tensors need to be on the same GPU", "", OWN_LOADERS),
+    (r"meta tensor", rf"\A(?!.*\bFile ').|{FIELD.pattern}", OWN_TRAINERS),
     (r"activated sequential model offloading", r"\bFile '|[48].?bit|quantiz|bnb|bitsandbytes", ""),
     (
         r"KeyError: None|recursion depth|cannot pickle|list\.remove",

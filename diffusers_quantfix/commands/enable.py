@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from ..first_library import LIBRARIES
+from ..fixes.targets import TARGETS
 from .startup import MODULE, describe, environment, read_choice, refuse, variable, write_choice
 
 TYPE_CHECKING = False
@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
             f"{SITECUSTOMIZE}"
         )
     tool = _tool_of_its_own()
-    if tool and not any(importlib.util.find_spec(library) for library in LIBRARIES):
+    libraries = {target.module.partition(".")[0] for target in TARGETS.values()} - {"torch"}
+    if tool and not any(map(importlib.util.find_spec, sorted(libraries))):
         return refuse(
             f"{sys.prefix} is a private environment of {tool}, and none of the libraries is in it: install "
             "diffusers-quantfix into the environment of your program, and run `enable` with its Python"

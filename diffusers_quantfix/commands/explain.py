@@ -30,6 +30,7 @@ EXIT_CODES = (
 )
 INPUT_LIMIT = 4_000_000  # bytes: a log; /dev/zero never ends
 _COMMAND = "python -m diffusers_quantfix"
+_AS_GOOD = 3.0  # a bug whose score is less by this much is not worth a line
 # Just a file name: no error message looks like that.
 _FILE = re.compile(r"\S*[^\s.:]\.(log|txt|out|err|md|json)|[.~]{0,2}/\S+|[A-Za-z]:\\\S+")
 
@@ -148,8 +149,6 @@ def _explain_text(text: str, options: argparse.Namespace) -> int:
 
     found = search(text, declarations())
     note = look_alike(text)
-    if note and found and not found[0].by_message:
-        found = []  # matching single words means less than a known message
     answer = _answer(found[0].fix.id) if options.here and found else None
     best = page_data(found[0].fix.id, answer, stated_versions(text)) if found else None
     if options.json:
@@ -166,7 +165,7 @@ def _explain_text(text: str, options: argparse.Namespace) -> int:
     if best is None:
         lines = _nothing(note)
     elif not found[0].by_message:
-        lines = _perhaps(found)
+        lines = _perhaps(best, found)
     else:
         lines = _found(best, found, note)
     if found and options.details:
@@ -177,7 +176,7 @@ def _explain_text(text: str, options: argparse.Namespace) -> int:
 
 def _found(best: Mapping[str, Any], found: list[Match], note: str) -> list[str]:
     lines = head(best)
-    others = [one for one in found[1:] if one.by_message]
+    others = [one for one in found[1:] if one.by_message and one.score > found[0].score - _AS_GOOD]
     for number, one in enumerate(others[:2]):
         lines += wrapped(f"{one.fix.id}: {one.fix.title}", f"{'' if number else 'or':<7}", " " * 7)
     if others[2:]:
@@ -191,22 +190,23 @@ def _found(best: Mapping[str, Any], found: list[Match], note: str) -> list[str]:
         )
     elif note and not others:
         lines += wrapped(f"if that is not it: {note}", f"{'or':<7}", " " * 7)
-    lines += wrapped(f"cause, patch and links: `{_COMMAND} explain {best['id']}`", f"{'more':<7}", " " * 7)
-    return lines
+    return lines + _more(best)
 
 
-def _perhaps(found: list[Match]) -> list[str]:
+def _perhaps(best: Mapping[str, Any], found: list[Match]) -> list[str]:
     if found[0].elsewhere:
-        said = "probably none of the known bugs: the traceback does not go through the code that these fixes patch"
+        said = "its message is known, but the traceback does not go through the code that these fixes patch; perhaps"
     else:
-        said = "no known error message; judging by the wording it may be"
-    lines = [f"{said}:"]
-    for one in found[:3]:
-        lines += wrapped(f"{one.fix.id}: {one.fix.title}", "  ", "    ")
-    lines += wrapped(
-        f"`{_COMMAND} explain {found[0].fix.id}` says what it is, and whether this machine has it"
-    )
-    return lines + wrapped(f"to be more certain: pass the whole traceback to `{_COMMAND} explain -`")
+        said = "no known error message; by the wording it may be"
+    lines = [*wrapped(f"{said}:"), *head(best)]
+    for number, one in enumerate(found[1:3]):
+        lines += wrapped(f"{one.fix.id}: {one.fix.title}", f"{'' if number else 'or':<7}", " " * 7)
+    lines += wrapped(f"to be more certain: pass the whole traceback to `{_COMMAND} explain -`", " " * 7)
+    return lines + _more(best)
+
+
+def _more(best: Mapping[str, Any]) -> list[str]:
+    return wrapped(f"cause, patch and links: `{_COMMAND} explain {best['id']}`", f"{'more':<7}", " " * 7)
 
 
 def _nothing(note: str) -> list[str]:

@@ -16,6 +16,7 @@ from .fix import declared
 from .foreign import foreign_home
 from .probe import name_of
 from .settings import VARIABLE
+from .signals import heed_signal
 from .target import say
 from .versions import Verdict, contains, judge
 
@@ -108,11 +109,14 @@ class Decider:
         try:
             fix = self._load(name)
         except Exception as error:
+            heed_signal(error)
             return self.failed(name, f"its own file could not be read: {say(error)}")
         with self._surroundings():
             return self._decide(name, fix, module, verdict)
 
     def _decide(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
+        if fix.declaration.asked_once and self._ledger.entries(name) and not self._ledger.lost(name):
+            return self._applied(name, verdict)
         try:
             broken = bool(fix.broken(module))
         except Undecided as later:
@@ -126,6 +130,7 @@ class Decider:
             answer.gone = self._may_patch(name, verdict)
             return answer
         except (Exception, SystemExit) as error:
+            heed_signal(error)
             if verdict.fits:
                 return self.failed(name, f"its probe failed: {say(error)}")
             return self._out_of_range(name, verdict)
@@ -244,6 +249,7 @@ class Decider:
         try:
             verdict = judge(self._targets[name].claims)
         except Exception as error:
+            heed_signal(error)
             verdict = Verdict("unreadable", f"its claim cannot be read: {say(error)}")
         if verdict.kind == "missing":
             return verdict, self.answer(name, states.MISSING, verdict.reason)
@@ -286,10 +292,13 @@ class Decider:
         except ForeignPatch as foreign:
             return self.failed(name, str(foreign))
         except (Exception, SystemExit) as error:
+            heed_signal(error)
             return self.failed(name, f"could not be installed: {say(error)}")
         try:
-            fault = "the bug is still present after patching" if fix.broken(module) else ""
+            still = not fix.declaration.asked_once and fix.broken(module)
+            fault = "the bug is still present after patching" if still else ""
         except (Exception, SystemExit) as error:
+            heed_signal(error)
             fault = f"its probe failed after patching: {say(error)}"
         if fault:
             refusals = self._ledger.undo(name)

@@ -7,6 +7,7 @@ whole draft or nothing.
 from __future__ import annotations
 
 import functools
+import sys
 from types import FunctionType, ModuleType
 
 from .entry import Entry
@@ -75,9 +76,10 @@ class Draft:
         Raises:
             TargetMissing: neither the owner nor a base class has the name.
         """
+        only = _is_only_reference(owner, name)
         owned, old = self._slot(owner, name)
         new = made_like(old, make, owner, name)
-        self._add(owner, name, owned, old, new)
+        self._add(owner, name, owned, old, new, only)
 
     def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
         """`wrap_plain`, but written only when the returned function is called: for hot code that few processes need.
@@ -121,10 +123,11 @@ class Draft:
         """
         from .loading_wrapper import wrapped
 
+        only = _is_only_reference(module, name)
         owned, old = self._slot(module, name)
         if not isinstance(module, ModuleType) or not isinstance(old, FunctionType):
             raise TypeError(f"{name_of(module)}.{name} is not a module's function: use wrap_plain")
-        self._add(module, name, owned, old, wrapped(old, wrapper))
+        self._add(module, name, owned, old, wrapped(old, wrapper), only)
 
     def _slot(self, owner: Any, name: str) -> tuple[bool, Any]:
         for entry in self.entries:
@@ -135,9 +138,29 @@ class Draft:
                 return entry.owned, entry.old
         return slot(owner, name)
 
-    def _add(self, owner: Any, name: str, owned: bool, old: Any, new: Any) -> None:
+    def _add(self, owner: Any, name: str, owned: bool, old: Any, new: Any, only: bool = False) -> None:
         for entry in self.entries:
             if entry.is_at(owner, name):
-                entry.new = new
+                entry.new, entry.only = new, entry.only and only
                 return
-        self.entries.append(Entry(self.fix_id, owner, name, owned, old, new))
+        entry = Entry(self.fix_id, owner, name, owned, old, new)
+        entry.only = only
+        self.entries.append(entry)
+
+
+def _is_only_reference(owner: Any, name: str) -> bool:
+    """Whether a module's own slot holds the only reference to its function, so that no module has a copy of it.
+
+    The search for copies looks at every module of the libraries, and most functions have none. How many references the
+    counting itself needs depends on the interpreter, so a function that surely has no copy is counted the same way.
+    """
+    if not isinstance(owner, ModuleType):
+        return False
+    namespace = vars(owner)
+    if type(namespace.get(name)) is not FunctionType:
+        return False
+    return _references(namespace, name) == _references({name: lambda: None}, name)
+
+
+def _references(namespace: dict[str, Any], name: str) -> int:
+    return sys.getrefcount(namespace[name])

@@ -20,10 +20,11 @@ class Entry:
         owned: whether the owner itself had the name; if not, it was inherited, and undo deletes ours.
         old, new: the value before, and the value that we wrote.
         alias: whether the slot is another module's copy of the function (``from x import f``).
+        only: whether nothing but the slot referred to ``old``, and nothing at all to ``new``: there are no copies.
         fresh: whether there was no other reference to ``new``, so that every later reference comes from our slot.
     """
 
-    __slots__ = ("alias", "fix_id", "fresh", "name", "new", "old", "owned", "owner")
+    __slots__ = ("alias", "fix_id", "fresh", "name", "new", "old", "only", "owned", "owner")
 
     def __init__(
         self, fix_id: str, owner: Any, name: str, owned: bool, old: Any, new: Any, alias: bool = False
@@ -35,6 +36,7 @@ class Entry:
         self.old = old
         self.new = new
         self.alias = alias
+        self.only = False
         self.fresh = False
 
     @property

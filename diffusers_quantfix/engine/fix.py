@@ -3,10 +3,10 @@
 One file under ``fixes/`` holds one bug: a ``FIX`` declaration and two functions. The engine calls them like this:
 
 ``broken(module)``: is the bug in this module object? It is asked before patching, and again afterwards, when it must
-    say False or the patch is removed. It is also asked outside the claimed range, about releases that its author never
-    saw. It changes nothing, and tests the behaviour of a tiny stand-in first, names and signatures next, source text
-    last. It may raise `TargetMissing` (nothing to patch in this release) or `Undecided` (another module must be
-    imported first).
+    say False or the patch is removed (except with ``asked_once``, see `Fix`). It is also asked outside the claimed
+    range, about releases that its author never saw. It changes nothing, and tests the behaviour of a tiny stand-in
+    first, names and signatures next, source text last. It may raise `TargetMissing` (nothing to patch in this release)
+    or `Undecided` (another module must be imported first).
 
 ``patch(module, draft)``: says what to write, through its draft only. The ledger writes the whole draft or nothing after
     it has returned. It is also run on healthy modules, to find out whose code is in its slots, and that draft is
@@ -83,10 +83,13 @@ class Fix:
             message: regular expressions, or ``file.py:function`` for a frame of a traceback.
         since: the first version of this package with the fix.
         hot: whether the patched code is reachable from a forward pass or a tensor method.
+        asked_once: whether ``broken`` is about upstream's own code, which the patch wraps and leaves as it is. Such a
+            probe cannot tell whether the patch works, and is not asked again while the patch is in place.
         options: what users can choose in the environment variable: ``<library>:<option>`` -> what it does.
     """
 
     __slots__ = (
+        "asked_once",
         "frames",
         "harm",
         "hot",
@@ -112,6 +115,7 @@ class Fix:
         frames: tuple[str, ...] = (),
         since: str = "0.1.0",
         hot: bool = False,
+        asked_once: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self.text = text
@@ -124,6 +128,7 @@ class Fix:
         self.frames = tuple(frames)
         self.since = since
         self.hot = hot
+        self.asked_once = asked_once
         self.options = dict(options or {})
 
     def target(self, name: str) -> Target:

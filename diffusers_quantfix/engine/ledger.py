@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from types import FunctionType, ModuleType
 
 from .draft import Draft
 from .entry import Entry, put
+from .foreign import leads_to
 from .probe import home_of, name_of, slot
 
 TYPE_CHECKING = False
@@ -50,6 +52,9 @@ class Ledger:
         # Entries whose slot was overwritten; modules may still hold copies of our value.
         self._lost: list[Entry] = []
         self._demanded: list[tuple[str, Any, str]] = []
+        # Every slot that was ever written, and for each of our functions that still exists, what was below it.
+        self._slots: dict[tuple[int, str], Any] = {}
+        self._below: weakref.WeakKeyDictionary[Any, tuple[bool, Any]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
 
     def after_fork(self) -> None:
@@ -164,6 +169,10 @@ class Ledger:
                         put(entry.owner, entry.name, owned, value)
                 raise
             written = [entry for entry, _, _ in done]
+            for entry in written:
+                self._slots[id(entry.owner), entry.name] = entry.owner
+                if callable(key := _function(entry.new)):
+                    self._below[key] = entry.owned, entry.old
             before = self._entries
             kept = [
                 entry
@@ -185,6 +194,8 @@ class Ledger:
                 removed.
         """
         with self._lock:
+            for entry in self.entries(fix_id):
+                self._recover(entry.owner, entry.name)
             entries = self.entries(fix_id)
             refusals = [self._above(entry) or entry.intruder() for entry in entries if entry.taken()]
             if refusals:
@@ -216,6 +227,34 @@ class Ledger:
             lost = [entry for entry in self.entries(fix_id) if not self._reaches(entry)]
             self._entries = [entry for entry in self._entries if entry not in lost]
             self._lost += [entry for entry in lost if not entry.alias]
+
+    def recover(self) -> None:
+        """Where a slot holds a function of ours again that was forgotten or removed, restore what was below it.
+
+        Pytest's monkeypatch does that: it writes the value that it found, although `revert` or `apply` came meanwhile.
+        """
+        with self._lock:
+            known = {id(entry.new) for entry in self._entries}
+            for (_, name), owner in self._slots.items():
+                value = vars(owner).get(name)
+                if id(value) not in known and _is_ours(value):
+                    self._recover(owner, name)
+
+    def _recover(self, owner: Any, name: str) -> None:
+        here = [entry for entry in self._entries if entry.is_at(owner, name)]
+        owned, value = True, vars(owner).get(name)
+        stale = False
+        while _is_ours(value) and not any(entry.new is value for entry in here):
+            below = self._below.get(_function(value))
+            if below is None:
+                return
+            stale, (owned, value) = True, below
+        if stale:
+            put(owner, name, owned, value)
+            gone = [entry for entry in here if not leads_to(value, entry.new)]
+            self._entries = [entry for entry in self._entries if entry not in gone]
+            left = {entry.fix_id for entry in self._entries}
+            self.order = [fix_id for fix_id in self.order if fix_id in left]
 
     def _holders(self, entries: Iterable[Entry]) -> frozenset[str]:
         """The libraries whose modules may hold copies of what these entries replace.
@@ -288,8 +327,13 @@ def _is_ours(value: Any) -> bool:
 def _may_be_copied(entries: Iterable[Entry]) -> Iterator[Any]:
     """The values that modules may hold copies of: these entries' old and new ones, and our earlier ones."""
     for entry in entries:
-        if isinstance(entry.owner, ModuleType):
+        if isinstance(entry.owner, ModuleType) and not entry.only:
             yield from (entry.old, entry.new, entry.current())
+
+
+def _function(value: Any) -> Any:
+    """What weak references can refer to: the function of a property, classmethod or staticmethod."""
+    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
 
 
 def _add(entries: list[Entry], index: _Index) -> None:

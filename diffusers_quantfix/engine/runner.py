@@ -17,6 +17,7 @@ from .board import Answer, Board
 from .decision import Decider
 from .ledger import Ledger
 from .proofs import Proofs
+from .signals import heed_signal
 from .target import finished, import_target, is_lazy, is_missing, say
 from .versions import installed_version
 
@@ -96,7 +97,7 @@ class Runner:
         self._missed: dict[str, str] = {}  # name -> its module, which arrived while the target was busy
         self._announced = False
         self._warned = False
-        self._reverted: set[str] = set()
+        self._reverted: dict[str, str] = {}  # name -> why
         self._collecting: set[int] = set()  # threads in which status collects errors, also under strict
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -170,6 +171,7 @@ class Runner:
                 try:
                     answer = self._answer_now(name, again, ready, thorough)
                 except (Exception, SystemExit) as error:
+                    heed_signal(error)
                     answer = self._decider.failed(name, f"could not be decided: {say(error)}")
                 if answer is not None:
                     self._answers[name] = answer
@@ -206,23 +208,25 @@ class Runner:
         """
         names = list(names)
         with self._in_turn():
-            self._reverted.difference_update(names)
+            self._ledger.recover()
             for name in names:
+                self._reverted.pop(name, None)
                 if not self._ledger.entries(name):
                     self._answers.pop(name, None)
             self.check(names, again=True, thorough=True)
 
-    def revert(self, names: Iterable[str]) -> None:
+    def revert(self, names: Iterable[str], why: str = REVERTED) -> None:
         """Remove patches, the last installed first; they stay removed until `apply` names them."""
         with self._in_turn():
-            self._remove(set(names))
+            self._ledger.recover()
+            self._remove(set(names), why)
 
-    def _remove(self, names: set[str]) -> None:
+    def _remove(self, names: set[str], why_not: str) -> None:
         used = {
             name: why for name in self._ledger.order if name in names and (why := self._decider.in_use(name))
         }
         names -= used.keys()
-        self._reverted.update(names)
+        self._reverted.update(dict.fromkeys(names, why_not))
         order = self._ledger.order
         going = [name for name in order if name in names]
         # Patches that were installed later over the same slot are removed temporarily.
@@ -233,17 +237,22 @@ class Runner:
                 for below in [*going, *aside]
             ):
                 aside.append(name)
-        for name in [name for name in reversed(order) if name in names or name in aside]:
-            refusals = self._ledger.undo(name)
-            if refusals:
-                answer = self._answers[name]
-                reason = (
-                    f"cannot be removed: {'; '.join(refusals)}; remove that patch, then call revert() again"
-                )
-                self._answers[name] = self._decider.answer(name, states.OVERWRITTEN, reason, answer.changes)
-                logger.warning("%s %s", name, reason)
-            else:
-                self._answers[name] = self._decider.answer(name, states.DISABLED, REVERTED)
+        left = [name for name in reversed(order) if name in names or name in aside]
+        refused: dict[str, list[str]] = {}
+        while left:
+            refused = {name: refusals for name in left if (refusals := self._ledger.undo(name))}
+            for name in left:
+                if name not in refused:
+                    self._answers[name] = self._decider.answer(name, states.DISABLED, why_not)
+            if len(refused) == len(left):
+                break
+            left = list(refused)  # once more: what was installed again may lie below an older patch
+        for name, refusals in refused.items():
+            answer = self._answers[name]
+            reason = f"cannot be removed: {'; '.join(refusals)}; remove that patch, then call revert() again"
+            self._answers[name] = self._decider.answer(name, states.OVERWRITTEN, reason, answer.changes)
+            logger.warning("%s %s", name, reason)
+        aside = [name for name in aside if name not in refused]
         self.check(aside, again=True)
         for name, why in used.items():
             self._answers[name].reason = f"not removed by revert(): {why}"
@@ -343,7 +352,7 @@ class Runner:
 
     def _refusal(self, name: str) -> str:
         """Why this target must not be patched, as a sentence; empty if it may be."""
-        return self._settings().refusal(name) or (REVERTED if name in self._reverted else "")
+        return self._settings().refusal(name) or self._reverted.get(name, "")
 
     def _is_open(self, name: str, thorough: bool) -> bool:
         answer = self._answers.get(name)

@@ -50,18 +50,14 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
     import __future__
 
     import ast
-    import inspect
     import linecache
 
     old = function.__code__
-    # Not inspect.getsource, which searches all modules for the function's own.
+    # Not inspect.getsource, which searches all modules for the function's own, and reads a block token by token.
     lines = linecache.getlines(old.co_filename, function.__globals__)[old.co_firstlineno - 1 :]
     if not lines:
         raise OSError(f"the source of {function.__qualname__} is missing")
-    # None of this is executed: the decorators only preserve the first line number, and the block the columns.
-    block = "if 1:\n" if lines[0][:1].isspace() else "\n"
-    tree: Any = ast.parse(block + "".join(inspect.getblock(lines)))
-    ast.increment_lineno(tree, old.co_firstlineno - 2)
+    tree = _definition(lines, old.co_firstlineno)
     tree = exchange.visit(tree)
     within = _class_around(function)
     if within:
@@ -83,6 +79,34 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
         named = {code: others.get(code.co_name, code) for code in _inside(new)}
         new = new.replace(co_consts=tuple(named.get(const, const) for const in new.co_consts))
     return new
+
+
+def _definition(lines: list[str], number: int) -> Any:
+    """The syntax tree of the definition that begins with the first of these lines, line ``number`` of its file.
+
+    It ends before a line that is indented no deeper, if what is above that line is complete: decorators, brackets and
+    strings also continue there.
+
+    Raises:
+        OSError: no end was found: these lines are not the source of the running code.
+    """
+    import ast
+
+    def indentation(line: str) -> int:
+        return len(line) - len(line.lstrip())
+
+    # None of this is executed: the decorators only preserve the first line number, and the block the columns.
+    block = "if 1:\n" if indentation(lines[0]) else "\n"
+    before = "\n" * (number - 2) + block if number > 1 else ""
+    for end in range(1, len(lines) + 1):
+        following = lines[end] if end < len(lines) else "end"
+        if indentation(following) > indentation(lines[0]) or following.lstrip()[:1] in ("", "#"):
+            continue
+        try:
+            return ast.parse(before + "".join(lines[:end]))
+        except SyntaxError:
+            pass
+    raise OSError(f"the source of line {number} does not end")
 
 
 def _inside(code: CodeType) -> list[CodeType]:

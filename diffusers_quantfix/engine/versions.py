@@ -12,6 +12,8 @@ import sys
 from importlib import metadata
 from types import ModuleType
 
+from .signals import heed_signal
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,13 +93,27 @@ def _search_state() -> tuple[tuple[str, int], ...]:
 
 
 def _read_version(distribution: str) -> str | None:
+    # Not `metadata.version`: a program's tests may have replaced it, and the result is cached beyond them.
+    found = _stated_by(lambda: metadata.Distribution.from_name(distribution))
+    if found != "":
+        return found
+    # Other code's finders may raise, or return something for every name. Python's own finder, without them:
+    context = metadata.DistributionFinder.Context(name=distribution)
+    return _stated_by(lambda: next(iter(metadata.MetadataPathFinder.find_distributions(context)), None))
+
+
+def _stated_by(find: Callable[[], metadata.Distribution | None]) -> str | None:
+    """The version of a distribution; None if there is none, empty if its version cannot be read."""
     try:
+        distribution = find()
         # Before Python 3.12 a METADATA file without a Version line gives None instead of an error.
-        return metadata.version(distribution) or ""
+        version = None if distribution is None else distribution.version or ""
     except metadata.PackageNotFoundError:
         return None
-    except Exception:
+    except Exception as error:
+        heed_signal(error)
         return ""
+    return version if version is None or isinstance(version, str) else ""
 
 
 def _written_version(name: str) -> str | None:

@@ -46,15 +46,16 @@ class Watcher:
         """Remove the finder; safe to call twice.  Running imports still report."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
-    def replace_earlier_copies(self) -> None:
-        """Remove the watchers of earlier copies of the package.
+    def replace_other_copies(self) -> bool:
+        """Remove the watchers of other copies of the package; returns whether there was one.
 
-        There is one if a program deleted the package from ``sys.modules`` and imported it again; two that patch the
-        same target would undo each other's work.
+        There is one if a program deleted the package from ``sys.modules`` and imported it again, or if a copy is
+        vendored under another name; two that patch the same target would undo each other's work, or do it twice.
         """
-        for finder in list(sys.meta_path):
-            if finder is not self and _is_watcher(finder):
-                finder.step_down()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
+        earlier = [finder for finder in sys.meta_path if finder is not self and _is_watcher(finder)]
+        for finder in earlier:
+            finder.step_down()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
+        return bool(earlier)
 
     def step_down(self) -> None:
         """Stop, and remove what this copy of the package installed."""
@@ -102,7 +103,8 @@ class Watcher:
 def _is_watcher(finder: object) -> bool:
     kind = type(finder)
     try:
-        return bool((kind.__module__, kind.__name__) == (__name__, Watcher.__name__))
+        named = kind.__name__ == Watcher.__name__ and kind.__module__.endswith(".engine.watcher")
+        return bool(named and hasattr(finder, "step_down"))
     except Exception:  # attributes of other code's classes may raise
         return False
 

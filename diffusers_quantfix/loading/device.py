@@ -170,6 +170,6 @@ def _readable(device_map: Any) -> str:
 
 
 def _version(distribution: str) -> str:
-    from importlib.metadata import version
+    from ..engine.versions import installed_version  # not at the top: it loads importlib.metadata
 
-    return version(distribution)
+    return installed_version(distribution) or ""

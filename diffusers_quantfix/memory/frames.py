@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["NAMED", "in_a_model", "is_ours", "place", "running", "users_functions", "variables"]
 
 NAMED = sys.version_info >= (3, 13)  # whether a frame's variables can be read without changing it
-_PACKAGE = __name__.partition(".")[0]
+_PACKAGE = __name__.removesuffix("memory.frames")  # with its dot; a program may have vendored it
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def running() -> dict[int, list[types.FrameType]]:
 
 def is_ours(frame: types.FrameType) -> bool:
     """Whether a frame runs code of this package."""
-    return _home(frame).partition(".")[0] == _PACKAGE
+    return f"{_home(frame)}.".startswith(_PACKAGE)
 
 
 def in_a_model() -> bool:

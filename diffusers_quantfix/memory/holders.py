@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..engine.classes import class_name, is_a, namespace, package_name
+from ..engine.classes import class_name, is_a, module_name, namespace
 from ..engine.heap import objects_of
 from ..placement.tensors import storage_of
 from .census import Census
@@ -272,7 +272,7 @@ def _is_of_this_package(referrer: Any) -> bool:
         return is_ours(referrer)
     if is_a(referrer, types.GeneratorType):
         return referrer.gi_frame is not None and is_ours(referrer.gi_frame)
-    return package_name(type(referrer)) == __name__.partition(".")[0]
+    return module_name(type(referrer)).startswith(__name__.removesuffix("memory.holders"))
 
 
 def _called(value: Any) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from contextvars import ContextVar
 
-from ..engine.probe import written_in
 from ..weights.method import method_of
 from . import eight_bit
 
@@ -138,8 +137,6 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
         def _get_signature_keys(self, _: Any) -> tuple[list[str], list[str]]:
             return ["transformer"], []
 
-    if written_in(pipeline_class.to, __name__):
-        return False
     pipeline_class.to(Pipeline(), dtype=torch.float16)
     return torch.float16 in told
 

@@ -10,7 +10,7 @@ import sys
 
 from ..engine.classes import module_name
 from ..engine.errors import TargetMissing
-from ..engine.probe import names_used, written_in
+from ..engine.probe import names_used
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..engine.draft import Draft
 
-__all__ = ["conversions", "guard", "unguarded"]
+__all__ = ["conversions", "guard"]
 
 _NAMES = ("from_transformer", "from_unet")
 # Home of a class of quantized layers -> quantization, if the weights have no class of their own. GGUF layers may hold
@@ -54,11 +54,6 @@ def conversions(module: ModuleType) -> list[tuple[type, str]]:
     if not found:
         raise TargetMissing(f"{module.__name__} has no class with from_transformer or from_unet")
     return found
-
-
-def unguarded(module: ModuleType) -> bool:
-    """Whether one of the `conversions` is not yet patched."""
-    return any(not written_in(vars(cls)[name].__func__, __name__) for cls, name in conversions(module))
 
 
 def guard(module: ModuleType, draft: Draft) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from ..engine.errors import Undecided
-from ..engine.probe import names_used, written_in
+from ..engine.probe import names_used
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ def takes_tiles_for_rows(dequantize_bnb_weight: Any) -> bool:
         raise Undecided("bitsandbytes.autograd._functions")
     if "igemmlt" not in names_used(product.forward):  # the matrix product on tiles
         return False
-    return not written_in(dequantize_bnb_weight, __name__) and "igemmlt" not in names_used(
-        dequantize_bnb_weight
-    )
+    return "igemmlt" not in names_used(dequantize_bnb_weight)
 
 
 def refuses_to_shard(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,22 +60,16 @@ def read_the_index(name):
 fixes.__getattr__ = read_the_index
 sys.modules[fixes.__name__] = fixes
 def wait_for_the_fakes():
-    first = type(sys)("diffusers_quantfix.first_library")
-    first.__package__ = "diffusers_quantfix"
-    first.__file__ = {first_library!r}
-    with open(first.__file__) as file:
-        exec(compile(file.read(), first.__file__, "exec"), vars(first))
-    first.LIBRARIES = frozenset({libraries!r})
-    sys.modules[first.__name__] = first
-    # The package's own file has the names too, as a constant of its finder.
+    # The package's own file has the names, as a constant.
+    libraries = frozenset({libraries!r})
     loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
     get_code = loader.get_code
     def faked(constant):
         if hasattr(constant, "co_consts"):
             return constant.replace(co_consts=tuple(map(faked, constant.co_consts)))
-        return first.LIBRARIES if isinstance(constant, frozenset) and "diffusers" in constant else constant
+        return libraries if isinstance(constant, frozenset) and "diffusers" in constant else constant
     loader.get_code = lambda self, name: (
-        faked(get_code(self, name)) if name == "diffusers_quantfix" else get_code(self, name)
+        faked(get_code(self, name)) if name.endswith("diffusers_quantfix") else get_code(self, name)
     )
 wait_for_the_fakes()
 TOLD = {{}}
@@ -165,6 +159,7 @@ class World:
         body: str = PROBE + PATCH,
         title: str = "",
         targets: tuple[Target, ...] = (),
+        asked_once: bool = False,
     ) -> str:
         """A fix; ``body`` holds its probe and patch, or ``text`` its whole file; ``targets`` where it has several."""
         file = fix_id.replace("-", "_")
@@ -179,7 +174,7 @@ class World:
             Upstream: https://example.org/1.
             '''
             from diffusers_quantfix.engine.fix import Fix, Target
-            FIX = Fix(__doc__, id={fix_id!r}, targets=({written},))
+            FIX = Fix(__doc__, id={fix_id!r}, targets=({written},), asked_once={asked_once})
         """
         if text is None:
             text = textwrap.dedent(declaration) + textwrap.dedent(body)
@@ -213,7 +208,6 @@ class World:
         told = self.folder / "told.json"
         told.unlink(missing_ok=True)
         preamble = PREAMBLE.format(
-            first_library=str(ROOT / "diffusers_quantfix" / "first_library.py"),
             fixes=str(self.fixes),
             package=str(ROOT / "diffusers_quantfix" / "fixes" / "__init__.py"),
             libraries=sorted({target.module.partition(".")[0] for target in self.targets.values()}),

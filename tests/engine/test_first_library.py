@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import diffusers_quantfix
-from diffusers_quantfix.first_library import LIBRARIES, OF_TORCH
 from diffusers_quantfix.fixes.targets import TARGETS
 
 from .harness import FINDERS, ROOT
@@ -23,21 +22,21 @@ def test_it_waits_for_every_library_that_is_patched() -> None:
     for the modules of it that are patched, of which `tests/startup/test_of_torch.py` sees that torch imports none.
     """
     targets = {target.module for target in TARGETS.values()}
-    assert {target for target in targets if target.partition(".")[0] == "torch"} == OF_TORCH
-    assert {target.partition(".")[0] for target in targets} - {"torch"} <= LIBRARIES
-    assert not targets & LIBRARIES
+    of_torch = {target for target in targets if target.partition(".")[0] == "torch"}
+    libraries = {target.partition(".")[0] for target in targets} - {"torch"}
+    assert of_torch | libraries == diffusers_quantfix._WAITED_FOR
+    assert not targets & libraries
 
 
-def test_the_finders_wait_for_the_same_names() -> None:
-    """Each has them itself, so that it is one module less to load at a start."""
-    assert diffusers_quantfix._WAITED_FOR == LIBRARIES | OF_TORCH
+def test_the_start_up_file_waits_for_the_same_names() -> None:
+    """It has them itself: it is installed beside the package, and every start of the interpreter pays for it."""
     source = (ROOT / "diffusers_quantfix" / "startup" / "run.py").read_text(encoding="utf-8")
     (names,) = (
         ast.literal_eval(node.value)
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign) and node.targets[0].id == "NAMES"
     )
-    assert set(names.split()) == LIBRARIES | OF_TORCH
+    assert set(names.split()) == diffusers_quantfix._WAITED_FOR
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers"])

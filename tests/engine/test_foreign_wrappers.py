@@ -238,3 +238,44 @@ def test_a_fix_below_one_that_cannot_be_removed_names_it(tools) -> None:
     assert outcome["applied"] == ["applied", "applied"]
     assert "lib.core.vouched now holds code of tool" in outcome["b"]
     assert "lib.core.f now holds the fix fix-b, which must be removed first" in outcome["a"]
+
+
+# Patches `f` over another fix's patch: found by what `f` returns.
+OVER = """
+def broken(module):
+    return not module.f().endswith("twice")
+def patch(module, ledger):
+    def make(original):
+        def f(x=0):
+            return original(x) + " twice"
+        return f
+    ledger.wrap_plain(module, "f", make)
+"""
+BELOW = (PROBE + PATCH).replace('module.f() == "broken"', '"patched" not in module.f()')
+
+
+@pytest.mark.parametrize("meanwhile", ["revert()", "revert('fix-f')", "apply()", "apply(); qf.revert()"])
+@pytest.mark.parametrize("place", ["lib.core", "user"])
+def test_a_mock_that_goes_after_a_revert_or_apply(tools, place, meanwhile) -> None:
+    """pytest's monkeypatch puts our function back, which nothing could remove any more."""
+    tools.fix(body=BELOW)
+    tools.fix("fix-over", body=OVER)
+    (tools.site / "lib" / "user.py").write_text("from .core import f\n")
+    outcome = tools.run(f"""
+        import lib.core, lib.user  # before us
+        import diffusers_quantfix as qf
+        place = lib.user if {place == "user"} else lib.core
+        before, place.f = place.f, lambda x=0: "mocked"
+        qf.{meanwhile}
+        place.f = before
+        qf.revert()
+        back = [module.f is lib.core.KEPT[0] for module in (lib.core, lib.user)]
+        qf.apply()
+        again = [lib.core.f(), lib.user.f(), *states("fix-f", "fix-over")]
+        qf.revert()
+        last = [module.f is lib.core.KEPT[0] for module in (lib.core, lib.user)]
+        tell(back=back, again=again, last=last)
+    """)
+    assert outcome["back"] == [True, True]
+    assert outcome["again"] == ["patched twice", "patched twice", "applied", "applied"]
+    assert outcome["last"] == [True, True]

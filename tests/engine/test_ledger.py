@@ -556,3 +556,35 @@ def test_a_constant_of_ours_is_no_other_slot(core, ledger) -> None:
     core.other = None
     assert ledger.below(core, "LIMIT", core.LIMIT) == 5
     assert ledger.below(core, "other", core.other) is None
+
+
+@pytest.mark.parametrize(
+    "held", ["by nothing else", "by another module", "under another name", "in a list", "wrapped"]
+)
+def test_modules_are_searched_for_copies_unless_the_slot_holds_the_only_reference(core, ledger, held) -> None:
+    exec("def alone(): pass", vars(core))
+    other = types.ModuleType("fakelib.other")
+    if held == "by another module":
+        other.copied = core.alone
+    elif held == "under another name":
+        core.also = core.alone
+    elif held == "in a list":
+        core.ALL = [core.alone]
+    elif held == "wrapped":
+        core.wrapper = functools.wraps(core.alone)(lambda: None)
+    draft = ledger.draft("fix")
+    draft.wrap_plain(core, "alone", tagged)
+    assert [entry.only for entry in draft.entries] == [held == "by nothing else"]
+
+
+@pytest.mark.parametrize("verb", ["replace", "the same slot twice", "a class"])
+def test_what_may_have_copies_is_searched_for(core, ledger, verb) -> None:
+    draft = ledger.draft("fix")
+    if verb == "replace":
+        draft.replace(core, "f", tagged)
+    elif verb == "a class":
+        draft.wrap_plain(core.Class, "method", tagged)
+    else:
+        draft.wrap_plain(core, "f", tagged)
+        draft.wrap_plain(core, "f", tagged)
+    assert [entry.only for entry in draft.entries] == [False]

@@ -97,7 +97,7 @@ def forget(whole):
     import sys
     fakes = sys.modules["diffusers_quantfix.fixes"]
     for name in [name for name in sys.modules if name.partition(".")[0] == "diffusers_quantfix"]:
-        if whole or name == "diffusers_quantfix":
+        if whole or (name == "diffusers_quantfix") == (whole is False):
             del sys.modules[name]
     sys.modules["diffusers_quantfix.fixes"] = fakes
     wait_for_the_fakes()
@@ -135,6 +135,26 @@ def test_deleted_from_sys_modules_and_imported_again(simple, whole, target) -> N
         "other": True,
         "back": True,
     }
+
+
+@pytest.mark.parametrize("first", ["revert", "status"])
+def test_only_our_modules_deleted_from_sys_modules(simple, first) -> None:
+    """The package that stays imports the second copy, whose `revert` did not know the first copy's patches."""
+    script = f"""
+        import sys, lib.core, diffusers_quantfix as qf
+        forget(None)
+        if {first == "status"}:
+            state = qf.status()["fix-f"].state, lib.core.f()
+            assert state == ("applied", "patched"), state
+        qf.revert()
+        back = lib.core.f is lib.core.KEPT[0]
+        left = sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path)
+        qf.apply()
+        finders = sum(type(finder).__name__ == "Watcher" for finder in sys.meta_path)
+        tell(back=back, left=left, finders=finders, patched=lib.core.f())
+    """
+    outcome = simple.run(FORGET + textwrap.dedent(script))
+    assert outcome.told == {"back": True, "left": 0, "finders": 1, "patched": "patched"}
 
 
 def test_reloads_of_our_modules(simple) -> None:
@@ -183,7 +203,6 @@ def test_a_fork_while_another_thread_imports_a_module_of_ours(world) -> None:
         import _imp, os, sys, threading, warnings
         import diffusers_quantfix
         warnings.simplefilter("ignore")  # Python 3.12 warns of forks with threads
-        del sys.modules["diffusers_quantfix.first_library"]  # the fake one: it is imported like the others
         reached, go_on, done = threading.Semaphore(0), threading.Semaphore(0), []
         class Stops:
             def __init__(self, loader): self.loader = loader

@@ -113,7 +113,7 @@ def test_a_fix_imports_the_engine_and_shared_homes_only(path) -> None:
     for name in imports(path):
         assert not name.startswith("diffusers_quantfix.fixes."), "no fix imports another"
     top = {name.partition(".")[0] for name in imports(path, inside_functions=False)}
-    assert not top & {*LIBRARIES, "wrapt", "packaging", "typing", "re", "dataclasses", "logging"}
+    assert not top & {*LIBRARIES, "wrapt", "packaging", "re", "dataclasses", "logging"}
 
 
 @pytest.mark.parametrize("path", FIXES, ids=name_of)

@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import inspect
 import linecache
+import operator
 import sys
 
 import pytest
@@ -228,3 +229,56 @@ def test_a_function_inside_that_another_fix_has_exchanged_stays(tmp_path):
     outer.__code__ = outer.__code__.replace(co_consts=tuple(consts))
     outer.__code__ = recompiled(outer, Exchange())
     assert outer() == ("ours", 2)
+
+
+DEFINITIONS = '''
+def decorator(*_):
+    return lambda function: function
+
+
+@decorator()
+# a comment
+@decorator(
+    1,
+)
+def decorated(a=(
+    1,
+    2,
+)) -> """
+not an end
+""":
+    """Text
+that is not indented.
+    """
+# a comment that is not indented
+
+    return (
+a
+    )
+def next_one(): return 1
+if True:
+    def within(a):
+        if a:
+            return \\
+1
+# less
+        return 2
+    other = 1
+class Last:
+\tdef tabbed(self):
+\t\treturn 3'''
+
+
+@pytest.mark.parametrize("name", ["decorator", "decorated", "next_one", "within", "Last.tabbed"])
+def test_where_a_definition_ends(tmp_path, name):
+    module = imported(tmp_path / "definitions.py", DEFINITIONS)
+    function = operator.attrgetter(name)(module)
+    assert seen_of(recompiled(function, ast.NodeTransformer())) == seen_of(function.__code__)
+
+
+def test_source_that_does_not_end_is_not_that_of_the_code(tmp_path):
+    module = imported(tmp_path / "changed.py", DEFINITIONS)
+    (tmp_path / "changed.py").write_text(DEFINITIONS.partition("a\n    )")[0])
+    linecache.checkcache()
+    with pytest.raises(OSError, match="does not end"):
+        recompiled(module.decorated, ast.NodeTransformer())

@@ -395,3 +395,52 @@ def test_status_while_another_thread_writes_an_answer(world) -> None:
         tell(state=qf.status()["fix-f"].state)
     """)
     assert outcome["state"] == "applied"
+
+
+OF_THE_LIBRARY = """
+ASKED = []
+def broken(module):
+    function = module.f
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    ASKED.append("broken" in function.__code__.co_consts)
+    return ASKED[-1]
+"""
+
+
+def test_a_probe_of_the_code_below_the_patch_is_not_asked_while_the_patch_is_in_place(world) -> None:
+    world.library()
+    world.fix(body=OF_THE_LIBRARY + PATCH, asked_once=True)
+    world.fix("fix-asked-twice", body=OF_THE_LIBRARY + PATCH)
+    outcome = world.run("""
+        import lib.core, importlib, diffusers_quantfix as qf
+        from diffusers_quantfix.fixes import fix_f
+        first = lib.core.f(), len(fix_f.ASKED), states("fix-f", "fix-asked-twice")
+        qf.apply()
+        again = lib.core.f(), len(fix_f.ASKED), states("fix-f")
+        importlib.reload(lib.core)
+        reloaded = lib.core.f(), len(fix_f.ASKED), states("fix-f")
+        lib.core.f = lib.core.KEPT[0]
+        qf.apply()
+        written_over = lib.core.f(), len(fix_f.ASKED), states("fix-f")
+        qf.revert()
+        reverted = lib.core.f(), len(fix_f.ASKED)
+        qf.apply()
+        last = lib.core.f(), len(fix_f.ASKED)
+        tell(first=first, again=again, reloaded=reloaded, written_over=written_over, reverted=reverted, last=last)
+    """)
+    assert outcome["first"] == ["patched", 1, ["applied", "failed"]], (
+        "the other one's probe asks the same code again"
+    )
+    assert outcome["again"] == ["patched", 1, "applied"]
+    assert outcome["reloaded"] == ["patched", 2, "applied"]
+    assert outcome["written_over"] == ["patched", 3, "applied"]
+    assert outcome["reverted"] == ["broken", 3]
+    assert outcome["last"] == ["patched", 4]
+
+
+def test_a_healthy_library_is_not_patched_by_a_fix_that_is_asked_once(world) -> None:
+    world.library(core=CORE.replace('"broken"', '"healthy"'))
+    world.fix(body=OF_THE_LIBRARY + PATCH, asked_once=True)
+    outcome = world.run("import lib.core; tell(found=[lib.core.f(), states('fix-f')])")
+    assert outcome["found"] == ["healthy", "healthy"]

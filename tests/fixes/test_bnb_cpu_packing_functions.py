@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import types
 
 import pytest
 
 import diffusers_quantfix
+from diffusers_quantfix.engine.draft import Draft
 from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
 from tests.fixes import four_bit, packing
 from tests.gate import unmet
@@ -61,12 +63,13 @@ def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
         functional._convert_weight_packed_for_cpu_inverse,
     )
     if not packing.packs():  # then the fix stayed away
-        functions = type("Functions", (), dict(vars(functional)))()
-        ledger = Ledger()
-        cpu_packing.wrap_functions(functions, ledger, lambda: True)
+        functions, draft = types.ModuleType(functional.__name__), Draft("bnb-cpu-packing")
+        vars(functions).update(vars(functional))
+        cpu_packing.wrap_functions(functions, draft, lambda: True)
+        made = {entry.name: entry.new for entry in draft.entries}
         pack, unpack = (
-            ledger.made["_convert_weight_packed_for_cpu"],
-            ledger.made["_convert_weight_packed_for_cpu_inverse"],
+            made["_convert_weight_packed_for_cpu"],
+            made["_convert_weight_packed_for_cpu_inverse"],
         )
     layer = packing.shaped(96, 192, double_quant, quant_storage=getattr(torch, storage))
     data, state = layer.weight.data.clone(), copy.deepcopy(layer.weight.quant_state)
@@ -79,16 +82,6 @@ def test_the_inverse_is_exact_on_every_cpu(double_quant, storage):
     assert torch.equal(back.view(torch.uint8), data.view(torch.uint8))
     assert packing.same_state(back_state, state)
     assert modules  # imported to its end
-
-
-class Ledger:
-    """Keeps what a patch makes."""
-
-    def __init__(self):
-        self.made = {}
-
-    def around(self, owner, name, make):
-        self.made[name] = make(getattr(type(owner), name))
 
 
 @pytest.mark.parametrize("capable", [False, True])

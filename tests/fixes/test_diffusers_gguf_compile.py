@@ -168,7 +168,7 @@ def test_one_graph(tmp_path):
     check(run(model), expected)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["block_level", "leaf_level"])
 @pytest.mark.defect(FIX_ID, shows=f"{IS_A_WEIGHT}|{FAILS}")
 def test_group_offload(tmp_path, kind):
@@ -188,7 +188,7 @@ def test_group_offload(tmp_path, kind):
     check(run(model), expected)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor():
     """It computes the products in float32 that eager rounds to float16: not exact, but nearer to the true numbers."""

@@ -225,7 +225,7 @@ def test_what_it_cannot_stand_in_for_says_so():
         _ = quanto_kernels.stand_in().marlin_gemm_f16i4
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_unpacking_equals_the_compiled_one(monkeypatch):
     """The extension that quanto compiles at its first use, here like anywhere else."""
     import torch

@@ -26,6 +26,7 @@ FILES = [
     "fixes/index.py",
     "fixes/transformers/quantized_resave.py",
     "engine/settings.py",
+    "engine/signals.py",
     "engine/watcher.py",
     "engine/runner.py",
     "engine/decision.py",

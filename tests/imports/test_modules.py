@@ -25,12 +25,7 @@ PROGRAMS = {
     "import transformers.modeling_utils": "transformers",
     "import bitsandbytes; from diffusers import FluxPipeline": "diffusers",
 }
-OFTEN = (
-    "import optimum.quanto",
-    "import peft",
-    "import torchao.quantization",
-    "import bitsandbytes; from diffusers import FluxPipeline",
-)
+OFTEN = ("import bitsandbytes; from diffusers import FluxPipeline",)
 # Ours, what we require, and Python's own.
 OURS = {"diffusers_quantfix", "packaging", "wrapt", *sys.stdlib_module_names}
 

@@ -26,7 +26,7 @@ def told(module: str, *arguments: str, package: str = "") -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_another_thread_and_children_see_no_change():
     assert len(KINDS) >= 35
     without, with_it = (told("watched", "1", package=package) for package in ("off", ""))

@@ -35,7 +35,7 @@ print(threads, os.waitpid(child, 0)[1])
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts the threads as Linux does")
 def test_no_thread_is_started():
     pytest.importorskip("diffusers", reason="the stack is not installed")

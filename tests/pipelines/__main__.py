@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.part import HELP, WHOLE, part_of, read_part
 from tests.pipelines import check, lora, modular, placing, results
 from tests.pipelines.backends import BACKENDS, CANNOT, takes
 from tests.pipelines.families import NOT_BUILT, every, families
@@ -40,13 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         "--slice", action="store_true", help="each pipeline with one backend and one placement"
     )
     parser.add_argument("--families", action="store_true", help="one pipeline of each family")
-    parser.add_argument(
-        "--part",
-        type=read_part,
-        default=(1, 1),
-        metavar="K/M",
-        help="of M parts that cover all together, the K-th",
-    )
+    parser.add_argument("--part", type=read_part, default=WHOLE, metavar="K/M", help=HELP)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=300, help="seconds for one step of a pipeline")
     parser.add_argument(
@@ -73,8 +68,10 @@ def run(given: argparse.Namespace) -> int:
             continue
         for turn, backend in enumerate(BACKENDS):
             if backend in (given.backend or BACKENDS) and takes(every()[name], backend):
-                placements = part_of(possible(name, backend), given.part, index + turn)
+                placements = list(part_of(possible(name, backend), given.part, index + turn))
                 work.append((name, backend, [one for one in placements if one in chosen]))
+    if given.slice:
+        work = list(part_of(work, given.part))
     found = results.read(given.json)
     todo = []
     for name, backend, placements in work:
@@ -100,19 +97,6 @@ def run(given: argparse.Namespace) -> int:
         for key, said in wrong.items():
             print(f"    {key}: {said}", flush=True)
     return 1 if bad else 0
-
-
-def read_part(text: str) -> tuple[int, int]:
-    """``K/M`` as numbers."""
-    part, parts = map(int, text.split("/"))
-    if not 1 <= part <= parts:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole")
-    return part, parts
-
-
-def part_of(placements: list[str], part: tuple[int, int], turn: int) -> list[str]:
-    """Every M-th placement; which is the first goes on with ``turn``, from pipeline to pipeline."""
-    return placements[(part[0] + turn) % part[1] :: part[1]]
 
 
 def portion(index: int, name: str) -> tuple[str, list[str]]:

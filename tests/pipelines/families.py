@@ -119,10 +119,6 @@ OPEN: dict[tuple[str, str], str] = {
         "auto offload",
     ): "a second call, wherever the models are: "
     "the guider still has the step at which the first one ended, and no negative prompt is encoded",
-    (
-        "Kolors(Img2Img|PAG)Pipeline",
-        "LoRA",
-    ): "the loader is that of Stable Diffusion XL, with two text encoders",
 }
 
 

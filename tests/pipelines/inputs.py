@@ -64,7 +64,7 @@ VALUES: dict[str, Any] = {
     "control_image": image,
     "video": video,
     "reference_image": image,
-    "audio_length_in_s": 0.5,
+    "audio_length_in_s": 0.1,
     "complex_human_instruction": None,
 }
 # Optional parameters that are given all the same
@@ -81,7 +81,7 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "LTX": {"num_frames": 9, "video": lambda: video(9)},
     "Allegro": {"num_frames": 8, "output_type": "latent"},  # its VAE decodes large videos only
-    "WanAnimate": {"pose_video": video, "face_video": video},
+    "WanAnimate": {"pose_video": video, "face_video": video, "segment_frame_length": FRAMES},
     "Marigold": {"processing_resolution": 32, "output_type": "np"},
     "DiT": {"class_labels": [1]},
     "StableDiffusionAttendAndExcite": {"token_indices": [2], "attn_res": (8, 8)},
@@ -146,7 +146,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "SkyReelsV2DiffusionForcing": {"overlap_history": None, "base_num_frames": FRAMES},
     "Sana": {"frames": FRAMES},
     "ShapE": {"output_type": "latent"},
-    "Helios": {"image": ..., "video": ...},
+    "Helios": {"image": ..., "video": ..., "num_latent_frames_per_chunk": 2},
     "HeliosPyramid": {"height": 64, "width": 64},
     "StableAudio3Inp": {"mask_start_seconds": 0.1, "mask_end_seconds": 0.3},
     "StableCascadePrior": {"height": 64, "width": 64},
@@ -212,6 +212,9 @@ BEFORE: dict[str, Callable] = {
     "LongCatImagePipeline": lambda pipe: setattr(
         pipe, "tokenizer_max_length", 16
     ),  # as many tokens it generates
+    "HiDreamImage": lambda pipe: setattr(
+        pipe, "default_sample_size", 16
+    ),  # whatever size is asked for, it grows
     "LEditsPP": lambda pipe: pipe.invert(image=image(size=64), num_inversion_steps=4, skip=0.1),
 }
 

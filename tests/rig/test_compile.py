@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gate import unmet
+from tests.marks import rest_is_long
 
 
 def test_a_layer_in_one_graph(rig_devices):
@@ -43,7 +44,7 @@ def test_a_model_under_group_offload(rig_devices, stream):
     assert rig_devices.allocated("cuda:0") < 1024
 
 
-@pytest.mark.parametrize("way", ["model", "sequential"])
+@pytest.mark.parametrize("way", rest_is_long(["model", "sequential"], "model"))
 @pytest.mark.parametrize("bits", [4, 8, 16])  # what is compiled for the first is kept for the next
 def test_a_model_under_offload_by_accelerate(rig_devices, tmp_path, bits, way):
     """accelerate before 1.13 lets its hooks be traced: our part of them ended in RecursionError."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diffusers_quantfix.first_library import OF_TORCH
+from diffusers_quantfix import _WAITED_FOR
 
 ROOT = Path(__file__).resolve().parents[2]
 # As `site` does it, with the module that the wheel calls diffusers_quantfix_startup
@@ -43,7 +43,7 @@ def test_a_function_that_was_imported_by_name(monkeypatch, start) -> None:
     pytest.importorskip("accelerate")
     monkeypatch.setenv("DIFFUSERS_QUANTFIX_AUTO", "1")
     monkeypatch.delenv("DIFFUSERS_QUANTFIX", raising=False)
-    program = start + PROGRAM.format(names=sorted(OF_TORCH))
+    program = start + PROGRAM.format(names=sorted(name for name in _WAITED_FOR if name.startswith("torch.")))
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -12,6 +12,7 @@ import weakref
 import pytest
 
 import diffusers_quantfix as qf
+from tests.marks import rest_is_long
 
 KEPT: list = []
 
@@ -209,7 +210,7 @@ def test_no_tool_touches_or_trips_over_them(hostile):
     str(report)
 
 
-@pytest.mark.parametrize("place", ["attribute", "list", "dict"])
+@pytest.mark.parametrize("place", rest_is_long(["attribute", "list", "dict"], "attribute"))
 def test_in_the_model_itself(hostile, place):
     """What a user's module has among its attributes."""
     import torch
@@ -288,7 +289,7 @@ def test_objects_that_other_threads_make_at_this_moment():
     for thread in threads:
         thread.start()
     try:
-        for _ in range(6):
+        for _ in range(3):
             model = _model()
             model.extra = weight
             assert qf.release(model, search=0.2).released

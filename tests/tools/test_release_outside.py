@@ -641,7 +641,7 @@ def test_a_tuple_that_another_thread_builds():
     for thread in threads:
         thread.start()
     try:
-        for _ in range(10):
+        for _ in range(4):
             Census()
             qf.release(_model())
     finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusers_quantfix.fixes import NAMES
+from tests.part import HELP, WHOLE, part_of, read_part
 
 from . import newest, results, tables
 from .cells import Cell, read
@@ -33,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"no fix is called {', '.join(unknown)}")
         if options.add:
             return newest.run(options.add, table, options.folder, options.write)
-        cells = [cell for cell in table.select(options.cells) if relevant(cell, fixes)]
+        chosen = [cell for cell in table.select(options.cells) if relevant(cell, fixes)]
+        cells = list(part_of(chosen, options.part))
     except (ValueError, CannotInstall) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -136,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--cells", nargs="+", metavar="CELL",
-        help="ci (the set of one CI run, only the proofs of defects), all (every cell and range), ranges, names",
+        help="ci (the sets of CI, only the proofs of defects), all (every cell and range), ranges, names",
     )  # fmt: skip
     what.add_argument(
         "--add", nargs="+", metavar="NAME=RELEASE",
@@ -146,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fixes", nargs="+", default=(), metavar="ID",
         help="with --cells: run only the test files of these fixes or targets",
     )  # fmt: skip
+    parser.add_argument("--part", type=read_part, default=WHOLE, metavar="K/M", help=f"with --cells: {HELP}")
     parser.add_argument(
         "--install", action="store_true", help="with --cells: only make the environments, for a later run"
     )

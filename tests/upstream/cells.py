@@ -26,7 +26,7 @@ class Cell:
         name: as it is selected and reported.
         python: "3.11".
         pins: distribution -> release; an empty release means the newest that the others allow.
-        ci: whether one CI run covers it.
+        ci: whether CI covers it.
         note: why it is here.
         alone: the distribution that this cell has on its own, of a range; empty for a full set.
     """

@@ -21,20 +21,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.versions import contains, installed_version
 from ...offloading.uncompiled import uncompiled_later
 from ...weights.int8_params import in_tiles, rows_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

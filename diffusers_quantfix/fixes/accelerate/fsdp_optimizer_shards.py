@@ -14,15 +14,12 @@ Patch: before a checkpoint with states is read, the optimizer creates its entrie
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -31,6 +28,7 @@ FIX = Fix(
     claims={"accelerate": ">=1.7.0,<=1.15.0"},
     harm="wrong result",
     since="0.1.0",
+    asked_once=True,
 )
 
 # Each of these asks for what the checkpoint contains, or creates the entries.
@@ -41,7 +39,7 @@ def broken(fsdp_utils: ModuleType) -> bool:
     """Does it load shards for FSDP 1, and neither read what the checkpoint contains nor create the entries?"""
     load = resolve(fsdp_utils, "load_fsdp_optimizer")
     names = names_used(load)
-    if written_in(load, __name__) or not {"optim_state_dict_to_load", "FileSystemReader"} <= names:
+    if not {"optim_state_dict_to_load", "FileSystemReader"} <= names:
         return False
     return not names & _WITH_ENTRIES
 

@@ -12,15 +12,12 @@ Patch: a linear layer's hook offloads its buffers too, unless they are all scala
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -16,17 +16,14 @@ Patch: a module that gets an offloading hook also gets a state-dict hook, which 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.hooks import accelerate_hooks
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...offloading.hooks import align_hooks
 from ...offloading.uncompiled import uncompiled_later
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -37,6 +33,7 @@ FIX = Fix(
     harm="wrong result",
     since="0.1.0",
     hot=True,
+    asked_once=True,
 )
 
 LOST = (
@@ -53,9 +50,7 @@ WARNED = LOST + "to train them, do not offload them"
 def broken(hooks: ModuleType) -> bool:
     """Does the hook put weights on meta after each pass, and let the backward pass begin?"""
     post_forward = resolve(hooks, "AlignDevicesHook.post_forward")
-    return "set_module_tensor_to_device" in names_used(post_forward) and not written_in(
-        post_forward, __name__
-    )
+    return "set_module_tensor_to_device" in names_used(post_forward)
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:

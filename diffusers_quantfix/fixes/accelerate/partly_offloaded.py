@@ -11,18 +11,14 @@ Patch: the first parameter of each block is checked; if one is on the CPU, the m
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 from ...offloading.uncompiled import uncompiled_later
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -33,6 +29,7 @@ FIX = Fix(
     frames=("z_image|ZImage", "controlnet", "enable_model_cpu_offload", "accelerate/hooks.py:new_forward"),
     since="0.1.0",
     hot=True,
+    asked_once=True,
 )
 
 
@@ -42,8 +39,6 @@ def broken(hooks: ModuleType) -> bool:
 
     cls = resolve(hooks, "CpuOffload")
     method = resolve(cls, "pre_forward")
-    if written_in(method, __name__):
-        return False
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, device="meta"), torch.nn.Linear(1, 1))
     moves: list[Any] = []
     vars(model)["to"] = moves.append

@@ -13,20 +13,15 @@ Patch: ``set_module_tensor_to_device`` creates the parameter from the moved tens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.live import quanto_on_meta as in_use  # noqa: F401
 from ...weights.places import parameters_at
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

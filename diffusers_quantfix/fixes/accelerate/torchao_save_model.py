@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 from ...weights.wrappers import backend_of, has_no_address
 
 FIX = Fix(
@@ -27,15 +27,16 @@ FIX = Fix(
     claims={"accelerate": ">=0.33.0,<=1.15.0", "torchao": ""},
     patterns=("Attempted to access the data pointer on an invalid python storage",),
     frames=(r"\bsave_model\b",),
+    asked_once=True,
 )
 
 
 def broken(accelerator: ModuleType) -> bool:
-    """Does it find tensors that share memory by address, and is it not yet patched?"""
+    """Does it find tensors that share memory by address?"""
     from accelerate.utils.modeling import id_tensor_storage
 
-    save_model = resolve(accelerator, "Accelerator.save_model")
-    return not written_in(save_model, __name__) and has_no_address(id_tensor_storage)
+    resolve(accelerator, "Accelerator.save_model")
+    return has_no_address(id_tensor_storage)
 
 
 def patch(accelerator: ModuleType, draft: Draft) -> None:

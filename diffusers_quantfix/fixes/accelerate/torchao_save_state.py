@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 from ...weights.wrappers import has_no_address
 
 FIX = Fix(
@@ -25,14 +25,13 @@ FIX = Fix(
     claims={"accelerate": ">=0.34.2,<=1.15.0", "torchao": ""},
     patterns=("Attempted to access the data pointer on an invalid python storage",),
     frames=("accelerate/checkpointing.py|save_state",),
+    asked_once=True,
 )
 
 
 def broken(checkpointing: ModuleType) -> bool:
-    """Does it find tensors that share memory by address, and is it not yet patched?"""
+    """Does it find tensors that share memory by address?"""
     resolve(checkpointing, "load_accelerator_state")
-    if written_in(resolve(checkpointing, "save_accelerator_state"), __name__):
-        return False
     from accelerate.utils.modeling import id_tensor_storage
 
     return has_no_address(id_tensor_storage)

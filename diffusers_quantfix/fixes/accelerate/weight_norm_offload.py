@@ -14,16 +14,12 @@ Patch: the weight is computed after accelerate's hook has onloaded the parameter
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -19,14 +19,11 @@ from __future__ import annotations
 import ctypes
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 FIX = Fix(
     __doc__,

@@ -19,7 +19,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -32,6 +32,7 @@ FIX = Fix(
     fixed_in="bitsandbytes 0.46.0",
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 REFUSED = "Blockwise quantization only supports 16/32-bit floats, but got {}"
@@ -41,7 +42,7 @@ _NAME = "quantize_blockwise"
 def broken(functional: ModuleType) -> bool:
     """Does the function itself call the CPU kernel? Later ones leave that to an operator, which checks the dtype."""
     function = resolve(functional, _NAME)
-    return "cquantize_blockwise_cpu_fp32" in names_used(function) and not written_in(function, __name__)
+    return "cquantize_blockwise_cpu_fp32" in names_used(function)
 
 
 def patch(functional: ModuleType, draft: Draft) -> None:

@@ -14,15 +14,12 @@ Patch: the native function, as bitsandbytes calls it: a block of zeros gets the 
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import resolve
 
 FIX = Fix(
     __doc__,
@@ -36,6 +33,7 @@ FIX = Fix(
     fixed_in="bitsandbytes 0.49.0",
     since="0.1.0",
     hot=True,
+    asked_once=True,
 )
 
 _FUNCTION = "cquantize_blockwise_cpu_fp32"
@@ -51,11 +49,7 @@ def broken(cextension: ModuleType) -> bool:
     # Without a native library it is None, or an object that raises an error when it is called.
     attributes = getattr(lib, "__dict__", {})
     library = attributes.get("_lib", lib)  # the ``ctypes.CDLL``; its wrapper has an attribute for every name
-    return (
-        not written_in(attributes.get(_FUNCTION), __name__)
-        and hasattr(library, _FUNCTION)
-        and not hasattr(library, "cdequantize_blockwise_cpu_bf16")
-    )
+    return hasattr(library, _FUNCTION) and not hasattr(library, "cdequantize_blockwise_cpu_bf16")
 
 
 def patch(cextension: ModuleType, draft: Draft) -> None:

@@ -12,16 +12,13 @@ Patch: ``Params4bit.to`` gives the new parameter its own QuantState. But ``nn.Mo
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights import companions, params_4bit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -16,18 +16,14 @@ Patch: ``get_parameter_dtype`` skips adapter parameters if there is another floa
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...surroundings import on_meta
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 _TUNERS = "peft.tuners.tuners_utils"
 

@@ -10,14 +10,11 @@ Patch: once the loss is computed from them, the store keeps the maps without the
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -16,17 +16,13 @@ from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...offloading.hooks import accelerate_hooks, is_group_offloaded
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -39,6 +35,7 @@ FIX = Fix(
     ),
     frames=("balanced", "hf_device_map"),
     since="0.1.0",
+    asked_once=True,
 )
 
 # The components passed to the pipeline being loaded in this thread or task.
@@ -50,7 +47,7 @@ def broken(pipeline_utils: ModuleType) -> bool:
     load = resolve(pipeline_utils, "DiffusionPipeline.from_pretrained")
     plan = resolve(_home(), "_get_final_device_map")
     used = names_used(load) | names_used(plan)
-    return not written_in(load, __name__) and not {"dispatch_model", "device"} & used
+    return not {"dispatch_model", "device"} & used
 
 
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:

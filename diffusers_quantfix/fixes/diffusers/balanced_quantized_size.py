@@ -16,17 +16,13 @@ from __future__ import annotations
 import copy
 import sys
 from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...loading.sizes import shrink
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -35,6 +31,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1"},
     patterns=("Some modules are dispatched on the CPU or the disk",),
     frames=("balanced", "pipeline_loading_utils.py"),
+    asked_once=True,
 )
 
 # The quantization config of the pipeline being loaded in this thread or task.
@@ -49,7 +46,7 @@ def broken(pipeline_utils: ModuleType) -> bool:
     """Whether the functions that make the plan do not mention quantization."""
     home = _home()
     for function in (resolve(home, "_get_final_device_map"), resolve(home, "_load_empty_model")):
-        if written_in(function, __name__) or _KNOWS & names_used(function):
+        if _KNOWS & names_used(function):
             return False
     return True
 

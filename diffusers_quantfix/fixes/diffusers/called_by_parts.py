@@ -14,16 +14,13 @@ Patch: these functions run between the module's hooks, as its ``forward`` does.
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 from ...engine.probe import resolve
 from ...offloading.called import as_called
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -12,17 +12,13 @@ Patch: ``StableCascadePriorPipeline.__call__`` uses the dtype of the first float
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
 from ...engine.source import exchanged, own_function
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

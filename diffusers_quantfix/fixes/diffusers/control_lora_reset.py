@@ -16,16 +16,13 @@ Patch: the new layer is put on the device of the layer it replaces, and is offlo
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.suspended import hooks_aside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 _KEPT = "_quantfix_before_control_lora"  # the attribute of a transformer: {name: quantized layer}
 

@@ -22,7 +22,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
-from ...models.copied_weights import guard, unguarded
+from ...models.copied_weights import conversions, guard
 
 _ONLY_0_31 = {"diffusers": ">=0.31.0,<0.32.0"}
 
@@ -48,11 +48,13 @@ FIX = Fix(
         "(Flux|SD3|QwenImage|HunyuanDiT2D|Sparse)?ControlNetModel",
         "from_transformer|from_unet",
     ),
+    asked_once=True,
 )
 
 
 def broken(module: ModuleType) -> bool:
-    return unguarded(module)
+    """Has it a method that copies weights? None of them checks whether they are quantized."""
+    return bool(conversions(module))
 
 
 def patch(module: ModuleType, draft: Draft) -> None:

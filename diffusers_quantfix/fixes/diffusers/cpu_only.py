@@ -18,7 +18,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...engine.versions import is_installed
 
 FIX = Fix(
@@ -31,6 +31,7 @@ FIX = Fix(
         "Some modules are dispatched on the CPU or the disk",
     ),
     frames=("bnb_quantizer.py:validate_environment",),
+    asked_once=True,
 )
 
 _QUANTIZERS = ("BnB4BitDiffusersQuantizer", "BnB8BitDiffusersQuantizer")
@@ -44,8 +45,6 @@ def broken(bnb_quantizer: ModuleType) -> bool:
     validate = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.validate_environment")
     if not quantizes_on_cpu():
         return False  # the message is true then
-    if written_in(validate, __name__):
-        return False
     return any(_NO_GPU in name for name in names_used(validate))
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 
 FIX = Fix(
     __doc__,
@@ -24,6 +24,7 @@ FIX = Fix(
     patterns=(r"must have the same dtype.{0,400}quant_storage",),
     frames=("dequantize", "quant_storage"),
     since="0.1.0",
+    asked_once=True,
 )
 
 
@@ -31,7 +32,7 @@ def broken(utils: ModuleType) -> bool:
     """Does it cast 4-bit weights to the dtype it is given?"""
     function = resolve(utils, "dequantize_bnb_weight")
     texts = [text for text in function_of(function).__code__.co_consts if isinstance(text, str)]
-    return not written_in(function, __name__) and any("type-casted" in text for text in texts)
+    return any("type-casted" in text for text in texts)
 
 
 def patch(utils: ModuleType, draft: Draft) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, texts_of, written_in
+from ...engine.probe import resolve, texts_of
 from ...models import eight_bit
 
 FIX = Fix(
@@ -24,6 +24,7 @@ FIX = Fix(
     patterns=("Expected all tensors to be on the same device",),
     frames=("8.?bit|int8", "accelerate/hooks.py:new_forward", "embedding|index_select"),
     fixed_in="accelerate 1.13.0",
+    asked_once=True,
 )
 
 
@@ -32,7 +33,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     from accelerate import big_modeling
 
     to = resolve(modeling_utils, "ModelMixin.to")
-    if written_in(to, __name__) or "`.to` is not supported for `8-bit`" in texts_of(to):
+    if "`.to` is not supported for `8-bit`" in texts_of(to):
         return False
     if modeling_utils.is_bitsandbytes_version("<", "0.48.0"):
         return False  # refused as well

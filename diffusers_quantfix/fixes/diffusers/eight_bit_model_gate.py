@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, texts_of, written_in
+from ...engine.probe import resolve, texts_of
 from ...models import eight_bit_model
 
 FIX = Fix(
@@ -28,14 +28,13 @@ FIX = Fix(
     patterns=("is not supported for (8-bit )?bitsandbytes models",),
     frames=("diffusers/models/modeling_utils.py", "accelerate/big_modeling.py:dispatch_model"),
     fixed_in="diffusers 0.37.0 with bitsandbytes 0.48.0",
+    asked_once=True,
 )
 
 
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the message, and for the version it depends on: building a model here would import too much."""
     to = resolve(modeling_utils, "ModelMixin.to")
-    if written_in(to, eight_bit_model.__name__):
-        return False
     said = texts_of(to)
     if "`.to` is not supported for `8-bit`" in said:
         return True

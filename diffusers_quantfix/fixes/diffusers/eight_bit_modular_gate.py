@@ -13,7 +13,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, texts_of, written_in
+from ...engine.probe import resolve, texts_of
 from ...models import eight_bit_pipeline
 
 FIX = Fix(
@@ -23,13 +23,14 @@ FIX = Fix(
     claims={"diffusers": ">=0.35.0,<=0.42.1", "bitsandbytes": ">=0.43.0"},
     patterns=("has been loaded in (bitsandbytes )?8bit and moving it to .{1,20} is not supported",),
     frames=("modular_pipeline.py:to", r"Modular\w*Pipeline", "modular"),
+    asked_once=True,
 )
 
 
 def broken(modular_pipeline: ModuleType) -> bool:
     """Look for the error message."""
     to = resolve(modular_pipeline, "ModularPipeline.to")
-    return eight_bit_pipeline.REFUSAL in texts_of(to) and not written_in(to, eight_bit_pipeline.__name__)
+    return eight_bit_pipeline.REFUSAL in texts_of(to)
 
 
 def patch(modular_pipeline: ModuleType, draft: Draft) -> None:

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, texts_of, written_in
+from ...engine.probe import resolve, texts_of
 from ...models import eight_bit, eight_bit_pipeline
 
 FIX = Fix(
@@ -29,6 +29,7 @@ FIX = Fix(
     patterns=("has been loaded in (bitsandbytes )?8bit and moving it to .{1,20} is not supported",),
     frames=("diffusers/pipelines/pipeline_utils.py:to", "enable_model_cpu_offload", r"pipe\w*\.to\("),
     fixed_in="diffusers 0.37.0 with transformers 5.0.0 with bitsandbytes 0.48.0",
+    asked_once=True,
 )
 
 
@@ -36,7 +37,7 @@ def broken(pipeline_utils: ModuleType) -> bool:
     """Look for the error message, and for the versions it depends on since 0.37.0."""
     to = resolve(pipeline_utils, "DiffusionPipeline.to")
     said = texts_of(to)
-    if written_in(to, eight_bit_pipeline.__name__) or eight_bit_pipeline.REFUSAL not in said:
+    if eight_bit_pipeline.REFUSAL not in said:
         return False
     if "4.58.0" not in said:
         return True

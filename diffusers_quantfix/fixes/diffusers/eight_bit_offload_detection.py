@@ -18,18 +18,13 @@ code object from which ``to`` creates the function on each call: one assignment,
 
 from __future__ import annotations
 
-from types import FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, nested_code, resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import CodeType, ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

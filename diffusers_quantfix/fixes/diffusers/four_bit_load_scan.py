@@ -10,16 +10,13 @@ Patch: it receives only those keys, and no list. They are found in a sorted list
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.locks import Lock
-from ...engine.probe import resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import resolve
 
 FIX = Fix(
     __doc__,
@@ -27,6 +24,7 @@ FIX = Fix(
     module="diffusers.quantizers.bitsandbytes.bnb_quantizer",
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ""},
     harm="memory or time",
+    asked_once=True,
 )
 
 # Among the arguments: model, value, name, device, state dict, unexpected keys.
@@ -36,8 +34,6 @@ _NAME, _STATE_DICT, _UNEXPECTED = 2, 4, 5
 def broken(bnb_quantizer: ModuleType) -> bool:
     """Whether the state dict is searched at all; a stand-in would need a working bitsandbytes."""
     create = resolve(bnb_quantizer, "BnB4BitDiffusersQuantizer.create_quantized_param")
-    if written_in(create, __name__):
-        return False
     return {"items", "startswith"} <= set(create.__code__.co_names)
 
 

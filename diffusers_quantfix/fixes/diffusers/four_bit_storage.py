@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 
 FIX = Fix(
     __doc__,
@@ -26,6 +26,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.31.0,<=0.42.1", "bitsandbytes": ""},
     patterns=("Expected the flattened shape of the current param",),
     frames=("4.?bit", "quant_storage", "bnb_quantizer.py"),
+    asked_once=True,
 )
 
 _QUANTIZER = "BnB4BitDiffusersQuantizer"
@@ -41,9 +42,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     import torch
 
     bnb_quantizer = sys.modules["diffusers.quantizers.bitsandbytes.bnb_quantizer"]
-    create = resolve(bnb_quantizer, f"{_QUANTIZER}.create_quantized_param")
-    if written_in(create, __name__):
-        return False
+    resolve(bnb_quantizer, f"{_QUANTIZER}.create_quantized_param")
     quantizer = resolve(bnb_quantizer, _QUANTIZER)
     check = quantizer.__new__(quantizer).check_quantized_param_shape
     whole, packed = torch.empty(2, 64, device="meta"), torch.empty(32, 1, dtype=torch.bfloat16, device="meta")

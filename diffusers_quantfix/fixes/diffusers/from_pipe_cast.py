@@ -14,17 +14,13 @@ Patch: without a dtype argument nothing is cast. With one, in a pipeline with a 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 from ...models import casting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -34,6 +30,7 @@ FIX = Fix(
     harm="other",
     patterns=("Casting a quantized model to a new (dtype )?is unsupported",),
     frames=("pipeline_utils.py:from_pipe", "from_pipe", r"new_pipeline\.to\("),
+    asked_once=True,
 )
 
 # The dtypes to which ``from_pipe`` casts its new pipeline, in this thread or task; None outside ``from_pipe``.
@@ -41,10 +38,8 @@ _held: ContextVar[list[Any] | None] = ContextVar("diffusers_quantfix_from_pipe",
 
 
 def broken(pipeline_utils: ModuleType) -> bool:
-    """Whether ``from_pipe`` is unpatched: it casts in every known release."""
+    """Does ``from_pipe`` cast? It does in every known release."""
     from_pipe = resolve(pipeline_utils, "DiffusionPipeline.from_pipe").__func__
-    if written_in(from_pipe, __name__):
-        return False
     while hasattr(from_pipe, "__wrapped__"):
         from_pipe = from_pipe.__wrapped__
     return "to" in from_pipe.__code__.co_names

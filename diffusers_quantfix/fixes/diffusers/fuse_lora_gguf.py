@@ -14,7 +14,7 @@ from types import ModuleType
 from ...adapters.merging_gguf import refuse_merge
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
@@ -28,15 +28,16 @@ FIX = Fix(
         r"\bfus(e|ing) .{0,40}lora .{0,40}\bgguf",
     ),
     frames=("fuse_lora", "GGUF"),
+    asked_once=True,
 )
 
 
 def broken(peft: ModuleType) -> bool:
-    """Does it not mention GGUF, and is it not yet patched?"""
+    """Does it not mention GGUF?"""
     if not knows_gguf():
         return False
     fuse = resolve(peft, "PeftAdapterMixin.fuse_lora")
-    return not written_in(fuse, __name__) and not any(
+    return not any(
         "gguf" in name.lower()
         for function in (fuse, resolve(peft, "PeftAdapterMixin._fuse_lora_apply"))
         for name in names_used(function)

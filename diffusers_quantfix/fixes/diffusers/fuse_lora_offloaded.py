@@ -15,16 +15,13 @@ Patch: while a pipeline fuses or unfuses, the weights of each offloaded adapter 
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
 from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, unmerge_before_disabling
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -14,15 +14,12 @@ Patch: packed tensors that are not the weight of a Linear layer are dequantized 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...loading.gguf import BEFORE, packed_one, prepare, unpack
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 FIX = Fix(
     __doc__,

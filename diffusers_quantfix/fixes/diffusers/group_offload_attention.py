@@ -14,19 +14,15 @@ Patch: that layer's weights join the attention's own group. A quantized layer is
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...models.plain_weights import is_plain
 from ...offloading.trial import offloads_on_cpu
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

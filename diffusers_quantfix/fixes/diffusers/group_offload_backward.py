@@ -16,24 +16,20 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.versions import is_installed
 from ...weights.wrappers import backend_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
-
 FIX = Fix(
     __doc__,
     id="diffusers-group-offload-backward",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": ""},
     patterns=(r"Expected all tensors to be on the same device.{0,200}_backward\)",),
     frames=(
         "torch/autograd/graph.py:_engine_run_backward",

@@ -18,19 +18,15 @@ Patch: the buffers get their host copies back too; one that was changed in place
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.groups import version_of
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -14,17 +14,13 @@ Patch: a call of such a child onloads the group if it is offloaded, and offloads
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...offloading.trial import offloads_on_cpu
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -20,20 +20,16 @@ Patch: the tensors of a group become private mappings of its file, which can be 
 from __future__ import annotations
 
 import os
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.disk import delete_own_file, is_mapped, map_to_disk
 from ...offloading.groups import offload, onload
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

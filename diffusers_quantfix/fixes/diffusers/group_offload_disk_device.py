@@ -15,18 +15,14 @@ Patch: while the file is read, ``onload_device`` is a string with the index, whi
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -13,17 +13,14 @@ Patch: diffusers sees the modules in such an item, one by one, instead of the it
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...offloading.trial import offloads_on_cpu
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

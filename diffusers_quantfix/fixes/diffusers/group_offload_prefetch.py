@@ -18,7 +18,10 @@ Patch: at the end of each transfer an event is recorded, and the compute stream 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.inventory import has_inventory, onloaded_tensors
@@ -36,18 +39,11 @@ from ...offloading.transfers import (
 from ...offloading.uncompiled import uncompiled, within
 from ...weights.wrappers import is_wrapper
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
-
 FIX = Fix(
     __doc__,
     id="diffusers-group-offload-prefetch",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": ""},
     harm="wrong result",
     frames=("group_offload", "use_stream"),
     hot=True,

@@ -14,16 +14,13 @@ Patch: a layer of two models is tracked for neither: it is not prefetched, and d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -15,24 +15,21 @@ Patch: what was prefetched for a layer is remembered. Another layer that runs be
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.transfers import is_waited_for, offload_unused
 from ...offloading.uncompiled import uncompiled
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
-
 FIX = Fix(
     __doc__,
     id="diffusers-group-offload-skipped",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": ""},
     harm="memory or time",
     frames=("group_offload", "use_stream", "pyramid.?attention|faster.?cache|first.?block.?cache"),
     hot=True,

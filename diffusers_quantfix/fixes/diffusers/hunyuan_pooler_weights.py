@@ -13,18 +13,14 @@ Patch: if a weight is quantized, or its layer has such a hook, the same attentio
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, is_plain, packed_stand_in
 from ...surroundings import on_meta
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

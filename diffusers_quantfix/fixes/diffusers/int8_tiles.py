@@ -46,6 +46,7 @@ FIX = Fix(
     ),
     harm="wrong result",
     frames=("dequantize|merge_and_unload|fuse_lora", "8.?bit|int8"),
+    asked_once=True,
 )
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from ...adapters.new_layers import moves_new_layers_only
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
@@ -30,16 +30,15 @@ FIX = Fix(
         "cannot cast a bitsandbytes model in a new( dtype|[.])",
     ),
     frames=("load_ip_adapter", "loaders/unet.py", "loaders/ip_adapter.py"),
+    asked_once=True,
 )
 
 _METHODS = ("_load_ip_adapter_weights", "load_attn_procs")
 
 
 def broken(unet: ModuleType) -> bool:
-    """Does it pass a dtype and a device to ``.to``, and is it not patched yet?"""
+    """Does it pass a dtype and a device to ``.to``?"""
     method = resolve(unet, "UNet2DConditionLoadersMixin._load_ip_adapter_weights")
-    if written_in(method, __name__):
-        return False
     return ("dtype", "device") in function_of(method).__code__.co_consts
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -28,6 +28,7 @@ FIX = Fix(
         r"peft/tuners/lora/.{0,2000}(expected m1 and m2|mat1 and mat2 must) .{0,10}have the same dtype",
     ),
     frames=("layerwise_casting", "peft/tuners/lora/"),
+    asked_once=True,
 )
 
 _DISABLE = "_disable_peft_input_autocast"
@@ -37,9 +38,7 @@ def broken(layerwise_casting: ModuleType) -> bool:
     """Does it check peft's layers without checking their adapters?"""
     disable = resolve(layerwise_casting, _DISABLE)
     names = names_used(disable)
-    return (
-        not written_in(disable, __name__) and "BaseTunerLayer" in names and "adapter_layer_names" not in names
-    )
+    return "BaseTunerLayer" in names and "adapter_layer_names" not in names
 
 
 def patch(layerwise_casting: ModuleType, draft: Draft) -> None:

@@ -13,15 +13,12 @@ Patch: a layer whose weight is quantized is skipped; it is small already. All ot
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

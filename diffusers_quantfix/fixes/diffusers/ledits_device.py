@@ -12,17 +12,14 @@ Patch: their ``device`` is the execution device.
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 from ...engine.probe import names_used, resolve
 from ...models.plain_weights import InPlaceOf
 from ...offloading.hooks import accelerate_hooks
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

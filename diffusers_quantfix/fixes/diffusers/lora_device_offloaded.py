@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 from ...adapters.merging import offloaded_adapter_layer
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.hooks import align_hooks
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

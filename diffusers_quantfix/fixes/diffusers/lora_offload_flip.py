@@ -18,18 +18,15 @@ Patch: while a LoRA is loaded into a pipeline, the offloading hooks of the model
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.hooks import accelerate_hooks, is_sequentially_offloaded
 from ...offloading.suspended import hidden_hooks, hooks_aside
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...loading.device import current_accelerator
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -50,6 +46,7 @@ FIX = Fix(
     harm="memory or time",
     frames=("AudioLDM2|audioldm2", "MusicLDM|musicldm", "enable_model_cpu_offload", "maybe_free_model_hooks"),
     since="0.1.0",
+    asked_once=True,
 )
 
 _CLASSES = {"pipeline_audioldm2": "AudioLDM2Pipeline", "pipeline_musicldm": "MusicLDMPipeline"}
@@ -59,7 +56,7 @@ _OWN = "enable_model_cpu_offload"
 def broken(module: ModuleType) -> bool:
     """Does the class have a method of its own that leaves the hooks to nobody?"""
     own = vars(_class(module)).get(_OWN)
-    return own is not None and not written_in(own, __name__) and "_all_hooks" not in names_used(own)
+    return own is not None and "_all_hooks" not in names_used(own)
 
 
 def patch(module: ModuleType, draft: Draft) -> None:

@@ -47,6 +47,7 @@ FIX = Fix(
         "modular_pipeline.py:to",
         r"pipe\w*\.to\(|Modular\w*Pipeline",
     ),
+    asked_once=True,
 )
 
 

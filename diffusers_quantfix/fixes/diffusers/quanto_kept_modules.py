@@ -13,15 +13,12 @@ Patch: a layer that is named, or inside a named module, stays plain. A saved che
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -31,6 +28,7 @@ FIX = Fix(
     harm="wrong result",
     since="0.1.0",
     frames=("modules_to_not_convert", "quanto"),
+    asked_once=True,
 )
 
 _REPLACE, _LOAD = "_replace_with_quanto_layers", "_load_pretrained_model"
@@ -39,7 +37,7 @@ _REPLACE, _LOAD = "_replace_with_quanto_layers", "_load_pretrained_model"
 def broken(modeling_utils: ModuleType) -> bool:
     """Does it never join a path?  Calling it would import quanto."""
     replace = resolve(_utils(), _REPLACE)
-    return not written_in(replace, __name__) and "join" not in names_used(replace)
+    return "join" not in names_used(replace)
 
 
 def _utils() -> Any:

@@ -10,16 +10,13 @@ Patch: the method receives a view of the transformer whose ``state_dict()`` also
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...surroundings import on_meta
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 _METHOD = "_maybe_expand_lora_state_dict"
 

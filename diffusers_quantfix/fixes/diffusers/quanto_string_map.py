@@ -14,7 +14,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 from ...engine.versions import is_installed
 
 FIX = Fix(
@@ -24,6 +24,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.33.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
     patterns=("'in <string>' requires string as left operand, not NoneType",),
     frames=("quanto", "device_map", "from_pretrained"),
+    asked_once=True,
 )
 
 _METHOD = "_process_model_before_weight_loading"
@@ -35,7 +36,7 @@ def broken(quanto_quantizer: ModuleType) -> bool:
 
     method = resolve(quanto_quantizer, f"QuantoQuantizer.{_METHOD}")
     # With an older quanto the quantizer refuses to work at all.
-    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(method, __name__):
+    if not is_installed("optimum-quanto", ">=0.2.6"):
         return False
     # Replacing layers would import quanto.
     seen = {**method.__globals__, "_replace_with_quanto_layers": lambda model, **kwargs: model}

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 from ...engine.versions import is_installed
 
 FIX = Fix(
@@ -24,6 +24,7 @@ FIX = Fix(
     claims={"diffusers": ">=0.35.0,<=0.42.1", "optimum-quanto": ">=0.2.6,<=0.2.7"},
     patterns=(r"Parameter or buffer with name=\S*\._data'? not found",),
     frames=("quanto", "_caching_allocator_warmup"),
+    asked_once=True,
 )
 
 _WARM_UP = "_caching_allocator_warmup"
@@ -38,7 +39,7 @@ def broken(model_loading_utils: ModuleType) -> bool:
 
     warm_up = resolve(model_loading_utils, _WARM_UP)
     # With an older quanto the quantizer refuses to work at all.
-    if not is_installed("optimum-quanto", ">=0.2.6") or written_in(warm_up, __name__):
+    if not is_installed("optimum-quanto", ">=0.2.6"):
         return False
     quantizer = SimpleNamespace(get_cuda_warm_up_factor=lambda: 4, pre_quantized=True)
     try:

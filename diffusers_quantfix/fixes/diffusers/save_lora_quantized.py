@@ -11,17 +11,14 @@ Patch: ``save_lora_adapter`` of a quantized model gets a view of the model whose
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 from ...models.casting import is_quantized
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 FIX = Fix(
     __doc__,
@@ -33,14 +30,13 @@ FIX = Fix(
         r"\.to is not supported for (4-bit or )?8-bit",
     ),
     frames=("loaders/peft.py:save_lora_adapter", r"save_lora_adapter\("),
+    asked_once=True,
 )
 
 
 def broken(peft: ModuleType) -> bool:
     """Does it pass only a dtype to the model's ``.to``?"""
     method = resolve(peft, "PeftAdapterMixin.save_lora_adapter")
-    if written_in(method, __name__):
-        return False
     code = function_of(method).__code__
     return "to" in code.co_names and ("dtype",) in code.co_consts
 

@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import itertools
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...weights.method import method_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -35,6 +31,7 @@ FIX = Fix(
     since="0.1.0",
     patterns=(r"Some weights of the model checkpoint .{0,400}base_layer",),
     frames=("base_layer",),
+    asked_once=True,
 )
 
 NOT_MERGED = (
@@ -47,11 +44,7 @@ def broken(modeling_utils: ModuleType) -> bool:
     """Does ``save_pretrained`` write the names of the state dict without checking for peft's?"""
     save = resolve(modeling_utils, "ModelMixin.save_pretrained")
     names = names_used(save)
-    return (
-        not written_in(save, __name__)
-        and "state_dict" in names
-        and not names & {"base_layer", "get_base_layer", "get_base_model_state_dict"}
-    )
+    return "state_dict" in names and not names & {"base_layer", "get_base_layer", "get_base_model_state_dict"}
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:

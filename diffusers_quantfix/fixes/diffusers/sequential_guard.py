@@ -11,18 +11,15 @@ Patch: check whether a component really is offloaded, and raise upstream's own e
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
 from ...models.guarded import gets_past_the_guard, guarded_device, mark_as_4bit
 from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

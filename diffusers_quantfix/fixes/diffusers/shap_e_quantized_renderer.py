@@ -16,7 +16,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...models.plain_weights import is_plain
 
 FIX = Fix(
@@ -30,6 +30,7 @@ FIX = Fix(
         r"shap_e/renderer.{0,2000}(shape '.{0,40}' is invalid for input|same dtype|unimplemented operator)",
     ),
     frames=("diffusers/pipelines/shap_e/renderer.py",),
+    asked_once=True,
 )
 
 QUANTIZED = (
@@ -42,7 +43,7 @@ _METHODS = ("decode_to_image", "decode_to_mesh")
 def broken(renderer: ModuleType) -> bool:
     """Do they copy into the state dict, whatever is in it?"""
     decode = [resolve(renderer, f"ShapERenderer.{name}") for name in _METHODS]
-    return any("copy_" in names_used(one) and not written_in(one, __name__) for one in decode)
+    return any("copy_" in names_used(one) for one in decode)
 
 
 def patch(renderer: ModuleType, draft: Draft) -> None:

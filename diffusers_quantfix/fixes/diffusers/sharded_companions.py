@@ -13,15 +13,12 @@ Patch: companions in another file are read together with their weight, and skipp
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...loading.shards import look_ahead, rejoined
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -34,6 +31,7 @@ FIX = Fix(
         "diffusers/models/modeling_utils.py:from_pretrained",
         "bnb_quantizer.py",
     ),
+    asked_once=True,
 )
 
 _LOAD = "_load_pretrained_model"
@@ -42,10 +40,8 @@ _APART = "_quantfix_apart"
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Whether neither upstream nor this fix merges the files; a stand-in would have to write and read files."""
-    load = resolve(modeling_utils, f"ModelMixin.{_LOAD}")
-    if written_in(load, __name__):
-        return False
+    """Does upstream not merge the files? A stand-in would have to write and read files."""
+    resolve(modeling_utils, f"ModelMixin.{_LOAD}")
     return "_merge_sharded_checkpoints" not in names_used(
         resolve(modeling_utils, "ModelMixin.from_pretrained")
     )

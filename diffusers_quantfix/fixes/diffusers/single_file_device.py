@@ -14,16 +14,13 @@ Patch: a request for one device, by ``device_map`` or ``device``, becomes upstre
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 from ...engine.versions import is_installed
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -33,15 +30,14 @@ FIX = Fix(
     harm="other",
     patterns=(r"'(int|torch\.device)' object has no attribute 'items'", "does not support device_map='cuda"),
     frames=("from_single_file", "single_file_model.py"),
+    asked_once=True,
 )
 
 
 def broken(single_file_model: ModuleType) -> bool:
     """Whether the device of the parameters is still chosen without reading ``device_map``."""
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
-    if "param_device" not in function_of(method).__code__.co_varnames:
-        return False
-    return not written_in(method, __name__)
+    return "param_device" in function_of(method).__code__.co_varnames
 
 
 def patch(single_file_model: ModuleType, draft: Draft) -> None:

@@ -15,19 +15,15 @@ Patch: before the quantizer prepares the model, it checks the names in the file.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, names_used, resolve, written_in
+from ...engine.probe import function_of, names_used, resolve
 from ...weights.method import method_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -41,6 +37,7 @@ FIX = Fix(
     ),
     frames=("single_file_model.py:from_single_file", "from_single_file", "loaders/single_file"),
     since="0.1.0",
+    asked_once=True,
 )
 
 # What names contain in a checkpoint quantized by the method.
@@ -55,7 +52,7 @@ def broken(single_file_model: ModuleType) -> bool:
     """Is the quantizer made without ``pre_quantized``?"""
     method = resolve(single_file_model, "FromOriginalModelMixin.from_single_file")
     names = names_used(method)
-    if "quantization_config" not in names or written_in(_quantizer().preprocess_model, __name__):
+    if "quantization_config" not in names:
         return False
     return not _mentions(method, "pre_quantized")
 

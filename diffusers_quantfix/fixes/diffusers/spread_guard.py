@@ -12,18 +12,14 @@ Patch: such a pipeline is refused before anything moves, with a ValueError that 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.guarded import gets_past_the_guard, guarded_device, mark_as_4bit
 from ...offloading.hooks import is_spread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -18,7 +18,7 @@ from ...adapters.new_layers import moves_new_layers_only
 from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 
 FIX = Fix(
     __doc__,
@@ -30,16 +30,15 @@ FIX = Fix(
         r"\.to is not supported for 4-bit or 8-bit",
     ),
     frames=("load_lora_weights", "load_lora_into_text_encoder", "lora_base.py"),
+    asked_once=True,
 )
 
 _METHOD = "load_lora_into_text_encoder"
 
 
 def broken(lora_pipeline: ModuleType) -> bool:
-    """Does it pass a device and a dtype to ``.to``, and is it not patched yet?"""
+    """Does it pass a device and a dtype to ``.to``?"""
     mixins = _mixins(lora_pipeline)
-    if any(written_in(vars(mixin)[_METHOD].__func__, __name__) for mixin in mixins):
-        return False
     from diffusers.loaders import lora_base
 
     if hasattr(lora_base, "_load_lora_into_text_encoder"):  # from 0.33.0 on

@@ -11,15 +11,12 @@ Patch: for a prompt that the block has not seen, the hook below onloads the bloc
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -30,13 +27,14 @@ FIX = Fix(
     frames=("text_kv_cache.py:new_forward", "text.?kv.?cache", "group_offload", "block_level"),
     since="0.1.0",
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(text_kv_cache: ModuleType) -> bool:
     """Does a block's hook itself run a layer of the block?  A stand-in would import a diffusers model."""
     new_forward = resolve(text_kv_cache, "TextKVCacheBlockHook.new_forward")
-    return "encoder_proj" in names_used(new_forward) and not written_in(new_forward, __name__)
+    return "encoder_proj" in names_used(new_forward)
 
 
 def patch(text_kv_cache: ModuleType, draft: Draft) -> None:

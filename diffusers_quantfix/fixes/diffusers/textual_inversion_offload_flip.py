@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...offloading.suspended import hidden_hooks, hooks_aside
 
 FIX = Fix(
@@ -28,15 +28,16 @@ FIX = Fix(
     harm="memory or time",
     patterns=("enable_sequential_cpu_offload requires accelerator, but not found",),
     frames=("load_textual_inversion", "textual_inversion.py"),
+    asked_once=True,
 )
 
 _METHODS = ("load_textual_inversion", "unload_textual_inversion")
 
 
 def broken(textual_inversion: ModuleType) -> bool:
-    """Does it check the class of the hooks, and is it not patched yet?"""
+    """Does it check the class of the hooks?"""
     load = resolve(textual_inversion, "TextualInversionLoaderMixin.load_textual_inversion")
-    return "AlignDevicesHook" in names_used(load) and not written_in(load, __name__)
+    return "AlignDevicesHook" in names_used(load)
 
 
 def patch(textual_inversion: ModuleType, draft: Draft) -> None:

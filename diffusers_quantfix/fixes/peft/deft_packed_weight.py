@@ -29,6 +29,7 @@ FIX = Fix(
     harm="wrong result",
     frames=(r"tuners/deft", r"\bDEFT\b|DeftConfig"),
     since="0.1.0",
+    asked_once=True,
 )
 
 _OF_THE_WEIGHT = "W = transpose(base_weight.detach().to(torch.float32), self.fan_in_fan_out)"
@@ -40,12 +41,12 @@ W = transpose(weight.detach().to(torch.float32), self.fan_in_fan_out)"""
 
 
 def broken(layer: ModuleType) -> bool:
-    """Does its source use the weight as it is, and is it not yet patched?"""
+    """Does its source use the weight as it is?"""
     try:
-        function, code = _corrected(layer)
+        _corrected(layer)
     except TargetMissing:
         return False
-    return function.__code__.co_code != code.co_code
+    return True
 
 
 def patch(layer: ModuleType, draft: Draft) -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 
 FIX = Fix(
     __doc__,
@@ -25,15 +25,16 @@ FIX = Fix(
     patterns=("Cannot copy out of meta tensor; no data",),
     frames=(r"\bdora\b|use_dora", "peft/|load_lora_weights", "8.?bit|int8"),
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(integrations: ModuleType) -> bool:
-    """Does it assign the layer's weight, and is it not yet patched?"""
+    """Does it assign the layer's weight?"""
     import dis
 
     function = resolve(integrations, "dequantize_module_weight")
-    return not written_in(function, __name__) and any(
+    return any(
         step.opname == "STORE_ATTR" and step.argval == "weight"
         for step in dis.get_instructions(function_of(function))
     )

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -25,6 +25,7 @@ FIX = Fix(
     patterns=(r"cannot pickle '(module|Stream)' object",),
     frames=(r"\bdora\b|use_dora", "peft/"),
     since="0.1.0",
+    asked_once=True,
 )
 
 # What the hooks of diffusers and accelerate set on a layer.
@@ -34,7 +35,7 @@ _HOOKS = ("_diffusers_hook", "_hf_hook", "_old_forward", "forward")
 def broken(dora: ModuleType) -> bool:
     """Does it make a deep copy of whatever it is given?"""
     function = resolve(dora, "DoraLinearLayer.update_layer")
-    return not written_in(function, __name__) and "deepcopy" in names_used(function)
+    return "deepcopy" in names_used(function)
 
 
 def patch(dora: ModuleType, draft: Draft) -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
+from ...engine.probe import function_of, resolve
 
 FIX = Fix(
     __doc__,
@@ -25,16 +25,16 @@ FIX = Fix(
     patterns=("Expected all tensors to be on the same device",),
     frames=("dequantize_bnb_weight", "peft/", "8.?bit|int8"),
     fixed_in="peft 0.18.0",
+    asked_once=True,
 )
 
 
 def broken(integrations: ModuleType) -> bool:
-    """Does it move a weight to the GPU and multiply it there, and is it not yet patched?"""
+    """Does it move a weight to the GPU and multiply it there?"""
     function = resolve(integrations, "dequantize_bnb_weight")
     code = function_of(function).__code__
     return (
-        not written_in(function, __name__)
-        and "cuda" in (*code.co_names, *code.co_consts)
+        "cuda" in (*code.co_names, *code.co_consts)
         and "igemmlt" not in code.co_names  # before 0.14, where a different kernel computes it
     )
 

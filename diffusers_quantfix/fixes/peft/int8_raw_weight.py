@@ -13,17 +13,14 @@ Patch: a clear error when such an adapter would be added to such a layer, before
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -32,6 +29,7 @@ FIX = Fix(
     claims={"peft": ">=0.13.2,<=0.21.2", "bitsandbytes": ""},
     harm="wrong result",
     frames=(r"\b(HRA|PEANuT|Peanut|MiSS|Bone)(Config)?\b", "Linear8bitLt|load_in_8bit|8.?bit|int8"),
+    asked_once=True,
 )
 
 # The tuner's module, the method of its layer that computes, and the affected init_weights (None: all).
@@ -44,9 +42,9 @@ _KINDS = (
 
 
 def broken(tuners: ModuleType) -> bool:
-    """Does a kind of adapter compute with a weight's raw numbers, and is ``inject_adapter`` not yet patched?"""
-    inject = resolve(tuners, "tuners_utils.BaseTuner.inject_adapter")
-    return not written_in(inject, __name__) and any(True for _ in _affected(tuners))
+    """Does a kind of adapter compute with a weight's raw numbers?"""
+    resolve(tuners, "tuners_utils.BaseTuner.inject_adapter")
+    return any(True for _ in _affected(tuners))
 
 
 def patch(tuners: ModuleType, draft: Draft) -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 from ...adapters.merging_gguf import refuse_merge
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
@@ -27,17 +27,18 @@ FIX = Fix(
     patterns=(r"\A(?=.*gguf).*The size of tensor a .{0,20}must match the size of tensor b",),
     frames=("merge_adapter|merge_and_unload", "GGUF", "peft/"),
     since="0.1.0",
+    asked_once=True,
 )
 
 _CHECK = "BaseTuner._check_merge_allowed"
 
 
 def broken(tuners_utils: ModuleType) -> bool:
-    """Does peft's check before a merge not mention GGUF, and is it not yet patched?"""
+    """Does peft's check before a merge not mention GGUF?"""
     if not knows_gguf():
         return False
     check = resolve(tuners_utils, _CHECK)
-    return not written_in(check, __name__) and not any("gguf" in name.lower() for name in names_used(check))
+    return not any("gguf" in name.lower() for name in names_used(check))
 
 
 def patch(tuners_utils: ModuleType, draft: Draft) -> None:

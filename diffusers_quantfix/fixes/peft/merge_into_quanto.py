@@ -43,11 +43,12 @@ FIX = Fix(
     harm="wrong result",
     frames=("merge_and_unload|fuse_lora", r"\blora\b|lokr|loha|lycoris", "quanto"),
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(module: ModuleType) -> bool:
-    """Does a class add to the weight's data, and is it not yet patched?"""
+    """Does a class add to the weight's data?"""
     return any(adds_to_data(cls) for cls in _classes(module))
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from ...adapters.merging_gguf import refuse_merge
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(
@@ -36,18 +36,19 @@ FIX = Fix(
     ),
     fixed_in="peft 0.18.0",  # together with peft-merge-gguf: the function calls the check there
     since="0.1.0",
+    asked_once=True,
 )
 
 _NAME = "_unload_and_optionally_merge"
 
 
 def broken(lycoris_utils: ModuleType) -> bool:
-    """Does the class have its own merge function, without the check and not yet patched?"""
+    """Does the class have its own merge function, without the check?"""
     tuner = resolve(lycoris_utils, "LycorisTuner")
     if not knows_gguf() or _NAME not in vars(tuner):
         return False
     own = vars(tuner)[_NAME]
-    return not written_in(own, __name__) and "_check_merge_allowed" not in names_used(own)
+    return "_check_merge_allowed" not in names_used(own)
 
 
 def patch(lycoris_utils: ModuleType, draft: Draft) -> None:

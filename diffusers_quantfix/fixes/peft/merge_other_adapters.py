@@ -18,7 +18,7 @@ from types import ModuleType
 from ...adapters.merging_packed import holds, refuse_merge
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 
 FIX = Fix(
     __doc__,
@@ -31,14 +31,15 @@ FIX = Fix(
         r"\b(VeRA|OFT|BOFT|MiSS|Bone|SHiRA|HiRA|HRA|IA3|RandLora|FourierFT)\b",
     ),
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(tuners_utils: ModuleType) -> bool:
-    """Does peft not handle quanto, and is the check that each layer makes before a merge not yet patched?"""
+    """Does peft not handle quanto?"""
     known = vars(sys.modules["peft.import_utils"]) if "peft.import_utils" in sys.modules else ()
-    check = resolve(tuners_utils, "check_adapters_to_merge")
-    return not written_in(check, __name__) and not any("quanto" in name.lower() for name in known)
+    resolve(tuners_utils, "check_adapters_to_merge")
+    return not any("quanto" in name.lower() for name in known)
 
 
 def patch(tuners_utils: ModuleType, draft: Draft) -> None:

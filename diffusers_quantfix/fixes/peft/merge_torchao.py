@@ -33,11 +33,12 @@ FIX = Fix(
     harm="wrong result",
     frames=("peft/tuners/lora/torchao.py|merge_and_unload|fuse_lora", "torchao"),
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(torchao: ModuleType) -> bool:
-    """Does ``merge`` treat a DoRA as a LoRA, and is it not yet patched?"""
+    """Does ``merge`` treat a DoRA as a LoRA?"""
     resolve(torchao, "TorchaoLoraLinear.merge")
     return knows_no_variants(torchao.TorchaoLoraLinear)
 

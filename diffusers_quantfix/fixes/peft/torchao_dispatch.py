@@ -19,16 +19,13 @@ Patch: ``dispatch_torchao`` handles only torchao weights, but all of them, and n
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from ...engine.probe import function_of, resolve
 
 FIX = Fix(
     __doc__,
@@ -46,6 +43,7 @@ FIX = Fix(
         "peft/import_utils.py:is_torchao_available",
         "fuse_lora",
     ),
+    asked_once=True,
 )
 
 _CONFIG = "get_apply_tensor_subclass"
@@ -53,8 +51,6 @@ _CONFIG = "get_apply_tensor_subclass"
 
 def broken(torchao: ModuleType) -> bool:
     """Does its layer need a config, or is a plain layer refused with the installed torchao?"""
-    if written_in(torchao.dispatch_torchao, __name__):
-        return False
     init = function_of(resolve(torchao, "TorchaoLoraLinear.__init__"))
     if _CONFIG in init.__code__.co_varnames and _CONFIG not in (init.__kwdefaults__ or {}):
         return True

@@ -57,11 +57,12 @@ FIX = Fix(
         r"\b(HiRA|PVeRA|RoAd)\b|tuners/\w+/bnb\.py",
     ),
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(bnb: ModuleType) -> bool:
-    """Does ``unmerge`` of a class quantize, and is it not yet patched?"""
+    """Does ``unmerge`` of a class quantize?"""
     return round_again(bnb)
 
 

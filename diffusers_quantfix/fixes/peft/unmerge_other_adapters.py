@@ -11,6 +11,10 @@ Patch: as in ``peft-unmerge-bnb`` and ``peft-unmerge-torchao``: the packed weigh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
 from ...adapters import merging_bnb, merging_torchao
 from ...adapters.before_merge import (
     forgets_deleted,
@@ -19,17 +23,10 @@ from ...adapters.before_merge import (
     rounds_again,
     where_quantized,
 )
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import names_used
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -40,11 +37,12 @@ FIX = Fix(
     frames=("unmerge_adapter|unmerge", r"\b(VeRA|OFT|BOFT|MiSS|SHiRA)\b"),
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 
 def broken(tuners: ModuleType) -> bool:
-    """Does ``unmerge`` of a class quantize, and is it not yet patched?"""
+    """Does ``unmerge`` of a class quantize?"""
     return any(rounds_again(cls, "set_base_weight") for cls in _classes(tuners))
 
 

@@ -29,11 +29,12 @@ FIX = Fix(
     harm="wrong result",
     frames=("unfuse_lora|unmerge_adapter|unmerge", "torchao"),
     hot=True,
+    asked_once=True,
 )
 
 
 def broken(torchao: ModuleType) -> bool:
-    """Does ``unmerge`` quantize, and is it not yet patched?"""
+    """Does ``unmerge`` quantize?"""
     resolve(torchao, "TorchaoLoraLinear.unmerge")
     return rounds_again(torchao.TorchaoLoraLinear, "quantize_")
 

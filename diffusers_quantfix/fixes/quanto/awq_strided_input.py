@@ -15,7 +15,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -26,6 +26,7 @@ FIX = Fix(
     frames=("awq", "qint4|int4", "contiguous|stride|batch"),
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 
@@ -33,7 +34,7 @@ def broken(qbits: ModuleType) -> bool:
     """Does the function never check the input's memory layout? The kernel itself needs a GPU and a compiler."""
     forward = resolve(qbits, "AWQWeightQBitsLinearFunction.forward")
     asked = {"contiguous", "is_contiguous", "stride", "reshape"}
-    return not written_in(getattr(forward, "__func__", forward), __name__) and not asked & names_used(forward)
+    return not asked & names_used(forward)
 
 
 def patch(qbits: ModuleType, draft: Draft) -> None:

@@ -13,17 +13,13 @@ Patch: a shape that does not fit is an error of ``load_state_dict``, as for torc
 from __future__ import annotations
 
 import math
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.unread import Used, unread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

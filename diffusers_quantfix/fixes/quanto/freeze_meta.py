@@ -12,16 +12,12 @@ Patch: of identical layers on meta, only the first is quantized, and the others 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -29,6 +25,7 @@ FIX = Fix(
     module="optimum.quanto.quantize",
     claims={"optimum-quanto": ">=0.2.6,<=0.2.7"},
     harm="memory or time",
+    asked_once=True,
 )
 
 
@@ -42,8 +39,6 @@ def broken(quantize: ModuleType) -> bool:
         return False
     freeze = resolve(quantize, "freeze")
     mixin = resolve(quantize, "QModuleMixin")
-    if written_in(freeze, __name__):
-        return False
     used = (
         names_used(freeze) | names_used(resolve(mixin, "freeze")) | names_used(resolve(mixin, "qweight").fget)
     )

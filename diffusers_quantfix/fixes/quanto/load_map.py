@@ -30,6 +30,7 @@ FIX = Fix(
     frames=("map_location", "quanto"),
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...weights.quanto_backward import BackwardContext
 from ...weights.wrappers import inner_places, is_wrapper
 
@@ -33,17 +33,14 @@ FIX = Fix(
     ),
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 
 def broken(function: ModuleType) -> bool:
     """Does the backward pass never check where the weight is?"""
     backward = resolve(function, "QuantizedLinearFunction.backward")
-    while backward is not None:
-        if written_in(backward, __name__) or "device" in names_used(backward):
-            return False
-        backward = getattr(backward, "__wrapped__", None)
-    return True
+    return "device" not in names_used(backward)
 
 
 def patch(function: ModuleType, draft: Draft) -> None:

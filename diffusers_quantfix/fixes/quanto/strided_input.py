@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -35,6 +35,7 @@ FIX = Fix(
     fixed_in="optimum-quanto 0.2.6",
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 # The last two are in modules that quanto imports when it makes the first weight of that kind.
@@ -48,7 +49,7 @@ _FUNCTIONS = {
 def broken(weights: ModuleType) -> bool:
     """Does the function flatten its input with ``view``? The product that it calls is not defined yet."""
     forward = resolve(weights, "qbytes.WeightQBytesLinearFunction").forward
-    return "view" in names_used(forward) and not written_in(forward, __name__)
+    return "view" in names_used(forward)
 
 
 def patch(weights: ModuleType, draft: Draft) -> None:

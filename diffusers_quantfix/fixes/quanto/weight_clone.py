@@ -12,14 +12,11 @@ Patch: the weight classes get their own ``__deepcopy__``, which copies the tenso
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

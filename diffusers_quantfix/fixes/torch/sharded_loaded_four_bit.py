@@ -13,19 +13,14 @@ Patch: before sharding, both functions let such layers refer to the quant states
 
 from __future__ import annotations
 
-from types import CodeType
+from types import CodeType, ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, nested_code, resolve, written_in
+from ...engine.probe import function_of, nested_code, resolve
 from ...engine.target import finished
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -39,6 +34,7 @@ FIX = Fix(
     patterns=("quant_state is required", r"fsdp.{0,4000}fix_4bit_weight_quant_state_from_module"),
     frames=("fully_shard|fsdp", "4.?bit"),
     since="0.1.0",
+    asked_once=True,
 )
 
 _LOADER = "diffusers.quantizers.bitsandbytes.bnb_quantizer"
@@ -46,12 +42,10 @@ _CLASS, _METHOD = "BnB4BitDiffusersQuantizer", "create_quantized_param"
 
 
 def broken(fsdp: ModuleType) -> bool:
-    """Does diffusers not pass the layer when it makes the weight, and is FSDP not yet patched?
+    """Does diffusers not pass the layer when it makes the weight?
 
     It does not wait for the loader: a direct import of ``fully_shard`` before it would keep the unpatched function.
     """
-    if written_in(resolve(fsdp, "FullyShardedDataParallel.__init__"), __name__):
-        return False
     loader = finished(_LOADER)
     if loader is None:
         code = nested_code(nested_code(_code_on_disk(), _CLASS), _METHOD)

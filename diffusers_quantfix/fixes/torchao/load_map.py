@@ -10,19 +10,15 @@ Patch: an unpickled torchao tensor reports the device of its inner tensors.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.wrappers import following, is_torn_by_a_map
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -36,6 +32,7 @@ FIX = Fix(
     frames=("map_location", "torchao"),
     hot=True,
     since="0.1.0",
+    asked_once=True,
 )
 
 

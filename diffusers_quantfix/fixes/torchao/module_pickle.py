@@ -15,18 +15,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import FunctionType
+from types import FunctionType, ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

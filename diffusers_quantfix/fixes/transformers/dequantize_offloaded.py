@@ -12,19 +12,15 @@ Patch: the error that diffusers models raise here, before anything is replaced. 
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.dequantize import OFFLOADED
 from ...offloading.hooks import align_hooks, is_group_offloaded, offloaded_stand_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, texts_of, written_in
+from ...engine.probe import resolve, texts_of
 from ...models import eight_bit_model
 
 FIX = Fix(
@@ -32,6 +32,7 @@ FIX = Fix(
         "is not supported for or bitsandbytes models",
     ),
     frames=("transformers/modeling_utils.py", "4-bit .{1,2} 8-bit"),
+    asked_once=True,
 )
 
 _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8-bit`")
@@ -40,8 +41,6 @@ _REFUSALS = ("is not supported for `8-bit`", "is not supported for `4-bit` or `8
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the message: building a model here would import too much."""
     cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
-    if written_in(cuda, eight_bit_model.__name__):
-        return False
     return any(refusal in texts_of(cuda) for refusal in _REFUSALS)
 
 

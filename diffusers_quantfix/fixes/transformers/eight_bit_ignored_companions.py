@@ -12,15 +12,11 @@ Patch: the keys that the quantizer removes are added to the list first.
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -31,6 +27,7 @@ FIX = Fix(
     frames=("quantizer_bnb_8bit.py:create_quantized_param",),
     fixed_in="transformers 4.57.1",
     since="0.1.0",
+    asked_once=True,
 )
 
 _NAME = "create_quantized_param"
@@ -40,7 +37,7 @@ _LISTED = "unexpected_keys"
 def broken(quantizer_bnb_8bit: ModuleType) -> bool:
     """Look for the list: calling the quantizer would import bitsandbytes."""
     method = vars(resolve(quantizer_bnb_8bit, "Bnb8BitHfQuantizer")).get(_NAME)
-    if method is None or written_in(method, __name__):
+    if method is None:
         return False
     return _LISTED in inspect.signature(method).parameters and "remove" in names_used(method)
 

@@ -15,18 +15,14 @@ Patch: these conversions are skipped when the others are reversed. What is saved
 from __future__ import annotations
 
 import copy
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import nested_code, resolve
 from ...weights.method import method_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve, written_in
+from ...engine.probe import resolve
 from ...models.casting import asked_dtype, is_casting
 from ...weights.wrappers import backend_of, is_wrapper
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -37,6 +33,7 @@ FIX = Fix(
     ),
     frames=("torch/nn/modules/module.py:bfloat16", r"encoder\w*\.(to|type|bfloat16)\("),
     since="0.1.0",
+    asked_once=True,
 )
 
 _REFUSED = (
@@ -53,8 +50,6 @@ def broken(modeling_utils: ModuleType) -> bool:
     """
     torch = sys.modules["torch"]
     cls = resolve(modeling_utils, "PreTrainedModel")
-    if written_in(resolve(cls, "to"), __name__):
-        return False
     begun = []
 
     class StandIn(cls):  # type: ignore[misc,valid-type]

@@ -16,18 +16,14 @@ Patch: companions in another file are read together with their weight, and skipp
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve, written_in
+from ...engine.probe import names_used, resolve
 from ...loading.shards import Apart, look_ahead, rejoined
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
 
 FIX = Fix(
     __doc__,
@@ -37,6 +33,7 @@ FIX = Fix(
     patterns=(r"does not contain (bitsandbytes__\*|and possibly other)", "Missing quantization component"),
     frames=("transformers/modeling_utils.py", "transformers/quantizers/"),
     fixed_in="transformers 4.57.1",
+    asked_once=True,
 )
 
 _LOAD = "_load_pretrained_model"
@@ -63,9 +60,7 @@ class _Path(str):
 
 def broken(modeling_utils: ModuleType) -> bool:
     """Look for the quantizers' messages: calling a quantizer would import bitsandbytes."""
-    load = resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
-    if written_in(load, __name__):
-        return False
+    resolve(modeling_utils, f"PreTrainedModel.{_LOAD}")
     return any(_says(modeling_utils, *refusal) for refusal in _REFUSALS)
 
 

@@ -12,16 +12,12 @@ Patch: while such a model is loaded, it answers that it has none.
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
+from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_in, names_used, resolve, unimported_code, written_in
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Any
-
-    from ...engine.draft import Draft
+from ...engine.probe import names_in, names_used, resolve, unimported_code
 
 FIX = Fix(
     __doc__,
@@ -31,6 +27,7 @@ FIX = Fix(
     patterns=("not auto.handled for",),
     frames=("transformers/quantizers/quantizer_torchao.py", "transformers/integrations/torchao.py"),
     since="0.1.0",
+    asked_once=True,
 )
 
 _NAME = "get_input_embeddings"
@@ -39,10 +36,8 @@ _NAME = "get_input_embeddings"
 def broken(quantizer_torchao: ModuleType) -> bool:
     """Does the function that quantizes a weight ask for the embeddings, without catching the error?"""
     cls = resolve(quantizer_torchao, "TorchAoHfQuantizer")
-    before = resolve(cls, "_process_model_before_weight_loading")
+    resolve(cls, "_process_model_before_weight_loading")
     resolve(cls, "_process_model_after_weight_loading")
-    if written_in(before, __name__):
-        return False
     if hasattr(cls, "create_quantized_param"):  # transformers 4
         names = names_used(resolve(cls, "create_quantized_param"))
     else:  # in a module that transformers imports for a torchao model

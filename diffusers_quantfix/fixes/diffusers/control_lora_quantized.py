@@ -1,0 +1,144 @@
+"""A Control LoRA cannot be loaded into a quantized Flux.
+
+Symptom: RuntimeError "Only Tensors of floating point and complex dtype can require gradients" from
+    ``load_lora_weights`` of a Control LoRA. Without an accelerator AttributeError "'NoneType' object has no attribute
+    'type'", with diffusers 0.33 "Torch not compiled with CUDA enabled".
+Cause: the layer that the LoRA widens is copied into a plain one, which needs numbers, not codes. diffusers 0.32 does
+    not dequantize it, 0.33 all but 8-bit layers. Before 0.41, ``_maybe_dequantize_weight_for_expanded_lora`` moves a
+    weight to an accelerator first, even one that is not quantized.
+Upstream: https://github.com/huggingface/diffusers/issues/10588, https://github.com/huggingface/diffusers/issues/10989
+    and https://github.com/huggingface/diffusers/pull/10990 for 4-bit and GGUF,
+    https://github.com/huggingface/diffusers/pull/11655 for 8-bit; the rest is not reported.
+Patch: the layer is dequantized where it is; on an accelerator only if bitsandbytes cannot do it on the CPU. If it still
+    cannot be widened, it is put back. ``diffusers-control-lora-reset`` restores it after the LoRA.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from ...adapters.flux_lora import EXPAND, is_too_small, lora_of, quantized_layers
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+from ...weights.wrappers import is_wrapper
+
+_DEQUANTIZE = "_maybe_dequantize_weight_for_expanded_lora"  # since 0.33
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-control-lora-quantized",
+    module="diffusers.loaders.lora_pipeline",
+    claims={"diffusers": ">=0.32.0,<0.41.0", "peft": ""},
+    fixed_in="diffusers 0.41.0",
+    patterns=(
+        "Only Tensors of floating point and complex dtype can require gradients",
+        _DEQUANTIZE + r".{0,600}'NoneType' object has no attribute 'type'",
+        _DEQUANTIZE + r".{0,900}(Torch not compiled with CUDA enabled|Found no NVIDIA driver)",
+    ),
+    frames=(_DEQUANTIZE, "load_lora_weights", r"control.{0,20}lora"),
+    asked_once=True,
+)
+
+
+def broken(lora_pipeline: ModuleType) -> bool:
+    """Whether this release dequantizes no such layer, or asks for an accelerator."""
+    resolve(lora_pipeline, f"FluxLoraLoaderMixin.{EXPAND}")
+    dequantize = getattr(lora_pipeline, _DEQUANTIZE, None)
+    return dequantize is None or "get_device" not in names_used(dequantize)
+
+
+def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
+    """Wrap what runs once per widened layer or, in 0.32, once per LoRA."""
+    if hasattr(lora_pipeline, _DEQUANTIZE):
+        draft.wrap_plain(lora_pipeline, _DEQUANTIZE, _dequantizing)
+    else:
+        draft.wrap_plain(resolve(lora_pipeline, "FluxLoraLoaderMixin"), EXPAND, _dequantizing_before)
+
+
+def _dequantizing(original: Any) -> Any:
+    def dequantize(model: Any, module: Any) -> Any:
+        return _dequantized(model, module)
+
+    return dequantize
+
+
+def _dequantizing_before(original: Any) -> Any:
+    def expand(
+        cls: Any,
+        transformer: Any,
+        lora_state_dict: Any = None,
+        norm_state_dict: Any = None,
+        prefix: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        import torch
+
+        found = []
+        for name, layer in quantized_layers(transformer):
+            key, down, up = lora_of(name, lora_state_dict or {}, prefix or cls.transformer_name)
+            if key and is_too_small(layer, down, up):
+                plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+                plain.weight = torch.nn.Parameter(_dequantized(transformer, layer), requires_grad=False)
+                plain.bias = layer.bias
+                found.append((name, layer, plain))
+        for name, _, plain in found:
+            _put(transformer, name, plain)
+        try:
+            return original(cls, transformer, lora_state_dict, norm_state_dict, prefix, **kwargs)
+        except BaseException:
+            for name, layer, _ in found:
+                _put(transformer, name, layer)
+            raise
+
+    return expand
+
+
+def _put(model: Any, name: str, layer: Any) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
+
+
+def _dequantized(model: Any, layer: Any) -> Any:
+    """The weight as a plain tensor in the dtype of the layer's bias, or of the model, on its own device."""
+    weight, bias = layer.weight, layer.bias
+    kind = type(weight).__name__
+    if kind == "Params4bit":
+        found = _from_4_bits(weight)
+    elif kind == "Int8Params":
+        found = _from_8_bits(layer)
+    elif kind == "GGUFParameter":
+        from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
+
+        found = dequantize_gguf_tensor(weight)
+    elif is_wrapper(weight):
+        found = weight.dequantize()
+    else:
+        return weight.data
+    dtype = bias.dtype if bias is not None and bias.is_floating_point() else model.dtype
+    return found.to(weight.device, dtype)
+
+
+def _from_4_bits(weight: Any) -> Any:
+    from bitsandbytes.functional import dequantize_4bit
+
+    from ...loading.device import current_accelerator, quantizes_on_cpu
+    from ...weights.companions import on_device
+
+    packed, state = weight.data, weight.quant_state
+    if packed.device.type == "cpu" and not quantizes_on_cpu():
+        there = current_accelerator()
+        packed, state = packed.to(there), on_device(state, there)
+    return dequantize_4bit(packed, state)
+
+
+def _from_8_bits(layer: Any) -> Any:
+    from ...weights.int8_params import in_tiles, rows_of
+
+    weight = layer.weight
+    scales = weight.SCB if getattr(weight, "SCB", None) is not None else layer.state.SCB
+    rows = rows_of(layer) if in_tiles(layer) else weight.data
+    if rows.is_floating_point() or scales is None:
+        return rows
+    return rows.float() * (scales.to(rows.device).view(-1, 1) / 127)
