@@ -95,13 +95,17 @@ class Report:
         return "\n".join([heading(self.installed), *map(str, self.lines), self.summary()])
 
     def summary(self) -> str:
-        """The number of fixes with each verdict, and the note."""
+        """The number of fixes with each verdict, those that are not as they should be by name, and the note."""
         counts = ", ".join(
             f"{sum(line.verdict == verdict for line in self.lines)} {verdict}"
             for verdict in VERDICTS
             if any(line.verdict == verdict for line in self.lines)
         )
         rows = ["", f"{counts or 'nothing to verify'} ({self.seconds:.0f} s)"]
+        for line in self.lines:
+            if not line.ok:
+                lead = f"{line.verdict:<{_COLUMN}}{line.id}: "
+                rows += wrapped(line.after or line.reason, lead, " " * _COLUMN)
         return "\n".join([*rows, *wrapped(self.note)])
 
 

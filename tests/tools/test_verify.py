@@ -228,6 +228,18 @@ def test_a_time_out_says_so_and_is_counted_apart():
     assert report.NOT_PATCHED not in text
 
 
+def test_the_last_lines_name_what_is_wrong():
+    """A report of two hundred fixes is read from its end, in a terminal as in the log of a CI."""
+    lines = [
+        run._line({**ANSWER, "id": name}, event("bug"), event(after, f"{name} ended {after}"))
+        for name, after in (("fine", "right"), ("still-wrong", "bug"))
+    ]
+    last = str(report.Report(lines, {"somelib": "1.0"}, 1.0)).splitlines()[-2:]
+    assert last == [
+        "1 patched, 1 NOT PATCHED (1 s)", "NOT PATCHED       still-wrong: still-wrong ended bug",
+    ]  # fmt: skip
+
+
 def test_one_id_imports_its_own_library_only(tmp_path):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     results = tmp_path / "results"
@@ -411,10 +423,18 @@ def test_an_unknown_id_is_one_sentence():
     assert "no fix is called 'no-such-fix'" in done.stderr
 
 
+WITHOUT = """
+import importlib.machinery as machinery
+find = machinery.PathFinder.find_spec
+machinery.PathFinder.find_spec = lambda name, *rest: None if name in {names} else find(name, *rest)
+"""
+
+
 @pytest.mark.long
-def test_every_bug_that_applies_here_is_patched():
-    """The main job, as a user runs it; red without the package, right with it."""
+def test_every_bug_that_applies_here_is_patched(tmp_path):
+    """The main job, as a user runs it, who has not what only our tests need; red without the package, right with it."""
     pytest.importorskip("torch", reason="the stack is not installed: nothing to verify")
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(names=("sentencepiece", "ftfy", "matplotlib")))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = used.ru_utime + used.ru_stime
     done = subprocess.run(
@@ -422,6 +442,7 @@ def test_every_bug_that_applies_here_is_patched():
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     found = json.loads(done.stdout)
     bad = (report.NOT_PATCHED, report.NOT_REPRODUCED, report.TIMED_OUT)
