@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from ..engine.log import log
 from ..engine.probe import function_of
 from ..weights.companions import is_quant_state, on_device
 
@@ -37,7 +38,6 @@ __all__ = [
     "where_quantized",
 ]
 
-logger = logging.getLogger(__name__.partition(".")[0])
 
 # The attribute of a peft layer that holds its weight from before the first merge. It is a tuple: torch would register a
 # bare Parameter, and unpickling a class of ours would need this package.
@@ -273,5 +273,5 @@ def _on_the_cpu(bits: _Bits | None) -> _Bits | None:
             pass
     if _NO_ROOM not in _told:
         _told.add(_NO_ROOM)
-        logger.warning("%s", _NO_ROOM)
+        log(logging.WARNING, "%s", _NO_ROOM)
     return None

@@ -70,23 +70,6 @@ class Answer:
         targets: for a fix, the answers of its targets; for a target, itself.
     """
 
-    __slots__ = (
-        "above",
-        "changes",
-        "claims",
-        "gone",
-        "id",
-        "module",
-        "needs",
-        "parts",
-        "reason",
-        "same_code",
-        "state",
-        "title",
-        "unprobed",
-        "upstream",
-    )
-
     def __init__(
         self,
         id: str,

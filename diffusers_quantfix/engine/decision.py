@@ -14,6 +14,7 @@ from .board import Answer
 from .errors import ForeignPatch, TargetMissing, Undecided
 from .fix import declared
 from .foreign import foreign_home
+from .log import log
 from .probe import name_of
 from .settings import VARIABLE
 from .signals import heed_signal
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from .fix import Fix, Target
     from .ledger import Ledger
     from .proofs import Proofs
-
-logger = logging.getLogger(__name__.partition(".")[0])
 
 
 class LoadedFix:
@@ -240,7 +239,7 @@ class Decider:
         key = once or f"{name} {reason}"
         if key not in self._logged:
             self._logged.add(key)
-            logger.warning("%s was not installed: %s", name, reason)
+            log(logging.WARNING, "%s was not installed: %s", name, reason)
         return self.answer(name, states.FAILED, reason)
 
     # ------------------------------------------------------------------ helpers
@@ -304,7 +303,7 @@ class Decider:
             refusals = self._ledger.undo(name)
             return self.failed(name, f"{fault}; {'; '.join(refusals) or 'removed again'}")
         answer = self._applied(name, verdict)
-        logger.debug("%s %s to %s (%s)", name, answer.state, ", ".join(answer.changes), verdict.reason)
+        log(logging.DEBUG, "%s %s to %s (%s)", name, answer.state, ", ".join(answer.changes), verdict.reason)
         return answer
 
     def _applied(self, name: str, verdict: Verdict) -> Answer:

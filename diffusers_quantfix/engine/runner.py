@@ -16,6 +16,7 @@ from . import board as states
 from .board import Answer, Board
 from .decision import Decider
 from .ledger import Ledger
+from .log import log
 from .proofs import Proofs
 from .signals import heed_signal
 from .target import finished, import_target, is_lazy, is_missing, say
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .fix import Target
     from .settings import Settings
 
-logger = logging.getLogger(__name__.partition(".")[0])
 
 _TURN = 10.0  # seconds
 
@@ -251,7 +251,7 @@ class Runner:
             answer = self._answers[name]
             reason = f"cannot be removed: {'; '.join(refusals)}; remove that patch, then call revert() again"
             self._answers[name] = self._decider.answer(name, states.OVERWRITTEN, reason, answer.changes)
-            logger.warning("%s %s", name, reason)
+            log(logging.WARNING, "%s %s", name, reason)
         aside = [name for name in aside if name not in refused]
         self.check(aside, again=True)
         for name, why in used.items():
@@ -380,7 +380,8 @@ class Runner:
             if self._announced or not self._ledger.order:
                 return
             self._announced = True
-        logger.info(
+        log(
+            logging.INFO,
             "patching %s; `python -m %s status` lists every fix and its reason",
             self._targets[self._ledger.order[0]].module.partition(".")[0],
             __name__.partition(".")[0],
@@ -401,7 +402,8 @@ class Runner:
         if first:
             library = found[0].module.partition(".")[0]
             package = __name__.partition(".")[0]
-            logger.warning(
+            log(
+                logging.WARNING,
                 "the installed %s is newer than this version of %s supports, and a known bug seems to be present (%s), "
                 "not patched; DIFFUSERS_QUANTFIX=newer patches it, `python -m %s status` lists all",
                 library,

@@ -154,6 +154,16 @@ def test_the_board_is_a_snapshot(three) -> None:
     assert outcome.told == {"old": ["applied"] * 3, "new": ["disabled"] * 3}
 
 
+def test_a_board_can_be_pickled_and_copied(three) -> None:
+    outcome = three.run("""
+        import copy, pickle, diffusers_quantfix as qf
+        board = qf.status()
+        kept = [pickle.loads(pickle.dumps(board, number)) for number in range(pickle.HIGHEST_PROTOCOL + 1)]
+        tell(same=[one.to_dict() == board.to_dict() for one in [*kept, copy.deepcopy(board), copy.copy(board)]])
+    """)
+    assert set(outcome["same"]) == {True}
+
+
 def test_status_does_not_watch_after_revert_or_off(three) -> None:
     outcome = three.run("""
         import sys, diffusers_quantfix as qf

@@ -266,3 +266,28 @@ def test_every_module_of_ours_reloaded(simple) -> None:  # noqa: F811
     """As IPython's deep reload. Before: the patches stayed, "healthy" on the board, and `revert` did not know them."""
     outcome = simple.run(RELOADED, "")
     assert (outcome["before"], outcome["state"], outcome["reverted"]) == ("patched", "applied", "broken")
+
+
+RAISES = """
+import logging
+class Raises(logging.Handler):
+    def emit(self, record):
+        raise RuntimeError(record.getMessage())
+logging.getLogger().addHandler(Raises())
+logging.getLogger().setLevel(logging.DEBUG)
+"""
+
+
+@pytest.mark.parametrize("order", ["before us", "after us"])
+def test_a_handler_that_raises_at_every_line(simple, order) -> None:  # noqa: F811
+    """Before: a fix that was in place was called failed, and `status` raised."""
+    simple.fix("fix-bad", body="def broken(module): raise OSError('asked')\ndef patch(module, draft): ...\n")
+    us = "import diffusers_quantfix\n"
+    outcome = simple.run(
+        (RAISES + us if order == "before us" else us + RAISES)
+        + "import lib.core\nboard = diffusers_quantfix.status(load=False)\n"
+        + "tell(f=lib.core.f(), good=board['fix-f'].state, bad=board['fix-bad'].state)\n"
+        + "diffusers_quantfix.revert()\ntell(reverted=lib.core.f())\n"
+    )
+    assert (outcome["f"], outcome["good"], outcome["bad"]) == ("patched", "applied", "failed")
+    assert outcome["reverted"] == "broken"

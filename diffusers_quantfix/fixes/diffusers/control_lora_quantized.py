@@ -15,16 +15,18 @@ Patch: the layer is dequantized where it is; on an accelerator only if bitsandby
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from ...adapters.flux_lora import EXPAND, is_too_small, lora_of, quantized_layers
+from ...adapters.flux_lora import EXPAND, expanding, touched
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
-from ...weights.wrappers import is_wrapper
 
 _DEQUANTIZE = "_maybe_dequantize_weight_for_expanded_lora"  # since 0.33
+_WEIGHTS = ("Params4bit", "Int8Params", "GGUFParameter")
 
 FIX = Fix(
     __doc__,
@@ -54,45 +56,44 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     if hasattr(lora_pipeline, _DEQUANTIZE):
         draft.wrap_plain(lora_pipeline, _DEQUANTIZE, _dequantizing)
     else:
-        draft.wrap_plain(resolve(lora_pipeline, "FluxLoraLoaderMixin"), EXPAND, _dequantizing_before)
+        draft.wrap_plain(
+            resolve(lora_pipeline, "FluxLoraLoaderMixin"), EXPAND, expanding(_dequantizing_before)
+        )
 
 
 def _dequantizing(original: Any) -> Any:
     def dequantize(model: Any, module: Any) -> Any:
-        return _dequantized(model, module)
+        import torch
+
+        weight = module.weight
+        if type(weight).__name__ in _WEIGHTS:
+            return _dequantized(model, module)
+        return weight.data if type(weight.data) is torch.Tensor else original(model, module)
 
     return dequantize
 
 
-def _dequantizing_before(original: Any) -> Any:
-    def expand(
-        cls: Any,
-        transformer: Any,
-        lora_state_dict: Any = None,
-        norm_state_dict: Any = None,
-        prefix: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        import torch
+@contextlib.contextmanager
+def _dequantizing_before(transformer: Any, lora: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    """What the LoRA widens is dequantized first, and put back if that fails."""
+    import torch
 
-        found = []
-        for name, layer in quantized_layers(transformer):
-            key, down, up = lora_of(name, lora_state_dict or {}, prefix or cls.transformer_name)
-            if key and is_too_small(layer, down, up):
-                plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-                plain.weight = torch.nn.Parameter(_dequantized(transformer, layer), requires_grad=False)
-                plain.bias = layer.bias
-                found.append((name, layer, plain))
-        for name, _, plain in found:
-            _put(transformer, name, plain)
-        try:
-            return original(cls, transformer, lora_state_dict, norm_state_dict, prefix, **kwargs)
-        except BaseException:
-            for name, layer, _ in found:
-                _put(transformer, name, layer)
-            raise
-
-    return expand
+    found = []
+    for one in touched(transformer, lora, prefix):
+        layer = one.layer
+        if one.too_small and type(layer.weight).__name__ in _WEIGHTS:
+            plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+            plain.weight = torch.nn.Parameter(_dequantized(transformer, layer), requires_grad=False)
+            plain.bias = layer.bias
+            found.append((one, plain))
+    for one, plain in found:
+        _put(transformer, one.name, plain)
+    try:
+        yield lora
+    except BaseException:
+        for one, _ in found:
+            _put(transformer, one.name, one.layer)
+        raise
 
 
 def _put(model: Any, name: str, layer: Any) -> None:
@@ -108,14 +109,10 @@ def _dequantized(model: Any, layer: Any) -> Any:
         found = _from_4_bits(weight)
     elif kind == "Int8Params":
         found = _from_8_bits(layer)
-    elif kind == "GGUFParameter":
+    else:
         from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
         found = dequantize_gguf_tensor(weight)
-    elif is_wrapper(weight):
-        found = weight.dequantize()
-    else:
-        return weight.data
     dtype = bias.dtype if bias is not None and bias.is_floating_point() else model.dtype
     return found.to(weight.device, dtype)
 

@@ -15,10 +15,12 @@ Patch: layers with packed weights are compared here, by their numbers of feature
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from ...adapters.flux_lora import EXPAND, is_too_small, lora_of, quantized_layers
+from ...adapters.flux_lora import EXPAND, Touched, expanding, touched
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
@@ -61,38 +63,26 @@ def broken(lora_pipeline: ModuleType) -> bool:
 def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
     """Wrap both methods; they run once per LoRA."""
     mixin = resolve(lora_pipeline, "FluxLoraLoaderMixin")
-    draft.wrap_plain(mixin, EXPAND, _seeing_what_is_too_small)
+    draft.wrap_plain(mixin, EXPAND, expanding(_what_is_too_small))
     draft.wrap_plain(mixin, _PAD, _padding)
 
 
-def _seeing_what_is_too_small(original: Any) -> Any:
-    def expand(
-        cls: Any,
-        transformer: Any,
-        lora_state_dict: Any = None,
-        norm_state_dict: Any = None,
-        prefix: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        seen = dict(lora_state_dict or {})
-        for name, layer in quantized_layers(transformer):
-            key, down, up = lora_of(name, seen, prefix or cls.transformer_name)
-            if key and _is_packed(layer) and not is_too_small(layer, down, up):
-                del seen[key]  # without it upstream passes over the layer
-        return original(cls, transformer, seen, norm_state_dict, prefix, **kwargs)
-
-    return expand
+@contextlib.contextmanager
+def _what_is_too_small(transformer: Any, lora: dict[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    """The LoRA without packed layers that are large enough: upstream passes over a layer that it has no weights for."""
+    passed = {one.key for one in touched(transformer, lora, prefix) if _is_packed(one) and not one.too_small}
+    yield {key: value for key, value in lora.items() if key not in passed}
 
 
 def _padding(original: Any) -> Any:
     def pad(cls: Any, transformer: Any, lora_state_dict: Any, **kwargs: Any) -> Any:
         import torch
 
-        ours = {}
-        for name, layer in quantized_layers(transformer):
-            key, down, up = lora_of(name, lora_state_dict, cls.transformer_name)
-            if key and _is_packed(layer) and not is_too_small(layer, down, up):
-                ours[key] = torch.nn.functional.pad(down, (0, layer.in_features - down.shape[1]))
+        ours = {
+            one.key: torch.nn.functional.pad(one.down, (0, one.layer.in_features - one.down.shape[1]))
+            for one in touched(transformer, lora_state_dict, cls.transformer_name)
+            if _is_packed(one) and not one.too_small
+        }
         rest = {key: value for key, value in lora_state_dict.items() if key not in ours}
         result = {**original(cls, transformer, rest, **kwargs), **ours}
         return {key: result[key] for key in (*lora_state_dict, *(result.keys() - lora_state_dict.keys()))}
@@ -100,5 +90,5 @@ def _padding(original: Any) -> Any:
     return pad
 
 
-def _is_packed(layer: Any) -> bool:
-    return tuple(layer.weight.shape) != (layer.out_features, layer.in_features)
+def _is_packed(one: Touched) -> bool:
+    return tuple(one.layer.weight.shape) != (one.layer.out_features, one.layer.in_features)
