@@ -272,7 +272,7 @@ def _is_of_this_package(referrer: Any) -> bool:
         return is_ours(referrer)
     if is_a(referrer, types.GeneratorType):
         return referrer.gi_frame is not None and is_ours(referrer.gi_frame)
-    return module_name(type(referrer)).startswith(__name__.removesuffix("memory.holders"))
+    return f"{module_name(type(referrer))}.".startswith(__name__.removesuffix("memory.holders"))
 
 
 def _called(value: Any) -> str:

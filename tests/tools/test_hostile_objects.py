@@ -252,7 +252,8 @@ def test_a_lazy_module_stays_lazy(hostile):
     assert not {name for name in new if name.startswith(("transformers", "diffusers"))}, new
 
 
-def test_objects_that_other_threads_make_at_this_moment():
+@pytest.mark.parametrize("times", rest_is_long([3, 6], 3))
+def test_objects_that_other_threads_make_at_this_moment(times):
     import torch
 
     ended, failed = threading.Event(), []
@@ -289,7 +290,7 @@ def test_objects_that_other_threads_make_at_this_moment():
     for thread in threads:
         thread.start()
     try:
-        for _ in range(3):
+        for _ in range(times):
             model = _model()
             model.extra = weight
             assert qf.release(model, search=0.2).released

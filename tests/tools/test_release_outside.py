@@ -621,7 +621,8 @@ def test_unreachable_objects_do_not_hold_a_component():
     assert report.ok
 
 
-def test_a_tuple_that_another_thread_builds():
+@pytest.mark.parametrize("times", rest_is_long([4, 10], 4))
+def test_a_tuple_that_another_thread_builds(times):
     """``tuple(generator)`` there failed with SystemError: the look at all objects had the half-built one too."""
     from diffusers_quantfix.memory.census import Census
 
@@ -641,7 +642,7 @@ def test_a_tuple_that_another_thread_builds():
     for thread in threads:
         thread.start()
     try:
-        for _ in range(4):
+        for _ in range(times):
             Census()
             qf.release(_model())
     finally:

@@ -1,6 +1,6 @@
 """The release matrix: every fix on real releases, without us and with us, and its claim exact in both directions.
 
-    python -m tests.upstream --cells ci --jobs 2             # the sets of CI; one run takes half of them, --part 1/2
+    python -m tests.upstream --cells ci --jobs 2             # the sets of CI; half of them: --part 1/2
     python -m tests.upstream --cells all --jobs 2            # every cell, and every bitsandbytes on its own
     python -m tests.upstream --cells D04 D05                 # some
     python -m tests.upstream --cells all --fixes ID --write  # a new fix on every cell; its results into the page
