@@ -142,7 +142,9 @@ def _runner() -> "Runner":
             _watcher.stop()  # a damaged file: do not try again at each of sixty imports
             raise
         _the_runner = RUNNER
-        if _watcher.replace_other_copies() and not settings().off:
+        if _watcher.other_names():
+            _replaced()
+        elif not _watcher.replaced and _watcher.replace_other_copies() and not settings().off:
             _watch()  # the program deleted the package's modules from sys.modules, but not the package
             RUNNER.check_imported()
         _heed(settings())  # by now there may be a notebook, which did not exist when the start-up file ran

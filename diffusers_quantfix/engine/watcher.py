@@ -33,6 +33,7 @@ class Watcher:
         self._targets = frozenset(targets)
         self._arrived = arrived
         self._replaced = replaced
+        self.replaced = False  # by a later copy of the package
         # (thread, name) of the running searches: another tool's finder may itself search all of sys.meta_path, and must
         # not call us again.
         self._asking: set[tuple[int, str]] = set()
@@ -52,14 +53,23 @@ class Watcher:
         There is one if a program deleted the package from ``sys.modules`` and imported it again, or if a copy is
         vendored under another name; two that patch the same target would undo each other's work, or do it twice.
         """
-        earlier = [finder for finder in sys.meta_path if finder is not self and _is_watcher(finder)]
-        for finder in earlier:
-            finder.step_down()  # type: ignore[attr-defined]  # its class is the Watcher of another copy
-        return bool(earlier)
+        others = self._others()
+        for finder in others:
+            finder.step_down()
+        return bool(others)
+
+    def other_names(self) -> bool:
+        """Whether a copy that is vendored under another name watches."""
+        return any(type(finder).__module__ != __name__ for finder in self._others())
+
+    def _others(self) -> "list[Any]":
+        """The watchers of other copies of the package."""
+        return [finder for finder in sys.meta_path if finder is not self and _is_watcher(finder)]
 
     def step_down(self) -> None:
         """Stop, and remove what this copy of the package installed."""
         self.stop()
+        self.replaced = True
         self._replaced()
 
     @property

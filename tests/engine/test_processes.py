@@ -137,6 +137,21 @@ def test_deleted_from_sys_modules_and_imported_again(simple, whole, target) -> N
     }
 
 
+def test_status_of_a_copy_that_was_deleted_and_replaced(simple) -> None:
+    """The first copy had not patched anything: it found the second one's runner, and reverted that."""
+    script = """
+        import sys
+        from diffusers_quantfix import status as one
+        forget(True)
+        from diffusers_quantfix import status as two
+        import lib.core
+        states = [status(load=False)["fix-f"].state for status in (one, two)]
+        tell(states=states, patched=lib.core.f())
+    """
+    outcome = simple.run(FORGET + textwrap.dedent(script), "claimed")
+    assert outcome.told == {"states": ["applied", "applied"], "patched": "patched"}
+
+
 @pytest.mark.parametrize("first", ["revert", "status"])
 def test_only_our_modules_deleted_from_sys_modules(simple, first) -> None:
     """The package that stays imports the second copy, whose `revert` did not know the first copy's patches."""

@@ -77,3 +77,24 @@ def test_alone(vendored) -> None:
         "reverted": ["broken", 0],
     }
     assert not outcome.err
+
+
+@pytest.mark.parametrize("settings", ["", "claimed"], ids=["waiting", "watching"])
+@pytest.mark.parametrize("vendored", NAMES[:1], indirect=True)
+def test_status_of_the_replaced_one(vendored, settings) -> None:
+    """A first copy that had patched nothing yet took over from the second one as soon as its status was asked."""
+    world, theirs = vendored  # noqa: F811
+    outcome = world.run(
+        f"{CALLS}import {theirs}\nimport {OURS}\nimport lib.core\n"
+        f"told = [state({theirs!r}), state({OURS!r}), look()]\n"
+        f"sys.modules[{theirs!r}].apply()\n"
+        f"tell(told=told, back=[state({theirs!r}), state({OURS!r}), look()])\n",
+        settings,
+    )
+    applied = ["applied", "patched here (lib 1.0)"]
+    replaced = ["disabled", "another copy of this package replaced this one; apply() replaces that one"]
+    assert outcome.told == {
+        "told": [replaced, applied, ["patched", 1]],
+        "back": [applied, replaced, ["patched", 1]],
+    }
+    assert not outcome.err
