@@ -57,6 +57,45 @@ def test_a_lora_with_fewer_input_channels(gpu, tmp_path, backend):
     assert torch.equal(predicted(model.to(device), device, 128), predicted(reference, device, 128))
 
 
+def alphas(weights: dict) -> dict:
+    return {key.replace("lora_A.weight", "alpha"): torch.tensor(2.0) for key in weights if "lora_A" in key}
+
+
+def magnitudes(weights: dict) -> dict:
+    """Of a DoRA."""
+    generator = torch.Generator().manual_seed(5)
+    return {
+        key.replace("lora_B.weight", "lora_magnitude_vector"): 0.5
+        + torch.rand(up.shape[0], generator=generator)
+        for key, up in weights.items()
+        if "lora_B" in key
+    }
+
+
+def biases(weights: dict) -> dict:
+    return {
+        key.replace("lora_B.weight", "lora_B.bias"): torch.full(up.shape[:1], 0.1)
+        for key, up in weights.items()
+        if "lora_B" in key
+    }
+
+
+@packed
+@pytest.mark.parametrize("more", [alphas, magnitudes, biases])
+@pytest.mark.skipif(bool(unmet("diffusers>=0.35")), reason="not all kinds of LoRAs before")
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_what_else_a_lora_may_hold(gpu, tmp_path, backend, more):
+    device = gpu.devices[0]
+    found = []
+    for weights in (lora(64), padded(lora(64), 128)):
+        model = transformer(backend, tmp_path, 128).to(device)
+        without = predicted(model, device, 128)
+        models.flux_pipeline(model).load_lora_weights({**weights, **more(weights)}, adapter_name="one")
+        found.append(predicted(model, device, 128))
+        assert not torch.equal(found[-1], without)
+    assert torch.equal(*found)
+
+
 @packed
 @pytest.mark.parametrize("name", ["FluxFillPipeline", "FluxControlPipeline"])
 def test_two_loras_and_none_again(gpu, tmp_path, backend, name):
