@@ -172,17 +172,17 @@ def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = F
     os.makedirs(folder, exist_ok=True)
     try:
         said = _case(fix_id)(folder)
-    except NeedsDevice:
+    except (NeedsDevice, KeyboardInterrupt, SystemExit):
         raise
     except CannotReproduce as reason:
         write(event="cannot reproduce", id=fix_id, text=str(reason))
-    except Exception as error:
+    except BaseException as error:  # torch's CheckpointException is no Exception
         write(event="bug", id=fix_id, text=_said(error), on_rig=on_rig)
     else:
         write(event="right", id=fix_id, text=said or "right", on_rig=on_rig)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """The text of an error: class and message as upstream raised it, only the message for our own assertions."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

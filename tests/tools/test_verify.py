@@ -276,6 +276,10 @@ def test_from_a_zipapp_the_cases_of_its_own_copy_run(tmp_path):
     assert (line["before"], line["after"]) == ("its own copy", "its own copy"), done.stderr
 
 
+class Unusual(BaseException):
+    """An error that is no `Exception`; before, it ended the process of all cases."""
+
+
 def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
     inside = []
 
@@ -290,6 +294,8 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
             assert os.path.isdir(work)
             if fix_id == "upstream":
                 raise ValueError("an error")
+            if fix_id == "unusual":
+                raise Unusual("as torch.distributed.checkpoint raises")
             if fix_id == "fails":
                 raise AssertionError("a sentence")  # pytest adds to what an assert says
             if fix_id == "no-gpu":
@@ -311,7 +317,7 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
         order.append((event["event"], event["id"]))
         found[str(event["id"])] = event
 
-    ids = ["crashes", "gpu", "three", "plain", "fails", "upstream", "no-gpu"]
+    ids = ["crashes", "gpu", "three", "plain", "fails", "upstream", "unusual", "no-gpu"]
     child._run(ids, str(tmp_path / "rig"), write, devices)
     assert {fix_id: (event["event"], event["text"]) for fix_id, event in found.items()} == {
         "gpu": ("right", "ran ['entered']"),
@@ -319,6 +325,7 @@ def test_what_needs_a_device_runs_on_the_rig_at_the_end(monkeypatch, tmp_path):
         "plain": ("right", "ran []"),
         "fails": ("bug", "a sentence"),
         "upstream": ("bug", "ValueError: an error"),
+        "unusual": ("bug", "Unusual: as torch.distributed.checkpoint raises"),
         "no-gpu": ("cannot reproduce", "this machine lacks it"),
         "crashes": ("right", "ran []"),
     }
