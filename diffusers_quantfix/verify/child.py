@@ -23,6 +23,7 @@ from ..fixes import FIXES, NAMES
 from ..fixes.targets import TARGETS
 from ..user_settings import settings
 from .case import CannotReproduce, NeedsDevice
+from .rig import NO_CODE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,9 +178,15 @@ def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = F
     except CannotReproduce as reason:
         write(event="cannot reproduce", id=fix_id, text=str(reason))
     except BaseException as error:  # torch's CheckpointException is no Exception
-        write(event="bug", id=fix_id, text=_said(error), on_rig=on_rig)
+        write(event="bug", id=fix_id, text=_said(error), on_rig=on_rig, unable=is_unable(error))
     else:
         write(event="right", id=fix_id, text=said or "right", on_rig=on_rig)
+
+
+def is_unable(error: BaseException) -> bool:
+    """Whether a library is missing or too old for the case, or the rig has no code for it."""
+    text = str(error)
+    return (isinstance(error, ImportError) and "pip install" in text) or NO_CODE in text
 
 
 def _said(error: BaseException) -> str:

@@ -11,6 +11,9 @@ import sys
 
 _CLONE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MODULE = "tests.rig.cases"
+NO_CODE = (
+    "the rig keeps CUDA's own code out"  # the beginning of its error where a CUDA build of torch calls it
+)
 ELSEWHERE = "it is part of the repository, not of the installed package; run this in a clone"
 
 

@@ -120,6 +120,8 @@ def _line(answer: dict[str, Any], before: dict[str, Any] | None, after: dict[str
             if side["event"] == event:
                 where = f" {name}" if said == TIMED_OUT else ""
                 return line(said, reason=side["text"] + where)
+    if before.get("unable") and after.get("unable"):
+        return line(CANNOT_REPRODUCE, reason=after["text"])
     verdict = PATCHED if after["event"] == "right" else NOT_PATCHED
     if before["event"] == "right":
         verdict = NOT_REPRODUCED if after["event"] == "right" else NOT_PATCHED

@@ -14,7 +14,7 @@ from diffusers_quantfix.commands.reproduction import script
 from diffusers_quantfix.engine.versions import contains, installed_version
 from diffusers_quantfix.fixes.targets import TARGETS
 from diffusers_quantfix.verify.case import CannotReproduce
-from diffusers_quantfix.verify.child import case_module
+from diffusers_quantfix.verify.child import case_module, is_unable
 from tests import rig
 from tests.fixes import four_bit
 from tests.fixes import quanto_models as q
@@ -55,8 +55,8 @@ def show(fix_id: str, folder, cannot: re.Pattern[str]) -> None:
     try:
         with four_bit.skip_for_other_reasons():
             assert case(str(folder))
-    except RuntimeError as error:
-        if "the rig keeps CUDA's own code out" not in str(error):
+    except (ImportError, RuntimeError) as error:
+        if not is_unable(error):
             raise
         pytest.skip(str(error))
     except CannotReproduce as reason:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from diffusers_quantfix.verify.rig import NO_CODE
 from tests.rig import build, toolchain, without_cuda
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the rig is built on Linux only")
@@ -134,7 +135,7 @@ def test_an_empty_library_takes_the_place_of_cudas(pretended_torch):
     done = subprocess.run(
         [sys.executable, "-c", program, str(stub)], capture_output=True, text=True, check=False
     )
-    assert "the rig keeps CUDA's own code out, which has of_cuda" in done.stderr
+    assert f"{NO_CODE}, which has of_cuda" in done.stderr
     soname = subprocess.run(["readelf", "-d", str(stub)], capture_output=True, text=True, check=True)
     assert "soname: [libtorch_cuda.so]" in soname.stdout
 
@@ -156,7 +157,7 @@ def test_what_its_constructors_make_has_a_type(pretended_torch):
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, libraries)], capture_output=True, text=True, check=False
     )
-    assert "the rig keeps CUDA's own code out, which has _ZN2of4CudaC1Ev" in done.stderr
+    assert f"{NO_CODE}, which has _ZN2of4CudaC1Ev" in done.stderr
 
 
 def _library(path, functions: str) -> None:

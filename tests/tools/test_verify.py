@@ -19,6 +19,7 @@ import pytest
 import diffusers_quantfix
 from diffusers_quantfix.verify import child, report, rig, run, side, verify
 from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
+from diffusers_quantfix.verify.rig import NO_CODE
 from tests.marks import rest_is_long
 from tests.rig.fixtures import require_rig
 
@@ -50,6 +51,40 @@ def event(kind: str, text: str = "text") -> dict[str, str]:
 def test_a_fix_that_applies_is_judged_by_both_runs(before, after, verdict, ok):
     line = run._line(ANSWER, event(before), event(after))
     assert (line.verdict, line.ok) == (verdict, ok)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (True, True, report.CANNOT_REPRODUCE),
+        (True, False, report.NOT_PATCHED),
+        (False, True, report.NOT_PATCHED),
+    ],
+)
+def test_a_library_that_both_runs_miss_is_no_bug(before, after, verdict):
+    """A bitsandbytes older than the installed transformers asks for; sentencepiece, without which no Kolors is."""
+    found = run._line(
+        ANSWER, {**event("bug"), "unable": before}, {**event("bug", "who asks"), "unable": after}
+    )
+    assert found.verdict == verdict
+    if before and after:
+        assert (found.reason, found.ok) == ("who asks", True)
+
+
+@pytest.mark.parametrize(
+    ("error", "unable"),
+    [
+        (
+            ImportError("Using `bitsandbytes` 4-bit quantization requires bitsandbytes: `pip install -U x`"),
+            True,
+        ),
+        (ModuleNotFoundError("No module named 'optimum.quanto.library.extensions'"), False),
+        (RuntimeError(f"{NO_CODE}, which has a_name"), True),
+        (RuntimeError("pip install"), False),
+    ],
+)
+def test_what_says_that_something_is_missing(error, unable):
+    assert child.is_unable(error) is unable
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ def case(work: str) -> str | None:
             reference = run(load(folder, where), where)
             model = load(folder, where)
             cpu_offload(model, where)
-        except TypeError as error:
-            if "_is_hf_initialized" in str(error) and said:
-                continue  # fails because of bnb-param-kwargs, which affects text encoders only
+        except (ImportError, TypeError) as error:
+            # The text encoder alone cannot be loaded: transformers needs a newer bitsandbytes, or bnb-param-kwargs.
+            if said and (isinstance(error, ImportError) or "_is_hf_initialized" in str(error)):
+                continue
             raise
         held = _allocated(where)
         errors = [(run(model, where) - reference).abs().max().item() for _ in range(3)]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-from ..case import CannotReproduce
 from ..models import lora, unet
 
 
 def case(work: str) -> str | None:
-    if importlib.util.find_spec("sentencepiece") is None:
-        raise CannotReproduce("needs sentencepiece, without which diffusers has no Kolors")
     from diffusers import EulerDiscreteScheduler, KolorsImg2ImgPipeline
 
     parts = dict.fromkeys(("vae", "text_encoder", "tokenizer"))
