@@ -46,10 +46,10 @@ _class: Callable[[str], Any] | None = None
 def usual() -> Iterator[None]:
     """In this thread, new tensors are float32 and on the CPU, gradients are enabled and the program's modes are off.
 
-    Does nothing where torch is not imported.
+    Does nothing where torch is not imported, or is a mock, as while documentation is built.
     """
-    torch = finished("torch")
-    if torch is None:
+    torch: Any = finished("torch")
+    if torch is None or "torch.overrides" not in sys.modules:
         yield
         return
     with contextlib.ExitStack() as stack:

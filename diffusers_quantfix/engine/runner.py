@@ -19,7 +19,7 @@ from .ledger import Ledger
 from .log import log
 from .proofs import Proofs
 from .signals import heed_signal
-from .target import finished, import_target, is_lazy, is_missing, say
+from .target import finished, import_target, is_lazy, is_missing, is_stand_in, say
 from .versions import installed_version
 
 TYPE_CHECKING = False
@@ -336,7 +336,10 @@ class Runner:
         """Why a target has not been checked yet."""
         module = self._targets[name].module
         library = module.partition(".")[0]
-        if sys.modules.get(module) is not None and not is_lazy(sys.modules[module]):
+        here = sys.modules.get(module)
+        if here is not None and is_stand_in(here):
+            return self._decider.answer(name, states.WAITING, f"what stands in for {module} is no module")
+        if here is not None and not is_lazy(here):
             return self._decider.answer(
                 name,
                 states.WAITING,

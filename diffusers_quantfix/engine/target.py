@@ -5,19 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from types import ModuleType
 
 from .board import MISSING, WAITING
+from .signals import heed_signal
 from .versions import installed_version
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def finished(target: str) -> ModuleType | None:
     """The target, if it is completely imported."""
     module = sys.modules.get(target)
-    if module is None or is_lazy(module):
+    if module is None or is_lazy(module) or is_stand_in(module):
         return None
     spec = getattr(module, "__spec__", None)
     return None if getattr(spec, "_initializing", False) else module
@@ -26,6 +24,15 @@ def finished(target: str) -> ModuleType | None:
 def is_lazy(module: object) -> bool:
     """Whether a module of ``importlib.util.LazyLoader`` has not been executed yet; any attribute access executes it."""
     return type(module) is getattr(importlib.util, "_LazyModule", None)
+
+
+def is_stand_in(module: object) -> bool:
+    """Whether it is no module: a mock, or what a program without the library puts there to raise on any use."""
+    try:
+        return not isinstance(module, ModuleType) and getattr(module, "__spec__", None) is None
+    except Exception as error:
+        heed_signal(error)
+        return True
 
 
 def is_missing(library: str) -> bool:

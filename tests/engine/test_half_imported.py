@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from .harness import CORE
@@ -179,3 +181,47 @@ def test_a_hand_made_module_without_a_spec(simple) -> None:
         tell(state=qf.status()["fix-f"].state, f=made.f())
     """)
     assert outcome.told == {"state": "applied", "f": "patched"}
+
+
+STAND_INS = {
+    "a mock": "from unittest.mock import MagicMock as StandIn",
+    "raises": """
+        class StandIn:
+            def __getattr__(self, name):
+                raise ImportError("lib is not installed")""",
+}
+
+
+@pytest.mark.parametrize("stand_in", STAND_INS)
+def test_what_stands_in_for_a_library_is_not_asked(simple, stand_in) -> None:
+    """One that raises cost every fix, and `status` raised its error; a mock was asked by each probe."""
+    simple.fix("fix-other", target="other.core")
+    (simple.site / "other").mkdir()
+    (simple.site / "other" / "__init__.py").write_text("")
+    (simple.site / "other" / "core.py").write_text("def f(): return 'broken'\n")
+    outcome = simple.run(
+        f"import sys\n{textwrap.dedent(STAND_INS[stand_in])}\n"
+        "sys.modules['lib'], sys.modules['lib.core'] = StandIn(), StandIn()\n"
+        "import diffusers_quantfix as qf, other.core\n"
+        "board = qf.status()\n"
+        "tell(states=[(one.state, one.reason) for one in (board['fix-f'], board['fix-other'])], f=other.core.f())\n"
+    )
+    state, reason = outcome.told["states"][0]
+    assert state == "waiting"
+    assert (
+        reason == "what stands in for lib.core is no module" or "ImportError: lib is not installed" in reason
+    )
+    assert outcome.told["f"] == "patched"
+    assert not outcome.err
+
+
+def test_a_mock_of_torch(simple) -> None:
+    """Documentation is built so, in an environment that has torch: each fix was logged as failed."""
+    outcome = simple.run("""
+        import sys, types
+        sys.modules["torch"] = types.ModuleType("torch")
+        import diffusers_quantfix as qf, lib.core
+        tell(state=qf.status()["fix-f"].state, f=lib.core.f())
+    """)
+    assert outcome.told == {"state": "applied", "f": "patched"}
+    assert not outcome.err
