@@ -22,6 +22,7 @@ import itertools
 import sys
 
 from ..engine.errors import TargetMissing
+from ..engine.signals import heed_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "accelerate_hooks",
     "align_hooks",
+    "attribute",
     "device_past_meta",
     "is_group_offloaded",
     "is_held_on_meta",
@@ -41,13 +43,22 @@ __all__ = [
 ]
 
 
+def attribute(value: Any, name: str) -> Any:
+    """None where there is none, also if a ``__getattr__`` raises another error, as a lookup in a dictionary does."""
+    try:
+        return getattr(value, name, None)
+    except Exception as error:
+        heed_signal(error)
+        return None
+
+
 def accelerate_hooks(module: Any) -> Iterator[Any]:
     """Yield the accelerate hooks of ``module`` itself, in the order in which they run.
 
     The hooks inside a ``SequentialHook`` are yielded one by one. ``module`` may be any object.
     """
     sequential = getattr(sys.modules.get("accelerate.hooks"), "SequentialHook", ())
-    pending = [getattr(module, "_hf_hook", None)]
+    pending = [attribute(module, "_hf_hook")]
     while pending:
         hook = pending.pop(0)
         if isinstance(hook, sequential):
@@ -78,7 +89,7 @@ def is_sequentially_offloaded(module: Any) -> bool:
 
 def is_spread(module: Any) -> bool:
     """Whether a ``device_map`` has put parts of ``module`` on more than one device (the disk counts as one)."""
-    places = getattr(module, "hf_device_map", None)
+    places = attribute(module, "hf_device_map")
     return isinstance(places, dict) and len(set(map(str, places.values()))) > 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..offloading.hooks import accelerate_hooks, align_hooks, is_group_offloaded, is_spread
+from ..offloading.hooks import accelerate_hooks, align_hooks, attribute, is_group_offloaded, is_spread
 from .modules import modules_of
 
 __all__ = [
@@ -108,6 +108,6 @@ class Resting:
 
 
 def _group(module: Any) -> Any:
-    registry = getattr(module, "_diffusers_hook", None)
+    registry = attribute(module, "_diffusers_hook")
     hook = getattr(registry, "hooks", {}).get(_GROUP_HOOK) if registry is not None else None
     return getattr(hook, "group", None)

@@ -234,6 +234,32 @@ def test_in_the_model_itself(hostile, place):
         assert report.released == ("Sequential",) and report.ok, report
 
 
+def test_a_model_that_looks_unknown_names_up_in_a_dictionary():
+    """Its KeyError ended each of them; torch.nn.Module has the same in ``__getattr__``, but says AttributeError."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attributes = {}
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return vars(self)["attributes"][name]
+
+    model = Model()
+    assert qf.audit(model).ok
+    with qf.track(model):
+        model(torch.ones(1, 8))
+    assert qf.release(model).released == ("Model",)
+
+
 def test_a_lazy_module_stays_lazy(hostile):
     pytest.importorskip("transformers")
     from transformers.utils.import_utils import _LazyModule
