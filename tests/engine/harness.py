@@ -189,7 +189,7 @@ class World:
         settings: str = "",
         arguments: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
-        timeout: float = 30,
+        timeout: float = 120,
     ) -> Outcome:
         """Run a script after the preamble; a traceback of the script fails the test."""
         outcome = self.attempt(script, settings, arguments, options, timeout)
@@ -202,7 +202,7 @@ class World:
         settings: str = "",
         arguments: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
-        timeout: float = 30,
+        timeout: float = 120,
     ) -> Outcome:
         """Run a script after the preamble, whatever becomes of it."""
         told = self.folder / "told.json"
