@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import pytest
 
 from diffusers_quantfix.verify.models import lora
 from diffusers_quantfix.verify.models.unet import unet as tiny_unet
-from tests.gate import unmet
+from tests.fixes import lora_models
 from tests.rig import models
 
 FIX_ID = "diffusers-kolors-lora"
@@ -17,7 +16,7 @@ SHOWS = "has no attribute 'text_encoder_2'"
 KINDS = ["KolorsImg2ImgPipeline", "KolorsPAGPipeline"]
 
 pytest.importorskip("peft", reason="peft is not installed")
-if find_spec("torchao") and unmet("torchao>=0.16") and not unmet("peft>=0.19"):
+if lora_models.refused_torchao():
     pytest.skip("peft refuses this torchao", allow_module_level=True)
 
 
