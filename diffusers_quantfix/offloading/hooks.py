@@ -34,6 +34,7 @@ __all__ = [
     "align_hooks",
     "attribute",
     "device_past_meta",
+    "group_onload_device",
     "is_group_offloaded",
     "is_held_on_meta",
     "is_sequentially_offloaded",
@@ -99,6 +100,13 @@ def is_group_offloaded(module: Any) -> bool:
     enabled = getattr(offloading, "_is_group_offload_enabled", None)
     # diffusers.hooks imports torch.
     return enabled is not None and isinstance(module, sys.modules["torch"].nn.Module) and enabled(module)
+
+
+def group_onload_device(module: Any) -> Any:
+    """The device that diffusers' group offloading moves ``module``, any object, to for its pass; None without it."""
+    if not is_group_offloaded(module):
+        return None
+    return sys.modules["diffusers.hooks.group_offloading"]._get_group_onload_device(module)
 
 
 def offload_execution_device(module: Any) -> Any:

@@ -585,6 +585,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "FluxControl(Pipeline|Img2Img|Inpaint)": {"transformer": {"in_channels": 128, "out_channels": 64}},
     "FluxFill|VisualCloze": {"transformer": {"in_channels": 144, "out_channels": 64}},
     "Flux[23]": {"vae": {"latent_channels": 32, "shift_factor": None}},
+    # By default the noise's covariance is singular: whether it can be factored depends on the processor.
+    "HeliosPyramid": {"scheduler": {"gamma": 0.3}},
     "HeliosPyramidDistilled": {"scheduler": {"class": "HeliosDMDScheduler"}},
     "HeliosPipeline": {"scheduler": {"stages": 1}},
     "HunyuanImagePipeline": {"vae": {"scaling_factor": 0.5}},
