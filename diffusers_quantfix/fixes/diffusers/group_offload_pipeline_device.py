@@ -64,7 +64,7 @@ def broken(module: ModuleType) -> bool:
     """Does a pipeline name the CPU whose components are onloaded to another device?"""
     import torch
 
-    cpu, there = torch.device("cpu"), torch.device("cuda")
+    cpu, there = torch.device("cpu"), torch.device("xpu")
 
     class Component(torch.nn.Module):
         def __init__(self, device: Any) -> None:
