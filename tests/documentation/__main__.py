@@ -93,6 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         text = pages.read(asked.docs, revision, page)
         if text is not None:
             found[page] = pages.blocks(text)
+    if not found:
+        parser.error(f"{asked.docs} has none of these pages at {revision}; --revision names another one")
     known = results.load().get(release, {})
     if asked.check:
         changed = [
