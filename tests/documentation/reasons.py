@@ -6,7 +6,8 @@ import re
 
 REASONS = (
     ("a model that is not in the tiny Hub", r"not (fully )?cached|does not appear to have a file|offline mode|"
-     r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder"),
+     r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder|"
+     r"Required input 'control_image' is missing"),  # made by a block that is not there
     ("the page's own mistake", r"NameError: name|SyntaxError|IndentationError|auto not supported|"
      r"llm_int8_threshold must be a float|has no attribute 'unet'|isinstance\(\) arg 2 must be a type|"
      r"apply_dynamic_quant|already in use in the model|list of generators of length 3|Caching has already been enabled|"

@@ -75,7 +75,8 @@ def test_a_lora_loads_scales_fuses_and_goes(kind):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="peft>=0.15")  # older ones load no LoRA into an 8-bit model
+# Older ones load no LoRA into an 8-bit model; some of diffusers do not move one.
+@pytest.mark.defect(FIX_ID, shows=f"{SHOWS}|is not supported for `8-bit`", needs="peft>=0.15")
 def test_into_a_quantized_unet(gpu, tmp_path, bits):
     import torch
 
