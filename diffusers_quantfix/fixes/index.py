@@ -119,6 +119,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-group-offload-torchao", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("torchao", "")), "", "diffusers-group-offload-torchao", "diffusers.group_offload_torchao"),
     ("diffusers-group-offload-vae-blocks", "diffusers.hooks.group_offloading", (("diffusers", ">=0.36.0,<=0.42.1"),), "", "diffusers-group-offload-vae-blocks", "diffusers.group_offload_vae_blocks"),
     ("diffusers-hook-removal", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-hook-removal", "diffusers.hook_removal"),
+    ("diffusers-hook-signature", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<0.40.0"),), "diffusers 0.40.0", "diffusers-hook-signature", "diffusers.hook_signature"),
     ("diffusers-hunyuan-pooler-weights", "diffusers.models.embeddings", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-hunyuan-pooler-weights", "diffusers.hunyuan_pooler_weights"),
     ("diffusers-ideogram4-encoder", "diffusers.pipelines.ideogram4.pipeline_ideogram4", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-called-by-parts", "diffusers.called_by_parts"),
     ("diffusers-ideogram4-modular-encoder", "diffusers.modular_pipelines.ideogram4.encoders", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-called-by-parts", "diffusers.called_by_parts"),

@@ -37,7 +37,11 @@ ERRORS = {
     )
 }
 # Frames of this one are those of the next two as well: the component's input was made on the device of its pipeline.
-SHARED_FRAMES = {"diffusers-meta-pipeline-device": 3, "bnb-cpu-half-blockwise": 2}
+SHARED_FRAMES = {
+    "diffusers-meta-pipeline-device": 3,
+    "bnb-cpu-half-blockwise": 2,
+    "diffusers-group-offload-pipeline-device": 2,  # LEdits++ does the same under model offload
+}
 
 
 def explain(
