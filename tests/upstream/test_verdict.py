@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from diffusers_quantfix.fixes.targets import TARGETS
 from tests.upstream import newest
 from tests.upstream.cells import Cell
 from tests.upstream.edges import loose
@@ -139,6 +140,14 @@ def test_a_library_that_is_not_there_is_not_applicable():
 def test_a_fix_without_a_test_fails():
     assert "no test with its mark" in judge([FIX], Run(), Run(), found()).failures[0]
     assert judge([FIX], Run(), Run(), found(), untested_ok=True).failures == []
+
+
+@pytest.mark.parametrize("target", [FIX, next(name for name, one in TARGETS.items() if one.fix != name)])
+def test_a_file_that_is_skipped_as_a_whole_is_of_every_target_of_its_fix(target):
+    file = f"tests/fixes/test_{TARGETS[target].fix.replace('-', '_')}.py"
+    away = Run({file: {"test": file, "outcome": "skipped", "reason": "its library is not here"}})
+    report = found("out-of-range", "missing", "", "no such class")[FIX]
+    assert judge([target], away, away, {target: report}).failures == []
 
 
 def test_a_fix_that_was_not_inspected_fails():

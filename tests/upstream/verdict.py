@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffusers_quantfix.fixes.targets import TARGETS
+
 PATCHED = "patched"  # the defect is reproduced without us, and not with us
 APPLIED = "applied"  # claim and probe say broken and the patch takes, but no test could reproduce it here
 HEALTHY = "healthy"  # the tests ran, and the defect is not there without us
@@ -137,9 +139,9 @@ def _one(
 ) -> tuple[str, str, list[str]]:
     """State, reason and faults of one fix, without the failures of its tests, which are counted already."""
     # a file that is skipped as a whole, since it needs what is not here, has no marks
-    file = f"tests/fixes/test_{fix_id.replace('-', '_')}.py"
+    files = {f"tests/fixes/test_{name.replace('-', '_')}.py" for name in (fix_id, TARGETS[fix_id].fix)}
     tests = {
-        name: said for name, said in bare.tests.items() if fix_id in said.get("fixes", ()) or name == file
+        name: said for name, said in bare.tests.items() if fix_id in said.get("fixes", ()) or name in files
     }
     passed = [said for said in tests.values() if said["outcome"] == "passed"]
     shown = [said for said in passed if said["gates"].get(fix_id, "").startswith("broken")]
