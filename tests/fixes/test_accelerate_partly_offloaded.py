@@ -1,4 +1,4 @@
-"""accelerate-partly-offloaded: model offload of two models with the same layers."""
+"""accelerate-partly-offloaded: model offload of a model whose first parameter is on the device already."""
 
 from __future__ import annotations
 
@@ -91,6 +91,83 @@ def test_a_part_that_was_taken_back(gpu):
     transformer(x)
     transformer.blocks[1].to("cpu")
     assert torch.equal(transformer(x), expected)
+
+
+class Encoder(Net):
+    """Takes its inputs by name, in nested containers too, and beside them what is no tensor."""
+
+    def forward(self, x, options=None, *, more=(), flag="on"):
+        x = super().forward(x)
+        for one in (*(options or {}).values(), *(one for pair in more for one in pair)):
+            x = x + one
+        assert flag == "on"
+        return x
+
+
+def passes(device):
+    """Four calls; nothing is offloaded between them, and some of their inputs are on the CPU."""
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
+    return [
+        ((x,), {}),
+        ((), {"x": x}),
+        ((x.to(device),), {"options": {"a": x, "b": x.to(device)}}),
+        ((x.to(device),), {"more": [(x, x.to(device)), (x,)], "flag": "on"}),
+    ]
+
+
+@pytest.mark.defect(FIX_ID, shows="same device")
+@pytest.mark.parametrize("first", range(4))
+def test_inputs_on_the_cpu_in_every_pass(gpu, first):
+    from accelerate import cpu_offload_with_hook
+
+    device = gpu.devices[0]
+    calls = passes(device)
+    calls = calls[first:] + calls[:first]
+    everywhere = [moved(call, device) for call in calls]
+    model = Encoder(0).to(device)
+    expected = [model(*args, **kwargs) for args, kwargs in everywhere]
+    model, hook = cpu_offload_with_hook(Encoder(0), device)
+
+    def run():
+        outputs = [model(*args, **kwargs) for args, kwargs in calls]
+        hook.offload()
+        return outputs
+
+    def right(outputs):
+        assert all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
+        assert all(output.device == device for output in outputs)
+        assert all(one.is_cpu for one in model.parameters())
+
+    for _ in range(2):
+        right(run())
+    assert_goes_on(run, right)
+
+
+def moved(inputs, device):
+    """The same inputs, all on the device."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, dict):
+        return {name: moved(one, device) for name, one in inputs.items()}
+    return type(inputs)(moved(one, device) for one in inputs) if isinstance(inputs, (tuple, list)) else inputs
+
+
+@pytest.mark.defect(FIX_ID, shows="same device")
+def test_a_text_encoder_of_transformers(gpu):
+    transformers = pytest.importorskip("transformers")
+    from accelerate import cpu_offload_with_hook
+
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    model = transformers.T5EncoderModel(config).eval()
+    prompts = [torch.arange(8)[None].roll(by) for by in range(3)]
+    with torch.no_grad():
+        model.to(gpu.devices[0])
+        expected = [model(prompt.to(gpu.devices[0]))[0] for prompt in prompts]
+        model, hook = cpu_offload_with_hook(model.cpu(), gpu.devices[0])
+        outputs = [model(prompt)[0] for prompt in prompts]
+    hook.offload()
+    assert all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
 
 
 def test_compiled(gpu):

@@ -1,17 +1,20 @@
-"""Model offload does not onload a model that shares layers with one already onloaded.
+"""Model offload leaves inputs, and layers, on the CPU if a model's first parameter is on the device.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-    from the transformer of a Z-Image ControlNet pipeline under ``enable_model_cpu_offload()``.
-Cause: ``CpuOffload.pre_forward`` checks only the first parameter. ``ZImageControlNetModel.from_transformer`` shares
-    layers of the transformer with the ControlNet, its first ones among them, and the ControlNet runs first.
-Upstream: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/hooks.py#L759; not reported.
-Patch: the first parameter of each block is checked; if one is on the CPU, the model is onloaded.
+    under ``enable_model_cpu_offload()``: from the second pass of a text encoder whose inputs are on the CPU, as in
+    ``generate`` of LongCat-Image, and from the transformer of a Z-Image ControlNet pipeline.
+Cause: since 1.10 ``CpuOffload.pre_forward`` returns at once if the first parameter is on the device. Inputs are not
+    moved then. Nor is the rest of a model that shares its first layers: ``ZImageControlNetModel.from_transformer``
+    shares layers of the transformer with the ControlNet, its first ones among them, and the ControlNet runs first.
+Upstream: https://github.com/huggingface/accelerate/pull/3695, in 1.10.0, is the cause; not reported.
+Patch: the first parameter of each block is checked; if one is on the CPU, the model is onloaded. Inputs that are on
+    another device are moved, as before 1.10.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +28,14 @@ FIX = Fix(
     id="accelerate-partly-offloaded",
     module="accelerate.hooks",
     claims={"accelerate": ">=1.10.0,<=1.15.0"},
-    patterns=(r"transformer_z_image.{0,4000}Expected all tensors to be on the same device",),
-    frames=("z_image|ZImage", "controlnet", "enable_model_cpu_offload", "accelerate/hooks.py:new_forward"),
+    patterns=(r"(transformer_z_image|rewire_prompt).{0,4000}Expected all tensors to be on the same device",),
+    frames=(
+        "z_image|ZImage",
+        "controlnet",
+        "enable_model_cpu_offload",
+        "accelerate/hooks.py:new_forward",
+        "rewire_prompt",
+    ),
     since="0.1.0",
     hot=True,
     asked_once=True,
@@ -34,7 +43,7 @@ FIX = Fix(
 
 
 def broken(hooks: ModuleType) -> bool:
-    """Run a model whose first layer is on its device, meta, and whose second is not: is it onloaded?"""
+    """Run a model whose first layer is on its device, meta, and whose second and inputs are not: are they moved?"""
     import torch
 
     cls = resolve(hooks, "CpuOffload")
@@ -43,8 +52,8 @@ def broken(hooks: ModuleType) -> bool:
     moves: list[Any] = []
     vars(model)["to"] = moves.append
     # Without its decorator, which imports torch's compiler.
-    function_of(method)(cls(execution_device=torch.device("meta")), model)
-    return not moves
+    (given,), _ = function_of(method)(cls(execution_device=torch.device("meta")), model, torch.zeros(1))
+    return not moves or not given.is_meta
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
@@ -57,6 +66,8 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
             given = original(self, module, *args, **kwargs)
             if looked_at == device and any(parameter.is_cpu for parameter in _first_parameters(module)):
                 module.to(device)
+            if looked_at == device and _is_elsewhere(given, device):
+                given = hooks.send_to_device(given, device)
             return given
 
         def pre_forward(self, module, *args, **kwargs):
@@ -65,6 +76,15 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         return pre_forward
 
     draft.wrap_plain(resolve(hooks, "CpuOffload"), "pre_forward", make)
+
+
+def _is_elsewhere(inputs: Any, device: Any) -> bool:
+    """Whether a tensor in nested containers is on another device."""
+    if isinstance(inputs, sys.modules["torch"].Tensor):
+        return bool(inputs.device != device)
+    if isinstance(inputs, (tuple, list)):
+        return any(_is_elsewhere(one, device) for one in inputs)
+    return isinstance(inputs, Mapping) and any(_is_elsewhere(one, device) for one in inputs.values())
 
 
 def _first_parameters(module: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A transformer, and a ControlNet with its first layer, under model offload."""
+"""A transformer, and a ControlNet with its first layer, under model offload; then inputs on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def case(work: str) -> str | None:
     for model in models:
         cpu_offload_with_hook(model.cpu(), where)
     assert torch.equal(models[0](models[1](inputs)), expected), "the output differs"
-    return "both models run; output exact"
+    assert torch.equal(models[0](models[1](inputs.cpu())), expected), (
+        "the output of inputs on the CPU differs"
+    )
+    return "both models run, also from inputs on the CPU; output exact"
 
 
 def _without_a_device() -> str:
