@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROJECTIONS = ("to_q", "to_k", "to_v", "to_query", "to_key", "to_value")
+PROJECTIONS = ("to_q", "to_k", "to_v", "to_query", "to_key", "to_value", "img_qkv_proj", "txt_kv_proj")
 
 
 def is_loaded_by(kind: type) -> bool:
