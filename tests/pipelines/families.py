@@ -94,7 +94,7 @@ REFUSALS: dict[str, str] = {
     r"ValueError: (DiT|HunyuanDiT)\w+ does not support group offloading": "see NO_GROUP_OFFLOAD",
     r"ValueError: Model CPU offload cannot be enabled because no `model_cpu_offload_seq`": "it has no order of models",
     r"AttributeError: '\w+' object has no attribute 'load_lora_adapter'": "the denoiser's class loads no LoRA",
-    r"AssertionError: transformer has no layers for a LoRA": "PRX names no layer as a LoRA does",
+    r"AttributeError: 'PRXPipeline' object has no attribute 'unet'": "PRX has the loader of a UNet, and no UNet",
 }
 
 # Models that refuse group offload, with ``_supports_group_offloading = False`` -> what is known of the reason, which
