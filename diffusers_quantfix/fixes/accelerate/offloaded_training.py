@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +22,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...offloading.hooks import align_hooks
+from ...offloading.nested_tensors import nested_tensors
 from ...offloading.uncompiled import uncompiled_later
 
 FIX = Fix(
@@ -60,7 +60,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     def make_pre(original):
         @uncompiled_later
         def note(self, args, kwargs):
-            self._asked_for_gradients = any(one.requires_grad for one in _tensors([args, kwargs]))
+            self._asked_for_gradients = any(one.requires_grad for one in nested_tensors([args, kwargs]))
 
         def pre_forward(self, module, *args, **kwargs):
             if self.io_same_device and torch.is_grad_enabled():
@@ -80,7 +80,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
     @uncompiled_later
     def watch(model, output, asked):
-        tensors = [tensor for tensor in _tensors(output) if tensor.grad_fn is not None]
+        tensors = [tensor for tensor in nested_tensors(output) if tensor.grad_fn is not None]
         if not tensors:
             return
         lost = [_offloaded(module) for module in model.modules() if _trains(module)]
@@ -107,14 +107,3 @@ def _trains(module: Any) -> bool:
 
 def _offloaded(module: Any) -> bool:
     return any(hook.offload for hook in align_hooks(module))
-
-
-def _tensors(output: Any) -> Iterator[Any]:
-    """The tensors in the inputs or the output of a model: one, or a tuple, list or dict of them."""
-    if isinstance(output, sys.modules["torch"].Tensor):
-        yield output
-    elif isinstance(output, (tuple, list)):
-        for one in output:
-            yield from _tensors(one)
-    elif isinstance(output, dict):
-        yield from _tensors(list(output.values()))

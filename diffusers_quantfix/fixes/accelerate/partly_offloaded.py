@@ -14,13 +14,14 @@ Patch: the first parameter of each block is checked; if one is on the CPU, the m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
+from ...offloading.nested_tensors import nested_tensors
 from ...offloading.uncompiled import uncompiled_later
 
 FIX = Fix(
@@ -66,7 +67,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
             given = original(self, module, *args, **kwargs)
             if looked_at == device and any(parameter.is_cpu for parameter in _first_parameters(module)):
                 module.to(device)
-            if looked_at == device and _is_elsewhere(given, device):
+            if looked_at == device and any(tensor.device != device for tensor in nested_tensors(given)):
                 given = hooks.send_to_device(given, device)
             return given
 
@@ -76,15 +77,6 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         return pre_forward
 
     draft.wrap_plain(resolve(hooks, "CpuOffload"), "pre_forward", make)
-
-
-def _is_elsewhere(inputs: Any, device: Any) -> bool:
-    """Whether a tensor in nested containers is on another device."""
-    if isinstance(inputs, sys.modules["torch"].Tensor):
-        return bool(inputs.device != device)
-    if isinstance(inputs, (tuple, list)):
-        return any(_is_elsewhere(one, device) for one in inputs)
-    return isinstance(inputs, Mapping) and any(_is_elsewhere(one, device) for one in inputs.values())
 
 
 def _first_parameters(module: Any) -> Iterator[Any]:

@@ -82,7 +82,7 @@ def broken(module: ModuleType) -> bool:
         )
         device = resolve(cls, "_execution_device").fget(pipe)
     else:
-        resolve(module, "ModelMixin.enable_group_offload")  # not before 0.33
+        resolve(module, "ModelMixin.enable_group_offload")  # before 0.33 there is none to cure
 
         class Pipeline(cls):
             def __init__(self, text_encoder, unet):

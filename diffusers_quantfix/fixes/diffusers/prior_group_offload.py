@@ -35,7 +35,7 @@ def broken(prior_transformer: ModuleType) -> bool:
     """Does it fail for latents on another device than the statistics?"""
     import torch
 
-    resolve(prior_transformer, "PriorTransformer.enable_group_offload")  # not before 0.33
+    resolve(prior_transformer, "PriorTransformer.enable_group_offload")  # before 0.33 there is none to cure
     process = resolve(prior_transformer, "PriorTransformer.post_process_latents")
     model = SimpleNamespace(**{name: torch.zeros(1, 2) for name in _STATISTICS})
     try:
