@@ -102,6 +102,9 @@ def test_a_merged_lora(tmp_path):
     check(by_hand(merged.data, merged.quant_state), weight)
 
 
+@pytest.mark.skipif(
+    bool(unmet("transformers>=4.57")), reason="earlier releases load 4-bit weights only with an accelerator"
+)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_the_vision_tower_of_siglip(tmp_path):
     """The MLP of SigLIP so400m is 4304 wide: 67 blocks and a quarter. Here it is 80."""

@@ -117,7 +117,7 @@ def stop_in_the_middle(gpu, kind, mode) -> None:
         stopped(model, device, at)
         assert_weights(model, weights)
         stop(model)
-        if unmet("diffusers>=0.34"):  # which does not offload a model for the second time
+        if unmet("diffusers>=0.35"):  # which does not offload a model for the second time
             for module in model.modules():
                 vars(module).pop("_diffusers_hook", None)
         offload(model, device, mode)
