@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import diffusers_quantfix
+from tests.fixes import four_bit
 from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
@@ -102,9 +103,6 @@ def test_a_merged_lora(tmp_path):
     check(by_hand(merged.data, merged.quant_state), weight)
 
 
-@pytest.mark.skipif(
-    bool(unmet("transformers>=4.57")), reason="earlier releases load 4-bit weights only with an accelerator"
-)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_the_vision_tower_of_siglip(tmp_path):
     """The MLP of SigLIP so400m is 4304 wide: 67 blocks and a quarter. Here it is 80."""
@@ -122,11 +120,11 @@ def test_the_vision_tower_of_siglip(tmp_path):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)  # as they are, all scales are about the same
     model.save_pretrained(tmp_path)
-    model = transformers.SiglipVisionModel.from_pretrained(
-        tmp_path,
-        quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-        device_map="cpu",
-    )
+    config = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    with four_bit.skip_for_other_reasons():
+        model = transformers.SiglipVisionModel.from_pretrained(
+            tmp_path, quantization_config=config, device_map="cpu"
+        )
     model.train()  # in eval mode the layer may be repacked first: bnb-cpu-packing
     layers = [layer for layer in model.modules() if getattr(layer, "in_features", 0) == 80]
     assert type(layers[0]).__name__ == "Linear4bit"
