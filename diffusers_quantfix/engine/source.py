@@ -65,9 +65,17 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
         around: Any = ast.parse("class C: pass")
         around.body[0].name, around.body[0].body = within, tree.body
         tree = around
-    tree = ast.fix_missing_locations(tree)
     future = old.co_flags & __future__.annotations.compiler_flag
-    compiled = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
+
+    def compiled_tree() -> CodeType:
+        code: CodeType = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
+        return code
+
+    try:
+        compiled = compiled_tree()
+    except TypeError:  # a node without a line number; to look for them takes as long as all the rest
+        tree = ast.fix_missing_locations(tree)
+        compiled = compiled_tree()
     new = nested_code(nested_code(compiled, within) if within else compiled, old.co_name)
     if new.co_freevars != old.co_freevars:
         raise TargetMissing(f"{function.__qualname__} is a closure here")

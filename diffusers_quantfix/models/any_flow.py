@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 
-from ..surroundings import on_meta
 from .plain_weights import LayerCalled, packed_stand_in, with_floating_weights
 
 TYPE_CHECKING = False
@@ -22,16 +21,15 @@ def destroys_step_size(embedding_class: Any) -> bool:
     """Whether ``embedding_class.forward_timestep`` casts the input of an embedder with a packed weight to integers."""
     torch = sys.modules["torch"]
 
-    with on_meta():
-        embedding = embedding_class.__new__(embedding_class)
-        torch.nn.Module.__init__(embedding)
-        embedding.timesteps_proj = torch.nn.Identity()
-        embedding.time_embedder = torch.nn.PReLU()  # any layer with a weight
-        embedding.delta_embedder = packed_stand_in(1)
-        try:
-            embedding.forward_timestep(torch.empty(1, 1), torch.empty(1, 1), torch.empty(1), 1)
-        except LayerCalled as called:
-            return not called.dtype.is_floating_point
+    embedding = embedding_class.__new__(embedding_class)
+    torch.nn.Module.__init__(embedding)
+    embedding.timesteps_proj = torch.nn.Identity()
+    embedding.time_embedder = torch.nn.PReLU()  # any layer with a weight
+    embedding.delta_embedder = packed_stand_in(1)
+    try:
+        embedding.forward_timestep(torch.empty(1, 1), torch.empty(1, 1), torch.empty(1), 1)
+    except LayerCalled as called:
+        return not called.dtype.is_floating_point
     return False
 
 

@@ -13,7 +13,6 @@ from functools import partial
 
 from ..engine.probe import resolve
 from ..offloading.called import as_called
-from ..surroundings import on_meta
 from .plain_weights import InPlaceOf, LayerCalled, is_plain, packed_stand_in
 
 TYPE_CHECKING = False
@@ -28,7 +27,7 @@ PATTERN = r"(self|mat1|m1) and (mat2|m2)"
 
 
 def calls_output_layer(attention: Any, run: Callable[[], Any]) -> bool:
-    """A probe on meta: whether ``run()`` calls the output layer of ``attention`` if its weight is packed."""
+    """A probe: whether ``run()`` calls the output layer of ``attention`` if its weight is packed."""
     attention.out_proj = packed_stand_in(attention.embed_dim)
     try:
         run()
@@ -48,12 +47,11 @@ def head_calls_output_layer(modeling: Any, prefix: str) -> bool:
     """
     import torch
 
-    with on_meta():
-        config = resolve(modeling, f"{prefix}VisionConfig")(
-            hidden_size=4, num_attention_heads=1, intermediate_size=1
-        )
-        head = resolve(modeling, f"{prefix}MultiheadAttentionPoolingHead")(config)
-        return calls_output_layer(head.attention, lambda: head(torch.empty(1, 1, 4)))
+    config = resolve(modeling, f"{prefix}VisionConfig")(
+        hidden_size=4, num_attention_heads=1, intermediate_size=1
+    )
+    head = resolve(modeling, f"{prefix}MultiheadAttentionPoolingHead")(config)
+    return calls_output_layer(head.attention, lambda: head(torch.empty(1, 1, 4)))
 
 
 def calling_output_layer(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -23,7 +23,6 @@ from ...models.packed_attention import (
     calls_output_layer,
     head_calls_output_layer,
 )
-from ...surroundings import on_meta
 
 # class, its method that calls the attention, its attribute that holds the attention
 _ATTENTION = {
@@ -76,9 +75,8 @@ def broken(module: ModuleType) -> bool:
         )
     import torch
 
-    with on_meta():
-        block = resolve(module, _ATTENTION[name][0])(4, 1)
-        return not calls_output_layer(block.attn, lambda: block.attention(torch.empty(1, 1, 4)))
+    block = resolve(module, _ATTENTION[name][0])(4, 1)
+    return not calls_output_layer(block.attn, lambda: block.attention(torch.empty(1, 1, 4)))
 
 
 def patch(module: ModuleType, draft: Draft) -> None:

@@ -16,7 +16,6 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import LayerCalled, packed_stand_in, with_floating_weights
-from ...surroundings import on_meta
 
 FIX = Fix(
     __doc__,
@@ -34,13 +33,12 @@ def broken(transformer_bria_fibo2: ModuleType) -> bool:
     """Which dtype does an 8-bit layer with a bfloat16 bias get?"""
     import torch
 
-    with on_meta():
-        embedder = resolve(transformer_bria_fibo2, "TimestepEmbedder")(1)
-        embedder.mlp[0] = packed_stand_in(1).to(torch.bfloat16)
-        try:
-            embedder(torch.empty(1))
-        except LayerCalled as called:
-            return bool(called.dtype != torch.bfloat16)
+    embedder = resolve(transformer_bria_fibo2, "TimestepEmbedder")(1)
+    embedder.mlp[0] = packed_stand_in(1).to(torch.bfloat16)
+    try:
+        embedder(torch.empty(1))
+    except LayerCalled as called:
+        return bool(called.dtype != torch.bfloat16)
     return False
 
 
