@@ -47,13 +47,7 @@ def wake() -> None:
 
         activate()
     except Exception as error:
-        try:
-            from .engine.signals import from_signal
-
-            theirs = from_signal(error)
-        except Exception:  # that file is damaged
-            theirs = False
-        if theirs or _strict():
+        if _strict() or _is_theirs(error):
             raise
         try:
             from .first_library import warn
@@ -61,6 +55,16 @@ def wake() -> None:
             warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
         except Exception:  # that file is damaged too
             pass
+
+
+def _is_theirs(error: Exception) -> bool:
+    """Whether a signal handler of the program raised it."""
+    try:
+        from .engine.signals import from_signal
+
+        return from_signal(error)
+    except Exception:  # that file is damaged
+        return False
 
 
 def _strict() -> bool:
@@ -125,8 +129,8 @@ def _wait() -> None:
 vars(_first_library).update(find_spec=_first_library, wake=wake, woken=False)
 try:
     _wait()
-except Exception:  # a damaged file, or something strange on sys.meta_path
-    if _strict():
+except Exception as error:  # a damaged file, or something strange on sys.meta_path
+    if _strict() or _is_theirs(error):
         raise
     wake()
 

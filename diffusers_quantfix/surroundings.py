@@ -44,7 +44,8 @@ _class: Callable[[str], Any] | None = None
 
 @contextlib.contextmanager
 def usual() -> Iterator[None]:
-    """In this thread, new tensors are float32 and on the CPU, gradients are enabled and the program's modes are off.
+    """In this thread, new tensors are float32 and on the CPU, gradients are enabled and what the program has put around
+    its own operations is off: modes, transforms, tracing, hooks of saved tensors.
 
     Does nothing where torch is not imported, or is a mock, as while documentation is built.
     """
@@ -53,7 +54,10 @@ def usual() -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_without_tracing(torch))
+        stack.enter_context(_without_transforms())
         stack.enter_context(_without_modes())
+        stack.enter_context(_without_saved_tensors_hooks(torch))
         stack.enter_context(torch._C._DisableAutocast())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -71,6 +75,53 @@ def on_meta() -> contextlib.AbstractContextManager[Any]:
     """
     mode: contextlib.AbstractContextManager[Any] = _mode("meta")
     return mode
+
+
+@contextlib.contextmanager
+def _without_tracing(torch: Any) -> Iterator[None]:
+    """Outside of ``torch.jit.trace`` and the older ``torch.onnx.export``, which record what this thread computes."""
+    state = torch._C._get_tracing_state()
+    if state is None:
+        yield
+        return
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
+
+
+def _without_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Outside of the thread's ``torch.vmap``, ``torch.func.grad`` and the like."""
+    functorch = sys.modules.get("torch._functorch.pyfunctorch")
+    if functorch is None or sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None:
+        return contextlib.nullcontext()
+    found: contextlib.AbstractContextManager[Any] = functorch.temporarily_clear_interpreter_stack()
+    return found
+
+
+@contextlib.contextmanager
+def _without_saved_tensors_hooks(torch: Any) -> Iterator[None]:
+    """Without what the program does to tensors that are saved for a backward pass, and without its ban on that."""
+    engine = torch._C._autograd
+    top = getattr(engine, "_top_saved_tensors_default_hooks", None)
+    if top is None:  # torch 2.5
+        yield
+        return
+    theirs: list[Any] = []
+    ban = engine._saved_tensors_hooks_get_disabled_error_message()
+    if ban is not None:
+        engine._saved_tensors_hooks_enable()
+    try:
+        while (hooks := top(True)) is not None:
+            theirs.append(hooks)
+            engine._pop_saved_tensors_default_hooks()
+        yield
+    finally:
+        for hooks in reversed(theirs):
+            engine._push_saved_tensors_default_hooks(*hooks)
+        if ban is not None:
+            engine._saved_tensors_hooks_disable(ban)
 
 
 @contextlib.contextmanager
@@ -129,6 +180,8 @@ def _mode_class() -> Callable[[str], Any]:
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func not in changed and not (kwargs and "generator" in kwargs):
+                if func is torch.Tensor.to and _is_meta(args, kwargs or {}) and _weights_are_replaced(torch):
+                    return args[0]
                 return func(*args, **(kwargs or {}))
             kwargs = dict(kwargs or {})
 
@@ -158,6 +211,23 @@ def constructors_of(torch: Any) -> set[Any]:
         with contextlib.suppress(AttributeError):
             found.add(attrgetter(name)(torch))
     return found
+
+
+def _is_meta(args: Any, kwargs: Any) -> bool:
+    """Whether ``Tensor.to`` is called with the device ``meta``."""
+    return any(
+        str(value) == "meta" for value in (*args[1:2], kwargs.get("device")) if not hasattr(value, "shape")
+    )
+
+
+def _weights_are_replaced(torch: Any) -> bool:
+    """Whether new weights of any model lose their values, as within ``accelerate.init_empty_weights``.
+
+    It holds for all threads: one may load a model while another imports a library.
+    """
+    module = torch.nn.Module
+    names = (module.register_parameter.__module__, module.register_buffer.__module__)
+    return any(name != module.__module__ for name in names)
 
 
 def _has_float(values: Any) -> bool:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def heed_signal(error: BaseException) -> None:
@@ -12,24 +17,33 @@ def heed_signal(error: BaseException) -> None:
 
 
 def from_signal(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised it in the middle of our code: a timeout, or an exit at SIGTERM."""
+    """Whether a signal handler of the program raised it in the middle of our code: a timeout, or an exit at SIGTERM.
+
+    A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts. What is
+    registered now may be another one: helpers with a time limit put the previous handler back before they raise.
+    """
     signal = sys.modules.get("signal")  # a program that has set a handler has imported it
     if signal is None:
         return False
-    handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
-    codes = [code for code in map(_code_of, handlers) if code is not None]
-    traceback = error.__traceback__
+    frames, traceback = [], error.__traceback__
     while traceback is not None:
-        if any(traceback.tb_frame.f_code is code for code in codes):
-            return True
+        frames.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return False
+    numbers = signal.valid_signals()
+    return any(_handles(frame, before, numbers) for before, frame in pairwise(frames))
 
 
-def _code_of(handler: object) -> object:
-    """The code of a function, a method, or an instance with ``__call__``."""
+def _handles(frame: FrameType, interrupted: FrameType, numbers: set[int]) -> bool:
+    """Whether a function was called with a signal's number and the frame that it interrupts."""
     try:
-        called = handler if hasattr(handler, "__code__") else type(handler).__call__
-        return getattr(getattr(handler, "__func__", called), "__code__", None)
-    except Exception:  # attributes of other code's classes may raise
-        return None
+        code = frame.f_code
+        names = code.co_varnames[
+            : code.co_argcount + code.co_kwonlyargcount + 2
+        ]  # and ``*args``, ``**kwargs``
+        given = [frame.f_locals[name] for name in names if name in frame.f_locals]
+        given += [value for one in given if isinstance(one, tuple) for value in one]
+        return any(one is interrupted for one in given) and any(
+            isinstance(one, int) and one in numbers for one in given
+        )
+    except Exception:  # values of the program's, which may raise on any use
+        return False

@@ -32,6 +32,17 @@ IMPORTED_TWICE = """
     import lib.core
     tell(said=said, f=lib.core.f(), state=states("fix-f"))
 """
+LIBRARY_FIRST = """
+    import lib.core
+    try:
+        import diffusers_quantfix
+    except TimeoutError as raised:
+        said = str(raised)
+    else:
+        said = "nothing"
+    import diffusers_quantfix
+    tell(said=said, f=lib.core.f(), state=states("fix-f"))
+"""
 TOLD = {"said": "mine", "f": "patched", "state": "applied"}
 ONCE = """\
     if not hasattr(sys, {where!r}):
@@ -73,3 +84,47 @@ def test_while_the_package_is_activated(world) -> None:
 """
     )
     assert world.run(script + IMPORTED_TWICE).told == TOLD
+
+
+LATER = """
+    import functools, signal
+    def ours(what, number, frame):
+        raise TimeoutError(what)
+    def restores(*given):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        raise TimeoutError("mine")
+    signal.signal(signal.SIGALRM, {handler})
+"""
+
+
+@pytest.mark.parametrize("handler", ["functools.partial(ours, 'mine')", "restores"])
+@pytest.mark.parametrize("where", ["broken", "patch"])
+def test_a_handler_that_is_not_a_function_or_not_registered_any_more(world, where, handler) -> None:
+    world.library()
+    world.fix(body=once(PROBE + PATCH, where))
+    assert world.run(LATER.format(handler=handler) + IMPORTED_TWICE).told == TOLD
+
+
+def test_an_import_of_the_package_after_the_libraries(world) -> None:
+    """It was swallowed by the package's own attempt to start once more."""
+    world.library()
+    world.fix(body=once(PROBE + PATCH, "broken"))
+    assert (
+        world.run(RAISES.format(error="TimeoutError('mine')", handler="function") + LIBRARY_FIRST).told
+        == TOLD
+    )
+
+
+def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() -> None:
+    """Only the frame that called it, as Python calls a handler."""
+    import sys
+
+    from diffusers_quantfix.engine.signals import from_signal
+
+    def raising(number, frame):
+        raise ValueError(number)
+
+    try:
+        raising(14, sys._getframe().f_back)
+    except ValueError as error:
+        assert not from_signal(error)

@@ -23,6 +23,9 @@ SURROUNDINGS = {
     "in inference mode": "torch.inference_mode()",
     "without gradients": "torch.no_grad()",
     "with another default dtype": "in_bfloat16()",
+    "with hooks of saved tensors": "torch.autograd.graph.saved_tensors_hooks(called, called)",
+    "without hooks of saved tensors": "torch.autograd.graph.disable_saved_tensors_hooks('not now')",
+    "while a model is made without weights": "no_weights()",
 }
 
 
@@ -37,6 +40,24 @@ def test_a_target_is_imported(world, surroundings) -> None:
         def in_bfloat16():
             torch.set_default_dtype(torch.bfloat16)
             yield
+        @contextlib.contextmanager
+        def no_weights():
+            "As accelerate.init_empty_weights, for all threads."
+            old = torch.nn.Module.register_parameter
+            def register_empty(module, name, parameter):
+                old(module, name, parameter)
+                if parameter is not None:
+                    module._parameters[name] = torch.nn.Parameter(parameter.to(torch.device("meta")))
+            torch.nn.Module.register_parameter = register_empty
+            try:
+                yield
+                assert torch.nn.Linear(1, 1).weight.is_meta
+            finally:
+                torch.nn.Module.register_parameter = old
+        seen = []
+        def called(tensor):
+            seen.append(tensor)
+            return tensor
         torch.manual_seed(0)
         with {surroundings}:
             def now():
@@ -47,11 +68,40 @@ def test_a_target_is_imported(world, surroundings) -> None:
             after = now()
         drawn = torch.rand(2, dtype=torch.float32).tolist()
         torch.manual_seed(0)
+        assert not seen, "the program's hooks were called"
         tell(state=states("fix-f"), reason=reason("fix-f"), same=before == after,
              seed=drawn == torch.rand(2, dtype=torch.float32).tolist())
     """)
     assert outcome["state"] == "applied", outcome["reason"]
     assert outcome["same"] and outcome["seed"]
+
+
+TRANSFORMS = {
+    "vmap": "torch.vmap(function)(torch.ones(3))",
+    "grad": "torch.func.grad(function)(torch.ones(()))",
+    "jvp": "torch.func.jvp(function, (torch.ones(3),), (torch.ones(3),))",
+    "functionalize": "torch.func.functionalize(function)(torch.ones(3))",
+    "trace": "torch.jit.trace(function, torch.ones(3), check_trace=False)",
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=list(TRANSFORMS))
+def test_a_target_is_imported_by_a_function_that_is_transformed(world, transform) -> None:
+    """Its transform and its graph are of what the function computes."""
+    pytest.importorskip("torch")
+    world.library()
+    world.fix(body=PROBE + PATCH)
+    outcome = world.run(f"""
+        import torch, diffusers_quantfix
+        def function(x):
+            import lib.core
+            return x * 2
+        result = {transform}
+        nodes = len(list(result.graph.nodes())) if hasattr(result, "graph") else 0
+        tell(state=states("fix-f"), reason=reason("fix-f"), nodes=nodes)
+    """)
+    assert outcome["state"] == "applied", outcome["reason"]
+    assert outcome["nodes"] in (0, 2)
 
 
 def test_a_default_device_is_for_the_same_functions() -> None:
