@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from operator import attrgetter
 
 from .engine.target import finished
@@ -43,15 +44,17 @@ _class: Callable[[str], Any] | None = None
 
 
 @contextlib.contextmanager
-def usual() -> Iterator[None]:
+def usual() -> Iterator[Callable[[], str]]:
     """In this thread, new tensors are float32 and on the CPU, gradients are enabled and what the program has put around
     its own operations is off: modes, transforms, tracing, hooks of saved tensors.
 
     Does nothing where torch is not imported, or is a mock, as while documentation is built.
+
+    What it yields says what a probe cannot be kept from at that moment, as a phrase; empty if there is nothing.
     """
     torch: Any = finished("torch")
     if torch is None or "torch.overrides" not in sys.modules:
-        yield
+        yield str
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_tracing(torch))
@@ -64,7 +67,14 @@ def usual() -> Iterator[None]:
         if not torch.is_grad_enabled():
             stack.enter_context(torch.enable_grad())
         stack.enter_context(_mode("cpu"))
-        yield
+        yield partial(_disturbance, torch)
+
+
+def _disturbance(torch: Any) -> str:
+    if _weights_are_replaced(torch):
+        return "models are made without weights"
+    compiler = sys.modules.get("torch.compiler")
+    return "torch is compiling" if compiler is not None and compiler.is_compiling() else ""
 
 
 def on_meta() -> contextlib.AbstractContextManager[Any]:

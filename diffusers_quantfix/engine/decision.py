@@ -59,7 +59,8 @@ class Decider:
         package: the package of the fix files.
         ledger: writes the patches.
         newer: called with a target's name; returns whether the user wants its fix above the claimed range.
-        surroundings: makes the context manager in which probes and patches run.
+        surroundings: makes the context manager in which probes and patches run. It yields a function that says what
+            they cannot be kept from now; empty if there is nothing.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: the code on which the fixes were proved.
         claimed: returns whether the user wants fixes only where their claims fit.
@@ -71,7 +72,7 @@ class Decider:
         package: str,
         ledger: Ledger,
         newer: Callable[[str], bool],
-        surroundings: Callable[[], AbstractContextManager[None]],
+        surroundings: Callable[[], AbstractContextManager[Callable[[], str]]],
         tested: Mapping[str, str],
         proofs: Proofs,
         claimed: Callable[[], bool],
@@ -110,8 +111,14 @@ class Decider:
         except Exception as error:
             heed_signal(error)
             return self.failed(name, f"its own file could not be read: {say(error)}")
-        with self._surroundings():
-            return self._decide(name, fix, module, verdict)
+        with self._surroundings() as disturbance:
+            before = disturbance()
+            answer = self._decide(name, fix, module, verdict)
+            disturbed = before or disturbance()
+        if disturbed and answer.state in (states.HEALTHY, states.FAILED):
+            reason = f"cannot be decided while {disturbed}; apply() or the next target asks again"
+            return self.answer(name, states.WAITING, reason)
+        return answer
 
     def _decide(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
         if fix.declaration.asked_once and self._ledger.entries(name) and not self._ledger.lost(name):

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from .entry import Entry
 from .foreign import refuse_foreign
 from .likeness import made_like
-from .probe import name_of, slot
+from .probe import BASES, name_of, slot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +80,12 @@ class Draft:
         owned, old = self._slot(owner, name)
         new = made_like(old, make, owner, name)
         self._add(owner, name, owned, old, new, only)
+
+    def inherit(self, cls: type, base: type) -> None:
+        """Add ``base`` as the last base class of ``cls``: its methods are found there, also when they are patched
+        later."""
+        owned, old = self._slot(cls, BASES)
+        self._add(cls, BASES, owned, old, old if base in old else (*old, base))
 
     def on_demand(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], bool]:
         """`wrap_plain`, but written only when the returned function is called: for hot code that few processes need.

@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+BASES = "__bases__"
 _ABSENT = object()
 
 
@@ -26,6 +27,8 @@ def slot(owner: object, name: str) -> tuple[bool, Any]:
         TargetMissing: neither the owner nor a base class has it.
     """
     if isinstance(owner, type):
+        if name == BASES:  # not in the dictionary of a class, though its own
+            return True, owner.__bases__
         for cls in owner.__mro__:
             if name in vars(cls):
                 return cls is owner, vars(cls)[name]

@@ -49,7 +49,8 @@ class Runner:
         libraries: the distributions to list as installed.
         settings: returns the user's current settings.
         version: of this package, for the board.
-        surroundings: makes the context manager in which probes and patches run.
+        surroundings: makes the context manager in which probes and patches run. It yields a function that says what
+            they cannot be kept from now; empty if there is nothing.
         foundation: the library that imports none of the other patched ones.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: path of the data file of `proofs`.
@@ -63,7 +64,7 @@ class Runner:
         libraries: Iterable[str],
         settings: Callable[[], Settings],
         version: str,
-        surroundings: Callable[[], AbstractContextManager[None]],
+        surroundings: Callable[[], AbstractContextManager[Callable[[], str]]],
         foundation: str = "",
         tested: Mapping[str, str] | None = None,
         proofs: str = "",

@@ -155,6 +155,38 @@ def test_replace_any_kind_by_any_other(core, ledger) -> None:
     assert (core.LIMIT, core.partial()) == (5, ("f", 1, "y"))
 
 
+def test_one_more_base_class(core, ledger) -> None:
+    base = type("Mixin", (), {"added": lambda self: "added", "method": lambda self: "of the mixin"})
+    before, one, sub = core.Class.__bases__, core.Class(), type("Sub", (core.Class,), {})()
+    draft = ledger.draft("fix")
+    draft.inherit(core.Class, base)
+    assert core.Class.__bases__ is before, "a draft writes nothing"
+    ledger.commit(draft)
+    assert core.Class.__bases__ == (core.Base, base)
+    assert (one.added(), sub.added(), one.method()) == ("added", "added", ("method", 0))
+    base.added = lambda self: "patched later"
+    assert one.added() == "patched later"
+    assert ledger.lost("fix") == []
+    again = ledger.draft("fix")
+    again.inherit(core.Class, base)
+    ledger.commit(again)
+    assert core.Class.__bases__ == (core.Base, base)
+    core.Class.__bases__ = (*core.Class.__bases__, type("Theirs", (), {}))
+    assert ledger.undo("fix"), "another tool has changed it"
+    core.Class.__bases__ = (core.Base, base)
+    ledger.recover()
+    assert core.Class.__bases__ == (core.Base, base)
+
+
+def test_a_base_class_is_taken_away(core, ledger) -> None:
+    before = core.Class.__bases__
+    draft = ledger.draft("fix")
+    draft.inherit(core.Class, type("Mixin", (), {"added": lambda self: "added"}))
+    ledger.commit(draft)
+    assert ledger.undo("fix") == []
+    assert core.Class.__bases__ == before and not hasattr(core.Class, "added")
+
+
 def test_code_of_a_function(core, ledger) -> None:
     function, code = core.f, core.f.__code__
     write(

@@ -76,6 +76,30 @@ def test_a_target_is_imported(world, surroundings) -> None:
     assert outcome["same"] and outcome["seed"]
 
 
+WITHOUT_WEIGHTS = """
+    import torch, diffusers_quantfix
+    old = torch.nn.Module.register_parameter
+    torch.nn.Module.register_parameter = lambda module, name, parameter: old(module, name, None)
+    import lib.core
+    first = [states("fix-f"), reason("fix-f")]
+    torch.nn.Module.register_parameter = old
+    tell(first=first, state=diffusers_quantfix.status().to_dict()["fixes"][0]["state"], f=lib.core.f())
+"""
+
+
+def test_an_answer_that_may_be_wrong_is_not_final(world) -> None:
+    """Another thread makes models without weights, in a way of its own."""
+    pytest.importorskip("torch")
+    world.library()
+    world.fix(body=PROBE + PATCH)
+    outcome = world.run(WITHOUT_WEIGHTS)
+    assert outcome["first"] == [
+        "waiting",
+        "cannot be decided while models are made without weights; apply() or the next target asks again",
+    ]
+    assert (outcome["state"], outcome["f"]) == ("applied", "patched")
+
+
 TRANSFORMS = {
     "vmap": "torch.vmap(function)(torch.ones(3))",
     "grad": "torch.func.grad(function)(torch.ones(()))",
