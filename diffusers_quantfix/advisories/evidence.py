@@ -63,6 +63,7 @@ NONE = (
     "always",
 )
 
+_FEW = 6  # terms
 _END = 20_000  # of a log, whose words are read; messages and frames are searched in all of it
 _QUANTIZED = BACKENDS | {"quantiz"}
 _BITS = frozenset({"4bit", "8bit"})
@@ -129,6 +130,10 @@ class Text:
         self.kinds = self.terms | ({"fails"} if self.exceptions else set())
         self.names = names_of_code(end)
         self.packages = {package for package, pattern in _PACKAGES.items() if pattern.search(self.plain)}
+        # As "Segmentation fault (core dumped)": any program may say it.
+        self.is_general = len(self.terms) < _FEW and not (
+            self.in_field or self.packages or self.terms & (_QUANTIZED | PLACES | ACTIONS)
+        )
 
 
 class Finding:

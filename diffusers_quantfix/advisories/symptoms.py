@@ -92,6 +92,8 @@ def search(
     parts = (*read.readings, read.terms)
     asked, answered = earlier.alike(parts), earlier.known(parts)
     found = findings(read, known, asked)
+    if read.is_general and not answered and not any(one.by_message for one in found):
+        return []
     for_none = _sum(NONE, against(read, asked, any(one.message for one in found)), weights_of_none)
     scores = [
         _sum(EVIDENCE, one.numbers, weights) + _LINKED * (one.linked or fix.id in answered)

@@ -73,12 +73,13 @@ _SYNONYMS: dict[str, str] = {
         "float8": "fp8 e4m3fn e4m3",
         "torchao": "ao int8weightonly float8weightonly",
         "noise": "wrong wrongly noise noisy nan garbage garbled distorted artifacts black blurry static broken "
-        "gibberish nonsense nonsensical corrupted rauschen verrauscht ruido bruit",
+        "gibberish nonsense nonsensical incoherent corrupt corrupted corrupts corrupting rauschen verrauscht ruido "
+        "bruit",
         "slow": "slow slower slowly slowdown slowness quadratic langsam langsamer lento lenta lentos lent lente",
         "stays": "leak leaks leaking oom freed free release released unreleased",
         "noeffect": "ignored ignores useless unchanged",
-        "fails": "fail fails failed failing failure error errors crash crashes crashed refuse refuses refused break "
-        "breaks incompatible cannot raises raise unsupported fehler scheitert falla fallan erreur",
+        "fails": "fail fails failed failing failure error errors crash crashes crashed crashing refuse refuses refused "
+        "break breaks breaking incompatible cannot raises raise unsupported fehler scheitert falla fallan erreur",
         "cache": "caches pyramid fastercache firstblockcache teacache",
         "transformerslibrary": "transformers",
         "mismatch": "mismatch mismatched",
@@ -101,7 +102,7 @@ _SYNONYMS: dict[str, str] = {
         "load": "load loads loaded loading reload reloading from_pretrained",
         "quantiz": "quantized quantize quantization quantizing quantised quant quants quantisiert quantisierte "
         "quantisiertes quantisierten cuantizado cuantizada cuantizados cuantizar quantifié quantifie",
-        "move": "move moved moves moving verschieben verschoben mover",
+        "move": "move moved moves moving movement placement placed transfer transferred verschieben verschoben mover",
         "picture": "image images picture pictures photo bild bilder bildgenerierung imagen imagenes",
         "memory": "vram memory ram speicher grafikspeicher memoria mémoire memoire",
     }.items()

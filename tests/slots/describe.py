@@ -53,11 +53,13 @@ def _apply() -> tuple[list[str], list[Place]]:
     import diffusers_quantfix
 
     diffusers_quantfix.status()
+    from diffusers_quantfix.engine.probe import BASES
     from diffusers_quantfix.fixes import MODULES
     from diffusers_quantfix.process_runner import RUNNER
 
-    # Not what an instance that stands for a module has: bitsandbytes' native library.
-    owned = [one for one in RUNNER._ledger._entries if isinstance(one.owner, _OWNERS)]
+    # Not what an instance that stands for a module has: bitsandbytes' native library. One more base class is what such
+    # a fix is for (Draft.inherit).
+    owned = [one for one in RUNNER._ledger._entries if isinstance(one.owner, _OWNERS) and one.name != BASES]
     places = sorted({place_of(one.owner, one.name) for one in owned})
     modules = MODULES | {module for module, _, _ in places}
     # In the order in which they were imported: typing gives one object for Union[str, int] and Union[int, str].
