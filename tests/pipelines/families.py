@@ -93,7 +93,8 @@ PLACEHOLDERS: dict[str, str] = {
 REFUSALS: dict[str, str] = {
     r"ValueError: (DiT|HunyuanDiT)\w+ does not support group offloading": "see NO_GROUP_OFFLOAD",
     r"ValueError: Model CPU offload cannot be enabled because no `model_cpu_offload_seq`": "it has no order of models",
-    r"AttributeError: '\w+' object has no attribute 'load_lora_adapter'": "the denoiser's class loads no LoRA",
+    "AttributeError: 'UNetControlNetXSModel' object has no attribute 'load_lora_adapter'": "half of its layers "
+    "have other names than those of the UNet that a LoRA is for",
     r"AttributeError: 'PRXPipeline' object has no attribute 'unet'": "PRX has the loader of a UNet, and no UNet",
 }
 
