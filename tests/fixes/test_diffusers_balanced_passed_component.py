@@ -38,9 +38,9 @@ def component(folder, name: str, method: str, where: str | None = None, **option
     if where is not None:
         options["device_map"] = {"": where}
     dtype = torch.bfloat16 if method == "torchao" else torch.float16
-    # Before diffusers 0.33 a quantized model takes no device_map, and is loaded onto the current device.
+    # Before 0.33 a quantized model of diffusers takes no device_map, and is loaded onto the current device.
     current = contextlib.nullcontext()
-    if where is not None and method != "plain" and unmet("diffusers>=0.33"):
+    if where is not None and method != "plain" and transformer and unmet("diffusers>=0.33"):
         current = torch.cuda.device(options.pop("device_map")[""])
     with current, four_bit.skip_for_other_reasons():
         return (FluxTransformer2DModel if transformer else T5EncoderModel).from_pretrained(

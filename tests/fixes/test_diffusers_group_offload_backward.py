@@ -13,6 +13,10 @@ FIX_ID = "diffusers-group-offload-backward"
 SHOWS = r"on the same device|different device|should be the same"
 
 torch = pytest.importorskip("torch")
+if unmet("torch>=2.8"):
+    pytest.skip(
+        "before 2.8 torch does not tell whether there are hooks of saved tensors", allow_module_level=True
+    )
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="group offloading came with 0.33")
 FEATURES = 32

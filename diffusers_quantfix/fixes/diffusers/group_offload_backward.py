@@ -9,7 +9,8 @@ Cause: a layer's norms and convolutions save their weight itself for the backwar
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L456; not
     reported.
 Patch: where gradients are recorded, an offloaded module runs with ``torch.autograd.graph.saved_tensors_hooks`` that
-    save a view of each weight. Gradient checkpointing, which has such hooks itself, is left as it is.
+    save a view of each weight. Gradient checkpointing, which has such hooks itself, is left as it is. Not before torch
+    2.8, which does not tell whether there are such hooks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FIX = Fix(
     __doc__,
     id="diffusers-group-offload-backward",
     module="diffusers.hooks.group_offloading",
-    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": ""},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": "", "torch": ">=2.8"},
     patterns=(r"Expected all tensors to be on the same device.{0,200}_backward\)",),
     frames=(
         "torch/autograd/graph.py:_engine_run_backward",
@@ -44,7 +45,6 @@ FIX = Fix(
 def broken(group_offloading: ModuleType) -> bool:
     """Move a group's weight after its layer ran: does the graph see the moved one?"""
     import torch
-
     hook = _hook(resolve(group_offloading, "GroupOffloadingHook"), torch)
     module = hook.group.onload_leader
     registry = resolve(group_offloading, "HookRegistry")(module)

@@ -22,7 +22,7 @@ FIX = Fix(
     __doc__,
     id="diffusers-set-adapters-unknown-model",
     module="diffusers.loaders.peft",
-    claims={"diffusers": ">=0.31.0,<=0.37.1"},
+    claims={"diffusers": ">=0.31.0,<0.38.0"},
     fixed_in="diffusers 0.38.0",
     patterns=(
         r"_SET_ADAPTER_SCALE_FN_MAPPING\[.{0,200}KeyError",
