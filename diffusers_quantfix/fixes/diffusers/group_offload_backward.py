@@ -45,6 +45,7 @@ FIX = Fix(
 def broken(group_offloading: ModuleType) -> bool:
     """Move a group's weight after its layer ran: does the graph see the moved one?"""
     import torch
+
     hook = _hook(resolve(group_offloading, "GroupOffloadingHook"), torch)
     module = hook.group.onload_leader
     registry = resolve(group_offloading, "HookRegistry")(module)
