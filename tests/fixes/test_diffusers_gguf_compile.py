@@ -155,6 +155,8 @@ def test_with_a_lora(tmp_path):
     model.compile(backend="aot_eager")
     check(run(model), expected)
     model.disable_adapters()
+    if unmet("torch>=2.10") and not unmet("torch>=2.9"):
+        return  # torch 2.9 goes on with the graph of the adapter, of a plain model too
     without = run(model)
     assert not torch.equal(without, expected)
     check(without, gguf_models.run(gguf_models.transformer(tmp_path)))
