@@ -130,7 +130,11 @@ def _without_saved_tensors_hooks(torch: Any) -> Iterator[None]:
     finally:
         for hooks in reversed(theirs):
             engine._push_saved_tensors_default_hooks(*hooks)
-        if ban is not None:
+        if ban is not None and theirs:
+            engine._saved_tensors_hooks_disable(
+                ban, False
+            )  # as torch itself does around hooks that are there
+        elif ban is not None:
             engine._saved_tensors_hooks_disable(ban)
 
 

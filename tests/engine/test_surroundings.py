@@ -25,6 +25,7 @@ SURROUNDINGS = {
     "with another default dtype": "in_bfloat16()",
     "with hooks of saved tensors": "torch.autograd.graph.saved_tensors_hooks(called, called)",
     "without hooks of saved tensors": "torch.autograd.graph.disable_saved_tensors_hooks('not now')",
+    "with hooks of saved tensors that may not be added to": "only_these_hooks()",
     "while a model is made without weights": "no_weights()",
 }
 
@@ -54,6 +55,15 @@ def test_a_target_is_imported(world, surroundings) -> None:
                 assert torch.nn.Linear(1, 1).weight.is_meta
             finally:
                 torch.nn.Module.register_parameter = old
+        @contextlib.contextmanager
+        def only_these_hooks():
+            engine = torch._C._autograd
+            with torch.autograd.graph.saved_tensors_hooks(called, called):
+                engine._saved_tensors_hooks_disable("not now", False)
+                yield
+                assert engine._saved_tensors_hooks_get_disabled_error_message() == "not now"
+                assert engine._top_saved_tensors_default_hooks(True) == (called, called)
+                engine._saved_tensors_hooks_enable()
         seen = []
         def called(tensor):
             seen.append(tensor)
