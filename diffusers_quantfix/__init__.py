@@ -58,11 +58,11 @@ def wake() -> None:
 
 
 def _is_theirs(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it."""
+    """Whether the program raised it in the middle of our code."""
     try:
-        from .engine.signals import from_signal
+        from .engine.interruptions import is_interruption
 
-        return from_signal(error)
+        return is_interruption(error)
     except Exception:  # that file is damaged
         return False
 

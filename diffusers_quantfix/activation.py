@@ -123,9 +123,9 @@ def _guarded(work: "Callable[[], object]") -> None:
         work()
     except Exception as error:
         try:
-            from .engine.signals import from_signal
+            from .engine.interruptions import is_interruption
 
-            theirs = from_signal(error)
+            theirs = is_interruption(error)
         except Exception:  # that file is damaged
             theirs = False
         if theirs or settings().strict:

@@ -44,17 +44,18 @@ _class: Callable[[str], Any] | None = None
 
 
 @contextlib.contextmanager
-def usual() -> Iterator[Callable[[], str]]:
+def usual() -> Iterator[Callable[[bool], str]]:
     """In this thread, new tensors are float32 and on the CPU, gradients are enabled and what the program has put around
     its own operations is off: modes, transforms, tracing, hooks of saved tensors.
 
     Does nothing where torch is not imported, or is a mock, as while documentation is built.
 
-    What it yields says what a probe cannot be kept from at that moment, as a phrase; empty if there is nothing.
+    What it yields says what a probe cannot be kept from at that moment, as a phrase; empty if there is nothing. It is
+    called with whether the probe has failed.
     """
     torch: Any = finished("torch")
     if torch is None or "torch.overrides" not in sys.modules:
-        yield str
+        yield lambda failed: ""
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_tracing(torch))
@@ -70,9 +71,12 @@ def usual() -> Iterator[Callable[[], str]]:
         yield partial(_disturbance, torch)
 
 
-def _disturbance(torch: Any) -> str:
+def _disturbance(torch: Any, failed: bool) -> str:
     if _weights_are_replaced(torch):
         return "models are made without weights"
+    # These may stay for the whole process, so an answer is not asked for again because of them.
+    if failed and _hooks_of_all_modules(torch):
+        return "the program has hooks on all modules"
     compiler = sys.modules.get("torch.compiler")
     return "torch is compiling" if compiler is not None and compiler.is_compiling() else ""
 
@@ -242,6 +246,16 @@ def _weights_are_replaced(torch: Any) -> bool:
     module = torch.nn.Module
     names = (module.register_parameter.__module__, module.register_buffer.__module__)
     return any(name != module.__module__ for name in names)
+
+
+def _hooks_of_all_modules(torch: Any) -> bool:
+    """Whether the program is called with every layer that any thread calls or fills, a probe's too, and may raise."""
+    module = sys.modules[torch.nn.Module.__module__]
+    return any(
+        value
+        for name, value in vars(module).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    )
 
 
 def _has_float(values: Any) -> bool:

@@ -14,10 +14,10 @@ from .board import Answer
 from .errors import ForeignPatch, TargetMissing, Undecided
 from .fix import declared
 from .foreign import foreign_home
+from .interruptions import heed_interruption
 from .log import log
 from .probe import name_of
 from .settings import VARIABLE
-from .signals import heed_signal
 from .target import say
 from .versions import Verdict, contains, judge
 
@@ -59,8 +59,8 @@ class Decider:
         package: the package of the fix files.
         ledger: writes the patches.
         newer: called with a target's name; returns whether the user wants its fix above the claimed range.
-        surroundings: makes the context manager in which probes and patches run. It yields a function that says what
-            they cannot be kept from now; empty if there is nothing.
+        surroundings: makes the context manager in which probes and patches run. It yields a function that is called
+            with whether one failed, and says what they cannot be kept from now; empty if there is nothing.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: the code on which the fixes were proved.
         claimed: returns whether the user wants fixes only where their claims fit.
@@ -72,7 +72,7 @@ class Decider:
         package: str,
         ledger: Ledger,
         newer: Callable[[str], bool],
-        surroundings: Callable[[], AbstractContextManager[Callable[[], str]]],
+        surroundings: Callable[[], AbstractContextManager[Callable[[bool], str]]],
         tested: Mapping[str, str],
         proofs: Proofs,
         claimed: Callable[[], bool],
@@ -109,12 +109,12 @@ class Decider:
         try:
             fix = self._load(name)
         except Exception as error:
-            heed_signal(error)
+            heed_interruption(error)
             return self.failed(name, f"its own file could not be read: {say(error)}")
         with self._surroundings() as disturbance:
-            before = disturbance()
+            before = disturbance(False)
             answer = self._decide(name, fix, module, verdict)
-            disturbed = before or disturbance()
+            disturbed = before or disturbance(answer.state == states.FAILED)
         if disturbed and answer.state in (states.HEALTHY, states.FAILED):
             reason = f"cannot be decided while {disturbed}; apply() or the next target asks again"
             return self.answer(name, states.WAITING, reason)
@@ -136,7 +136,7 @@ class Decider:
             answer.gone = self._may_patch(name, verdict)
             return answer
         except (Exception, SystemExit) as error:
-            heed_signal(error)
+            heed_interruption(error)
             if verdict.fits:
                 return self.failed(name, f"its probe failed: {say(error)}")
             return self._out_of_range(name, verdict)
@@ -255,7 +255,7 @@ class Decider:
         try:
             verdict = judge(self._targets[name].claims)
         except Exception as error:
-            heed_signal(error)
+            heed_interruption(error)
             verdict = Verdict("unreadable", f"its claim cannot be read: {say(error)}")
         if verdict.kind == "missing":
             return verdict, self.answer(name, states.MISSING, verdict.reason)
@@ -298,13 +298,13 @@ class Decider:
         except ForeignPatch as foreign:
             return self.failed(name, str(foreign))
         except (Exception, SystemExit) as error:
-            heed_signal(error)
+            heed_interruption(error)
             return self.failed(name, f"could not be installed: {say(error)}")
         try:
             still = not fix.declaration.asked_once and fix.broken(module)
             fault = "the bug is still present after patching" if still else ""
         except (Exception, SystemExit) as error:
-            heed_signal(error)
+            heed_interruption(error)
             fault = f"its probe failed after patching: {say(error)}"
         if fault:
             refusals = self._ledger.undo(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from .signals import heed_signal
+from .interruptions import heed_interruption
 
 _LOGGER = logging.getLogger(__name__.partition(".")[0])
 
@@ -14,4 +14,4 @@ def log(level: int, sentence: str, *args: object) -> None:
     try:
         _LOGGER.log(level, sentence, *args, stacklevel=2)
     except Exception as error:
-        heed_signal(error)
+        heed_interruption(error)

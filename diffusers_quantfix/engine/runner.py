@@ -15,10 +15,10 @@ import threading
 from . import board as states
 from .board import Answer, Board
 from .decision import Decider
+from .interruptions import heed_interruption
 from .ledger import Ledger
 from .log import log
 from .proofs import Proofs
-from .signals import heed_signal
 from .target import finished, import_target, is_lazy, is_missing, is_stand_in, say
 from .versions import installed_version
 
@@ -64,7 +64,7 @@ class Runner:
         libraries: Iterable[str],
         settings: Callable[[], Settings],
         version: str,
-        surroundings: Callable[[], AbstractContextManager[Callable[[], str]]],
+        surroundings: Callable[[], AbstractContextManager[Callable[[bool], str]]],
         foundation: str = "",
         tested: Mapping[str, str] | None = None,
         proofs: str = "",
@@ -172,7 +172,7 @@ class Runner:
                 try:
                     answer = self._answer_now(name, again, ready, thorough)
                 except (Exception, SystemExit) as error:
-                    heed_signal(error)
+                    heed_interruption(error)
                     answer = self._decider.failed(name, f"could not be decided: {say(error)}")
                 if answer is not None:
                     self._answers[name] = answer

@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 
 from .board import MISSING, WAITING
-from .signals import heed_signal
+from .interruptions import heed_interruption
 from .versions import installed_version
 
 
@@ -31,7 +31,7 @@ def is_stand_in(module: object) -> bool:
     try:
         return not isinstance(module, ModuleType) and getattr(module, "__spec__", None) is None
     except Exception as error:
-        heed_signal(error)
+        heed_interruption(error)
         return True
 
 

@@ -12,7 +12,7 @@ import sys
 from importlib import metadata
 from types import ModuleType
 
-from .signals import heed_signal
+from .interruptions import heed_interruption
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _stated_by(find: Callable[[], metadata.Distribution | None]) -> str | None:
     except metadata.PackageNotFoundError:
         return None
     except Exception as error:
-        heed_signal(error)
+        heed_interruption(error)
         return ""
     return version if version is None or isinstance(version, str) else ""
 

@@ -22,7 +22,7 @@ import itertools
 import sys
 
 from ..engine.errors import TargetMissing
-from ..engine.signals import heed_signal
+from ..engine.interruptions import heed_interruption
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def attribute(value: Any, name: str) -> Any:
     try:
         return getattr(value, name, None)
     except Exception as error:
-        heed_signal(error)
+        heed_interruption(error)
         return None
 
 

@@ -110,6 +110,33 @@ def test_an_answer_that_may_be_wrong_is_not_final(world) -> None:
     assert (outcome["state"], outcome["f"]) == ("applied", "patched")
 
 
+HOOKED = """
+    import torch, diffusers_quantfix
+    from torch.nn.modules.module import register_module_{kind}_hook
+    def refuses(*given):
+        raise ValueError("not my layer")
+    hook = register_module_{kind}_hook(refuses)
+    import lib.core
+    first = [states("fix-f"), reason("fix-f")]
+    hook.remove()
+    tell(first=first, state=diffusers_quantfix.status().to_dict()["fixes"][0]["state"], f=lib.core.f())
+"""
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "parameter_registration"])
+def test_a_hook_on_all_modules_that_refuses_those_of_a_probe(world, kind) -> None:
+    """The fix was off for the rest of the process."""
+    pytest.importorskip("torch")
+    world.library()
+    world.fix(body=PROBE + PATCH)
+    outcome = world.run(HOOKED.format(kind=kind))
+    assert outcome["first"] == [
+        "waiting",
+        "cannot be decided while the program has hooks on all modules; apply() or the next target asks again",
+    ]
+    assert (outcome["state"], outcome["f"]) == ("applied", "patched")
+
+
 TRANSFORMS = {
     "vmap": "torch.vmap(function)(torch.ones(3))",
     "grad": "torch.func.grad(function)(torch.ones(()))",

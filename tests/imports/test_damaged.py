@@ -26,7 +26,7 @@ FILES = [
     "fixes/index.py",
     "fixes/transformers/quantized_resave.py",
     "engine/settings.py",
-    "engine/signals.py",
+    "engine/interruptions.py",
     "engine/watcher.py",
     "engine/runner.py",
     "engine/decision.py",

@@ -1,4 +1,4 @@
-"""A signal handler of the program that raises in the middle of our code: the error is the program's, not a fix's."""
+"""The program interrupts our code with an error, from a signal handler or another thread: it is not a fix's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from .harness import PATCH, PROBE
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no SIGALRM")
+alarm = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no SIGALRM")
 
 RAISES = """
     import signal, sys
@@ -57,6 +57,7 @@ def once(text: str, function: str) -> str:
     return f"import signal, sys\n{head}{line}{rest[0]}\n{ONCE.format(where=function)}{rest[2]}"
 
 
+@alarm
 @pytest.mark.parametrize("handler", ["function", "Handler().method", "Handler()"])
 @pytest.mark.parametrize("error", ["TimeoutError('mine')", "SystemExit('mine')"])
 @pytest.mark.parametrize("where", ["broken", "patch"])
@@ -68,6 +69,7 @@ def test_it_comes_out_of_the_import(world, where, error, handler) -> None:
     assert world.run(script).told == TOLD
 
 
+@alarm
 def test_while_the_package_is_activated(world) -> None:
     """All fixes were off afterwards."""
     world.library()
@@ -97,6 +99,7 @@ LATER = """
 """
 
 
+@alarm
 @pytest.mark.parametrize("handler", ["functools.partial(ours, 'mine')", "restores"])
 @pytest.mark.parametrize("where", ["broken", "patch"])
 def test_a_handler_that_is_not_a_function_or_not_registered_any_more(world, where, handler) -> None:
@@ -105,6 +108,7 @@ def test_a_handler_that_is_not_a_function_or_not_registered_any_more(world, wher
     assert world.run(LATER.format(handler=handler) + IMPORTED_TWICE).told == TOLD
 
 
+@alarm
 def test_an_import_of_the_package_after_the_libraries(world) -> None:
     """It was swallowed by the package's own attempt to start once more."""
     world.library()
@@ -119,7 +123,7 @@ def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() ->
     """Only the frame that called it, as Python calls a handler."""
     import sys
 
-    from diffusers_quantfix.engine.signals import from_signal
+    from diffusers_quantfix.engine.interruptions import is_interruption
 
     def raising(number, frame):
         raise ValueError(number)
@@ -127,4 +131,66 @@ def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() ->
     try:
         raising(14, sys._getframe().f_back)
     except ValueError as error:
-        assert not from_signal(error)
+        assert not is_interruption(error)
+
+
+LIMITS = """
+    import ctypes, threading
+    class Limit(Exception):
+        pass
+    class Told(Limit):
+        def __init__(self):
+            super().__init__("time is up")
+    def limit(thread):
+        assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object({kind})) == 1
+    sys.limit = limit
+"""
+FROM_A_THREAD = """\
+    if not hasattr(sys, {where!r}):
+        sys.{where} = 1
+        other = threading.Thread(target=sys.limit, args=(threading.get_ident(),))
+        other.start()
+        other.join()
+        for _ in range(10):
+            pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["Limit", "Told"])
+@pytest.mark.parametrize("where", ["broken", "patch"])
+@pytest.mark.parametrize("order", [IMPORTED_TWICE, LIBRARY_FIRST], ids=["before", "after"])
+def test_an_error_that_another_thread_puts_in(world, where, kind, order) -> None:
+    """As the time limits of job queues do. It became "its probe failed"."""
+    world.library()
+    head, line, tail = (PROBE + PATCH).partition(f"def {where}(")
+    rest = tail.partition("\n")
+    world.fix(
+        body=f"import sys, threading\n{head}{line}{rest[0]}\n{FROM_A_THREAD.format(where=where)}{rest[2]}"
+    )
+    order = order.replace("except BaseException", "except Limit").replace(
+        "except TimeoutError", "except Limit"
+    )
+    assert world.run(LIMITS.format(kind=kind) + order.replace("str(raised)", "'mine'")).told == TOLD
+
+
+def test_an_error_of_a_package_that_is_called_is_no_interruption() -> None:
+    from packaging.version import InvalidVersion, Version
+
+    from diffusers_quantfix.engine.interruptions import is_interruption
+
+    for call in (lambda: Version("-"), lambda: int("-"), lambda: next(iter(()))):
+        try:
+            call()
+        except (InvalidVersion, ValueError, StopIteration) as error:
+            assert not is_interruption(error)
+        else:
+            raise AssertionError
+
+
+def test_an_error_of_compiled_code_is_no_interruption() -> None:
+    safetensors = pytest.importorskip("safetensors")
+    from diffusers_quantfix.engine.interruptions import is_interruption
+
+    with pytest.raises(safetensors.SafetensorError) as caught:
+        safetensors.deserialize(b"")
+    assert not is_interruption(caught.value)

@@ -1,0 +1,94 @@
+"""Errors that the program raises in the middle of our code: they are the program's, and it waits for them."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import pairwise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+def heed_interruption(error: BaseException) -> None:
+    """Raise ``error`` again if the program interrupted us with it: it expects it out of its own import."""
+    if is_interruption(error):
+        raise error
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether the program raised it in the middle of our code: a timeout, a cancelled job, or an exit at SIGTERM.
+
+    Either a signal handler did, or another thread, with ``PyThreadState_SetAsyncExc``.
+    """
+    frames, traceback = [], error.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return _of_a_handler(frames) or _of_another_thread(error, frames)
+
+
+def _of_a_handler(frames: list[FrameType]) -> bool:
+    """A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts.
+
+    What is registered now may be another one: helpers with a time limit put the previous one back before they raise.
+    """
+    signal = sys.modules.get("signal")  # a program that has set a handler has imported it
+    if signal is None:
+        return False
+    numbers = signal.valid_signals()
+    return any(_handles(frame, before, numbers) for before, frame in pairwise(frames))
+
+
+def _handles(frame: FrameType, interrupted: FrameType, numbers: set[int]) -> bool:
+    """Whether a function was called with a signal's number and the frame that it interrupts."""
+    try:
+        code = frame.f_code
+        names = code.co_varnames[
+            : code.co_argcount + code.co_kwonlyargcount + 2
+        ]  # and ``*args``, ``**kwargs``
+        given = [frame.f_locals[name] for name in names if name in frame.f_locals]
+        given += [value for one in given if isinstance(one, tuple) for value in one]
+        return any(one is interrupted for one in given) and any(
+            isinstance(one, int) and one in numbers for one in given
+        )
+    except Exception:  # values of the program's, which may raise on any use
+        return False
+
+
+def _of_another_thread(error: BaseException, frames: list[FrameType]) -> bool:
+    """Whether it appeared in code that cannot raise it: a class of a package that none of the frames belongs to.
+
+    What another thread puts in is a class, of which Python makes an instance without arguments.
+    """
+    try:
+        kind = type(error)
+        package = _package(kind.__module__)
+        if (
+            package in sys.stdlib_module_names
+            or package == _package(__name__)
+            or _is_compiled(kind.__module__)
+        ):
+            return False
+        if error.args and not any(
+            "__init__" in vars(one) for one in kind.__mro__ if _package(one.__module__) == package
+        ):
+            return False
+        return all(_package(frame.f_globals.get("__name__", "")) != package for frame in frames)
+    except Exception:  # a class of the program's, which may raise on any use
+        return False
+
+
+def _is_compiled(module: str) -> bool:
+    """Whether the package of a module has compiled code, of which no frame shows that it raised an error."""
+    package = _package(module)
+    return module not in sys.modules or any(
+        str(getattr(sys.modules.get(name), "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES))
+        for name in list(sys.modules)
+        if _package(name) == package
+    )
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
