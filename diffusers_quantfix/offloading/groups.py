@@ -334,8 +334,12 @@ def version_of(tensor: Any) -> int | None:
     """How often ``tensor`` was changed in place; None if that is not counted."""
     if tensor.is_inference():  # also a normal tensor that got inference data: its counter does not move
         return None
+    return tensor._version if has_version(tensor) else None
+
+
+def has_version(tensor: Any) -> bool:
+    """Whether ``tensor`` has a counter of changes: not if it was made in inference mode, whatever its data is now."""
     try:
-        version: int = tensor._version
+        return tensor._version is not None
     except RuntimeError:
-        return None
-    return version
+        return False

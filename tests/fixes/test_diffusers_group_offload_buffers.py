@@ -57,6 +57,40 @@ def test_in_inference_mode_and_out_of_it(gpu, mode):
     assert_works_in_every_mode(gpu, device, lambda: build(device), lambda model: run(model, device), mode)
 
 
+class Rotary(torch.nn.Module):
+    """Takes a view of its buffer, as rotary embeddings do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", torch.arange(64.0))
+
+    def forward(self, x):
+        return x * self.frequencies[None]
+
+
+@modes("leaf", "block", "leaf-stream", "block-stream")
+@pytest.mark.defect(
+    FIX_ID, shows="do not track version counter|Inplace update to inference|bytes stayed on cuda"
+)
+def test_a_view_of_a_buffer_after_a_run_in_inference_mode(gpu, mode):
+    device = gpu.devices[0]
+
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 64), Rotary(), torch.nn.ModuleList([Packed()])[0], Rotary()
+        )
+
+    model = build().eval()
+    expected = run(build().eval().to(device), device)
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    for inference in (False, True, False, True, True, False):
+        with torch.inference_mode(inference):
+            assert torch.equal(run(model, device), expected)
+        assert gpu.allocated(device) == before, f"bytes stayed on {device}"
+
+
 @streams
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
 @pytest.mark.defect(FIX_ID, shows="written to")

@@ -4,15 +4,19 @@ Symptom: GPU memory is not released after a run under ``enable_group_offload(use
     offloaded modules is still there: the whole model if its quantized weights are buffers (the layouts of GPTQ and
     AutoRound), the scales of Black Forest Labs. What a layer writes to its buffer is lost in the next run. Even without
     a stream, the memory of a buffer that is a view is never freed: transformers 4.51 to 4.56 makes all buffers of a
-    quantized model views of what it read.
+    quantized model views of what it read. And after a run in inference mode, one outside of it ends with RuntimeError
+    "Inference tensors do not track version counter." in a layer that takes a view of its buffer, as rotary embeddings
+    do.
 Cause: ``ModuleGroup`` onloads the parameters and buffers of its modules, but restores the host copies only of the
     parameters, and of buffers of a module that is not a layer, without what was written to them. The next run onloads a
     buffer's first host copy again. It assigns a buffer's ``.data``, but a view keeps its base, and so the memory of
-    both.
+    both. It offloads modules without a stream by their ``to``, which replaces their buffers: in inference mode by
+    tensors without a counter of changes, which they lack wherever their ``.data`` is assigned later.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321; not
     reported.
 Patch: the buffers get their host copies back too; one that was changed in place is first copied to its host copy. When
-    a model's offloading is set up, its buffers that are views are replaced by plain ones.
+    a model's offloading is set up, its buffers that are views are replaced by plain ones. In inference mode, buffers
+    stay the tensors that they were, with the ``.data`` of what would replace them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.groups import version_of
+from ...offloading.groups import has_version, version_of
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.uncompiled import uncompiled, within
 
@@ -34,6 +38,7 @@ FIX = Fix(
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
     harm="memory or time",
+    patterns=(r"Inference tensors do not track version counter",),
     frames=("group_offload", "use_stream", "buffer"),
     hot=True,
 )
@@ -45,8 +50,12 @@ _VERSIONS = "_quantfix_buffer_versions"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Do buffers stay on the device, or views stay views?"""
-    return _keeps_views(group_offloading) or _leaves_buffers(group_offloading)
+    """Do buffers stay on the device, views stay views, or inference tensors replace buffers?"""
+    return (
+        _keeps_views(group_offloading)
+        or _leaves_buffers(group_offloading)
+        or _replaces_buffers(group_offloading)
+    )
 
 
 def _keeps_views(group_offloading: ModuleType) -> bool:
@@ -84,7 +93,35 @@ def _leaves_buffers(group_offloading: ModuleType) -> bool:
     return bool(module.buffer.data_ptr() != host.data_ptr())
 
 
+def _replaces_buffers(group_offloading: ModuleType) -> bool:
+    """Offload a module, whose ``to`` replaces its buffer, in inference mode; is the buffer another tensor?"""
+    import torch
+
+    class Module(torch.nn.Module):  # type: ignore[misc]  # torch's types are skipped
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            self._buffers["buffer"] = torch.zeros(1)
+            return self
+
+    cls = resolve(group_offloading, "ModuleGroup")
+    module = Module()
+    buffer = torch.zeros(1)
+    module.register_buffer("buffer", buffer)
+    group = cls.__new__(cls)
+    group.modules, group.parameters, group.buffers = [module], [], []
+    group.offload_leader, group.stream, group.record_stream = module, None, False
+    group.onload_device = group.offload_device = torch.device("cpu")
+    group.offload_to_disk_path, group.cpu_param_dict = None, {}
+    try:
+        with torch.inference_mode():
+            group.offload_()
+    except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
+        return not hasattr(cls.offload_, _MARK)
+    return module.buffer is not buffer
+
+
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
+    import torch
+
     group = resolve(group_offloading, "ModuleGroup")
 
     # Groups offloaded to disk, without a stream, or moved by another fix have no host copies.
@@ -107,9 +144,11 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 buffers
             ):  # before: diffusers restores the host copies of those that are in no module of the group
                 keep_changes(self, buffers)
+            named = named_buffers(self) if torch.is_inference_mode_enabled() else ()
             original(self)
             for buffer in buffers:
                 buffer.data = self.cpu_param_dict[buffer]
+            put_back(named)
 
         wrapped = uncompiled(offload_)
         setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
@@ -134,6 +173,29 @@ def replace_views(model: Any) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer._is_view() and not buffer.requires_grad:
                 module._buffers[name] = replaced.setdefault(id(buffer), (buffer, buffer.data))[1]
+
+
+def named_buffers(group: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """The buffers of ``group``'s modules that have a counter of changes, each with its place."""
+    return [
+        (module._buffers, name, buffer)
+        for member in group.modules
+        for module in member.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and has_version(buffer)
+    ]
+
+
+def put_back(named: Any) -> None:
+    """Put buffers back where others have replaced them, with the data of those."""
+    torch = sys.modules["torch"]
+    for places, name, buffer in named:
+        new = places[name]
+        if new is buffer or type(new) is not torch.Tensor or type(buffer) is not torch.Tensor:
+            continue
+        if torch._has_compatible_shallow_copy_type(buffer, new):
+            buffer.data = new
+            places[name] = buffer
 
 
 def held_buffers(group: Any) -> tuple[Any, ...]:
