@@ -207,8 +207,8 @@ def following(setstate: Callable[..., Any]) -> Callable[..., Any]:
     return __setstate__
 
 
-def is_torn_by_a_map(cls: Any) -> bool:
-    """Whether ``torch.load`` with a dict as ``map_location`` leaves a weight of ``cls`` on two devices; for probes.
+def is_torn_by_a_map() -> bool:
+    """Whether ``torch.load`` with a dict as ``map_location`` leaves a wrapper on two devices; for probes.
 
     torch looks up the storage's device by its name, but a wrapper's by ``torch.device``, which does not match.
     """

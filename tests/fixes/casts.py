@@ -83,10 +83,14 @@ def unchanged(model):
 def plain(model) -> dict:
     """The tensors of a model as they lie in memory, those of subclasses taken apart where they can be."""
     found = {}
-    for name, tensor in model.state_dict().items():
+
+    def take_apart(name, tensor):
         if hasattr(tensor, "__tensor_flatten__"):
-            inner, _ = tensor.__tensor_flatten__()
-            found.update({f"{name}.{key}": getattr(tensor, key) for key in inner})
+            for key in tensor.__tensor_flatten__()[0]:
+                take_apart(f"{name}.{key}", getattr(tensor, key))
         else:
             found[name] = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
+
+    for name, tensor in model.state_dict().items():
+        take_apart(name, tensor)
     return found

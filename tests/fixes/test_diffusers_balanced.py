@@ -230,6 +230,8 @@ def test_the_size_is_that_of_the_loaded_model(rig_devices, folder, method, libra
     assert model is not None and measured < plain
     # Each 4-bit layer has a table or two of its own, which count in a tiny model only.
     tables = layers * {"nf4": 64, "nf4-double": 1100}.get(method, 0)
+    # The older form of int8 weights of torchao has a zero point of 8 bytes for each row.
+    tables += sum(8 * len(weight) for weight in model.parameters() if hasattr(weight, "tensor_impl"))
     assert taken <= measured * 1.02 + tables and measured <= taken * 1.15
 
 

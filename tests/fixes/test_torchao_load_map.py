@@ -8,7 +8,7 @@ from tests.fixes import mapped
 from tests.fixes import torchao_models as ao
 
 
-@pytest.mark.defect("torchao-load-map", shows=mapped.SHOWS, needs="torchao>=0.15")
+@pytest.mark.defect("torchao-load-map", shows=mapped.SHOWS)
 @pytest.mark.parametrize("weights", ao.WEIGHTS)
 def test_the_tensors_of_a_state_dict(rig_devices, weights):
     model = ao.layers(weights, "cuda:0")

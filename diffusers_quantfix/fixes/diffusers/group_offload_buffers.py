@@ -97,7 +97,7 @@ def _replaces_buffers(group_offloading: ModuleType) -> bool:
     """Offload a module, whose ``to`` replaces its buffer, in inference mode; is the buffer another tensor?"""
     import torch
 
-    class Module(torch.nn.Module):  # type: ignore[misc]  # torch's types are skipped
+    class Module(torch.nn.Module):
         def to(self, *args: Any, **kwargs: Any) -> Any:
             self._buffers["buffer"] = torch.zeros(1)
             return self

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from ...engine.draft import Draft
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.wrappers import following, is_torn_by_a_map
@@ -24,7 +23,7 @@ FIX = Fix(
     __doc__,
     id="torchao-load-map",
     module="torchao.quantization.quant_api",
-    claims={"torchao": ">=0.15.0,<=0.18.0"},
+    claims={"torchao": ">=0.7.0,<=0.18.0"},
     patterns=(
         r"map_location.{0,2000}torchao.{0,4000}Expected all tensors to be on the same device",
         r"Expected all tensors to be on the same device.{0,400}map_location.{0,400}torchao",
@@ -37,16 +36,20 @@ FIX = Fix(
 
 
 def broken(quant_api: ModuleType) -> bool:
-    return is_torn_by_a_map(resolve(quant_api, "Float8Tensor"))
+    resolve(sys.modules["torchao.utils"], "TorchAOBaseTensor")
+    return is_torn_by_a_map()
 
 
 def patch(quant_api: ModuleType, draft: Draft) -> None:
     base = resolve(sys.modules["torchao.utils"], "TorchAOBaseTensor")
-    classes = [cls for cls in _subclasses(base) if "__setstate__" in vars(cls)]
-    if not classes:
-        raise TargetMissing("no tensor of torchao is unpickled by a method of its own")
-    for cls in classes:
-        draft.wrap_plain(cls, "__setstate__", following)
+    torch = sys.modules["torch"]
+    inherited = torch.Tensor.__setstate__
+    for cls in _subclasses(base):
+        if "__setstate__" in vars(cls):
+            draft.wrap_plain(cls, "__setstate__", following)
+        elif cls.__setstate__ is inherited and hasattr(cls, "__tensor_flatten__"):
+            # What torch calls in the place of that method of its own.
+            draft.wrap_plain(cls, "__setstate__", lambda _: following(torch._utils._set_obj_state))
 
 
 def _subclasses(base: Any) -> Iterator[Any]:
