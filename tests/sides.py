@@ -11,14 +11,17 @@ there, the report says what the board says of its fix.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from tests.gate import gate, unmet
+
+REFUSED = "Found an incompatible version of torchao"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,13 +87,33 @@ def side(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--side"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
     for mark in item.iter_markers("defect"):
         needs = mark.kwargs.get("needs", ())
         for requirement in (needs,) if isinstance(needs, str) else needs:
             sentence = unmet(requirement)
             if sentence:
                 pytest.skip(sentence)
+    with skipped_where_peft_refuses():
+        return (yield)
+
+
+@contextlib.contextmanager
+def skipped_where_peft_refuses() -> Iterator[None]:
+    """Skip what ends because PEFT takes no LoRA at all beside the installed torchao."""
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as error:
+        if REFUSED in _everything(error):
+            pytest.skip("peft refuses this torchao")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    with skipped_where_peft_refuses():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

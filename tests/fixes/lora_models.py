@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 
 import pytest
 
@@ -39,11 +38,6 @@ def _of(prefix: str, model, targets: tuple[str, ...], rank: int) -> dict:
             shapes[f"{prefix}.{name}.lora_A.weight"] = (rank, layer.in_features)
             shapes[f"{prefix}.{name}.lora_B.weight"] = (layer.out_features, rank)
     return shapes
-
-
-def refused_torchao() -> bool:
-    """Whether torchao is installed and too old for the installed PEFT, which then raises at every LoRA."""
-    return bool(find_spec("torchao")) and bool(unmet("torchao>=0.16")) and not unmet("peft>=0.19")
 
 
 def skip_where_flux_takes_no_lora(bits: int) -> None:

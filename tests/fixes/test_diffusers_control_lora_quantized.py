@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from diffusers_quantfix.loading.device import accelerator_types
-from tests.fixes import flux_loras, lora_models
+from tests.fixes import flux_loras
 from tests.fixes.flux_loras import lora, predicted, transformer
 from tests.gate import unmet
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft", reason="peft is not installed")
-if lora_models.refused_torchao():
-    pytest.skip("peft refuses this torchao", allow_module_level=True)
 
 FIX_ID = "diffusers-control-lora-quantized"
 SHOWS = (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import flux_loras, lora_models
+from tests.fixes import flux_loras
 from tests.fixes.flux_loras import X_EMBEDDER, lora, predicted, transformer, with_peft
 from tests.gate import unmet
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft", reason="peft is not installed")
-if lora_models.refused_torchao():
-    pytest.skip("peft refuses this torchao", allow_module_level=True)
 
 FIX_ID = "diffusers-flux-lora-packed"
 SHOWS = (

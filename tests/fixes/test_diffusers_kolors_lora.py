@@ -8,7 +8,6 @@ import pytest
 
 from diffusers_quantfix.verify.models import lora
 from diffusers_quantfix.verify.models.unet import unet as tiny_unet
-from tests.fixes import lora_models
 from tests.rig import models
 
 FIX_ID = "diffusers-kolors-lora"
@@ -16,8 +15,6 @@ SHOWS = "has no attribute 'text_encoder_2'"
 KINDS = ["KolorsImg2ImgPipeline", "KolorsPAGPipeline"]
 
 pytest.importorskip("peft", reason="peft is not installed")
-if lora_models.refused_torchao():
-    pytest.skip("peft refuses this torchao", allow_module_level=True)
 
 
 def pipeline(kind: str, unet=None):
