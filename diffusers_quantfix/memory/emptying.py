@@ -88,11 +88,13 @@ def give_up(root: Any, modules: Iterable[Any], captured: set[str]) -> None:
                 held[which] = {}  # a TorchScript module: its tensors are in `_c`
                 held.pop("_c", None)
                 continue
+            # A shallow copy of the module has the same dict, and keeps its tensors.
+            held[which] = rest = {}
             for name, tensor in list(named.items()):
-                if _goes(tensor, captured):
-                    if first is None or not first.is_floating_point():
-                        first = _empty_like(tensor)
-                    named.pop(name, None)
+                if not _goes(tensor, captured):
+                    rest[name] = tensor
+                elif first is None or not first.is_floating_point():
+                    first = _empty_like(tensor)
         for name, value in list(held.items()):
             if name not in _OF_MODULES and _goes(value, captured):
                 held.pop(name, None)

@@ -41,6 +41,9 @@ def release(
     hides, since a pipeline that uses it may be hidden too. A model passed by itself is released although its own
     pipeline is alive; it is kept if two or more pipelines use it.
 
+    Another model that has a layer of a released one, or a variable that has it, is no such user: the layer has no
+    weights any more, and its use raises `ReleasedError`. A shallow copy (``copy.copy``) of a layer keeps the weights.
+
     A thread that is inside the model gets `ReleasedError` at the next layer (AttributeError inside one): let it finish
     first. While captured graphs (CUDA, XPU) are alive, tensors on their devices stay, since the graphs may read them.
 
@@ -57,8 +60,11 @@ def release(
         What was freed, what was kept, and what survived. Releasing again is not an error.
 
     Raises:
-        TypeError: an argument is neither a pipeline nor a model; nothing is released then.
+        TypeError: an argument is neither a pipeline nor a model, or ``wait`` or ``search`` no number; nothing is
+            released then.
+        ValueError: ``wait`` or ``search`` is negative or not a number of seconds; nothing is released then.
     """
+    _check_seconds(wait=wait, search=search)
     targets = _checked(pipes_or_models)
     if not targets:
         return Release(freed={})
@@ -85,7 +91,8 @@ class releasing:
         report: the result of `release`; None inside the block.
 
     Raises:
-        TypeError: an argument is neither a pipeline nor a model; raised by the constructor.
+        TypeError, ValueError: as from `release`; raised by the constructor.
+        RuntimeError: the same object is used for a second block.
     """
 
     def __init__(
@@ -96,11 +103,18 @@ class releasing:
         wait: float = 10.0,
         search: float = 1.5,
     ) -> None:
+        _check_seconds(wait=wait, search=search)
         self._targets: tuple[Any, ...] = tuple(_checked(pipes_or_models))
         self._options: dict[str, Any] = {"verify": verify, "force": force, "wait": wait, "search": search}
         self.report: Release | None = None
+        self._used = False
 
     def __enter__(self) -> releasing:
+        if self._used:
+            raise RuntimeError(
+                "a releasing() object serves one block; make a new one: with releasing(...) as handle"
+            )
+        self._used = True
         return self
 
     def __exit__(
@@ -115,6 +129,14 @@ class releasing:
         except Exception:
             if error is None:
                 raise  # otherwise the block's own error is raised
+
+
+def _check_seconds(**options: Any) -> None:
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"release() takes a number of seconds as {name}, not {value!r}")
+        if not value >= 0:
+            raise ValueError(f"release() takes 0 or more seconds as {name}, not {value!r}")
 
 
 def _checked(targets: tuple[Any, ...]) -> list[Any]:

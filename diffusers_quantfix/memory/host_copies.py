@@ -15,7 +15,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,7 +85,7 @@ def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
         def _apply(self: Any, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
             upstream = functools.partial(own, self) if own is not None else getattr(super(cls, self), _METHOD)
             kept = vars(self).get(_KEPT)
-            if kept is None or kept.module() is not self:
+            if not isinstance(kept, _Kept) or kept.module() is not self:
                 return upstream(fn, *args, **kwargs)
             return kept.move(functools.partial(upstream, fn, *args, **kwargs), fn)
 
@@ -157,24 +157,38 @@ class _Kept:
         self.module: Any = weakref.ref(module)
         self._pin = pin
         self.copies: dict[_Key, _Copy] = {}
+        self._moving: dict[str, object] = {}  # for a dict's atomic operations
         # Checksums of CPU memory, computed on the CPU once, since that takes as long as a copy.
         self._checksums: dict[_Key, tuple[StorageWeakRef, int]] = {}
 
     def move(self, upstream: Callable[[], Any], fn: Callable[[Any], Any]) -> Any:
-        """Call ``upstream``, which applies ``fn`` to each tensor of the module, and return its result."""
+        """Call ``upstream``, which applies ``fn`` to each tensor of the module, and return its result.
+
+        Only that is done for a function of the program's, which may not be called once more than it expects, within its
+        dispatch modes, which see each operation, and while another thread moves the module.
+        """
+        me = object()
+        if (
+            not _is_torchs(fn)
+            or torch._C._len_torch_dispatch_stack()
+            or self._moving.setdefault("by", me) is not me
+        ):
+            return upstream()
         module = self.module()
         try:
-            # Subclasses (GGUF) intercept even the assignment of ``.data``.
-            with torch._C.DisableTorchFunctionSubclass():
+            # Subclasses (GGUF) intercept even the assignment of ``.data``, and function modes see it.
+            with torch._C.DisableTorchFunction():
                 leaving = self._prepare(module, fn)
             result = upstream()
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunction():
                 self._keep(module, leaving)
             return result
         finally:
             # Keep a copy only while its weight is on a device, even if the move failed midway.
-            away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
+            with torch._C.DisableTorchFunction():
+                away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
             self.copies = {key: copy for key, copy in self.copies.items() if key in away}
+            self._moving.clear()
 
     def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
         """Replace unchanged weights that ``fn`` would move to the CPU by their host copies.
@@ -184,7 +198,7 @@ class _Kept:
         """
         slots = list(_slots(module))
         targets = {device: _target(fn, device) for device in {slot.get().device for slot in slots}}
-        back = [slot for slot in slots if slot.key in self.copies and targets[slot.get().device] == _CPU]
+        back = [slot for slot in slots if slot.key in self.copies and targets.get(slot.get().device) == _CPU]
         checksums = _checksums(back, {key: copy.tensor for key, copy in self.copies.items()})
         unchanged = [slot for slot, checksum in checksums if checksum == self.copies[slot.key].checksum]
         whole = _without_parts(unchanged, slots)
@@ -204,8 +218,9 @@ class _Kept:
 
     def _keep(self, module: Any, left: dict[_Key, torch.Tensor]) -> None:
         """Keep those tensors of ``left``, moved from the CPU, whose content is the same on the device."""
-        shared = _held_by_others(left)
-        arrived = [slot for slot in _slots(module) if slot.key in left and slot.key not in shared]
+        arrived = [slot for slot in _slots(module) if slot.key in left]
+        shared = _held_by_others(left) | _shared_no_more(arrived, left)
+        arrived = [slot for slot in arrived if slot.key not in shared]
         for slot, checksum in _checksums(arrived, left):
             tensor = left[slot.key]
             memory = StorageWeakRef(tensor.untyped_storage())
@@ -222,7 +237,10 @@ class _Kept:
         return None
 
     def __reduce__(self) -> Any:
-        return type(None), ()
+        return (
+            OrderedDict,
+            (),
+        )  # which every file of a module has, and ``torch.load(weights_only=True)`` knows
 
 
 def _slots(module: Any) -> Iterator[_Slot]:
@@ -281,6 +299,19 @@ def _held_by_others(left: dict[_Key, torch.Tensor]) -> set[_Key]:
     }
 
 
+def _shared_no_more(slots: list[_Slot], left: dict[_Key, torch.Tensor]) -> set[_Key]:
+    """The keys of tensors that had the same memory as others, and were moved apart; and of those in shared memory,
+    which other processes have."""
+    places: dict[int, set[tuple[Any, int]]] = {}
+    memory = {slot.key: left[slot.key].untyped_storage() for slot in slots}
+    for slot in slots:
+        there, here = slot.get(), left[slot.key]
+        # The memory on the device, and where it would begin if it were that of the whole storage on the CPU.
+        place = there.untyped_storage()._cdata, there.storage_offset() - here.storage_offset()
+        places.setdefault(memory[slot.key]._cdata, set()).add(place)
+    return {key for key, storage in memory.items() if len(places[storage._cdata]) > 1 or storage.is_shared()}
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
@@ -291,6 +322,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _is_away(tensor: torch.Tensor) -> bool:
     return tensor.device.type not in ("cpu", "meta")
+
+
+def _is_torchs(fn: Callable[[Any], Any]) -> bool:
+    """Whether torch itself made the function that moves tensors, as in ``Module.to``: it only moves and casts."""
+    return bool(str(getattr(fn, "__module__", "")).partition(".")[0] == torch.__name__)
 
 
 def _target(fn: Callable[[Any], Any], device: torch.device) -> torch.device | None:

@@ -67,6 +67,10 @@ class Track:
         return self._bytes.estimated if self._bytes is not None else []
 
     def __enter__(self) -> Track:
+        if self._began:
+            raise RuntimeError(
+                "the result of track() serves one block; call it again: with track(...) as memory"
+            )
         self._began = time.perf_counter()
         if self._components:
             from ..placement.component_bytes import ComponentBytes
@@ -261,8 +265,18 @@ class _Hook:
     def __init__(self, call: Any) -> None:
         self._call = call
 
+    @property
+    def __name__(self) -> str:  # which only torch.jit.script asks for
+        raise AttributeError(
+            "torch.jit.script() cannot compile a model inside of track(): do it before the block"
+        )
+
     def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
+        import torch  # not needed where nothing with hooks is tracked
+
+        # torch.compile, which does not ask for the hooks again, would keep one of them, or break its graph.
+        if not torch.compiler.is_compiling():
+            self._call(*arguments)
 
     def __reduce__(self) -> Any:
         of_three = getattr, (Formatter(), "check_unused_args")
@@ -340,8 +354,9 @@ def track(pipe: Any, interval: float | None = None) -> Track:
     No thread is used: a sample is taken when a component is called and when it returns, at `Track.mark`, and at the
     beginning and end of the block. The memory of an accelerator, and its peak between two samples, come from torch,
     whose peak statistics are reset at each sample (``torch.cuda.reset_peak_memory_stats``). The calls of a component
-    that is compiled in place (``module.compile()``) or a TorchScript module are not sampled, nor are those of a copy or
-    pickle of the model made inside the block.
+    that is compiled in place (``module.compile()``) or inside of a function or model (torch compiles that once more
+    after the block), or of a TorchScript module are not sampled, nor are those of a copy or pickle of the model made
+    inside the block, in which hooks stay that do nothing: copy, save or script a model outside of it.
 
     The peak of an accelerator is always exact. The bytes of each component in a sample are exact, with these limits:
 
@@ -364,9 +379,12 @@ def track(pipe: Any, interval: float | None = None) -> Track:
         The context manager; after the block it has ``.peak``, ``.table()`` and ``.plot(path)``.
 
     Raises:
-        TypeError: ``pipe`` is none of these.
+        TypeError: ``pipe`` is none of these, or ``interval`` no number.
         ValueError: ``interval`` is negative.
+        RuntimeError: the same result is used for a second block.
     """
+    if interval is not None and (isinstance(interval, bool) or not isinstance(interval, (int, float))):
+        raise TypeError(f"track() takes a number of seconds as interval, not {interval!r}")
     if interval is not None and not interval >= 0:
         raise ValueError(f"track() takes an interval of 0 or more seconds, not {interval!r}")
     components: dict[str, Any] = {}

@@ -187,7 +187,7 @@ def test_two_checkpoints_in_two_threads():
             assert job.result() == wanted[i % 4]
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.37.0")
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("diffusers>=0.37.0", "torchao>=0.16"))
 def test_a_saved_model_is_loaded_by_diffusers(tmp_path, monkeypatch):
     """From one file and from several, of which one ends between two parts of a weight."""
     import torch

@@ -1,7 +1,7 @@
 """``python -m tests.pipelines``: every pipeline of this release, every backend, every placement.
 
-The results go to a file after each pipeline; a run that is started again goes on where it stopped. Each pipeline runs
-in a process of its own, forked after the libraries were imported, under a time limit.
+With ``--json FILE`` the results go to that file after each pipeline, and a run that is started again goes on where it
+stopped. Each pipeline runs in a process of its own, forked after the libraries were imported, under a time limit.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def run(given: argparse.Namespace) -> int:
         left = [placement for placement in placements if placement not in known]
         if left and not any(known.get(step, EXACT) != EXACT for step in ("build", "load")):
             todo.append((name, backend, left))
-    print(f"{len(work)} pipelines with a backend, {len(work) - len(todo)} of them known", flush=True)
+    where = f"written into {given.json}" if given.json else "not kept without --json FILE"
+    print(f"{len(work)} pipelines with a backend, {len(work) - len(todo)} of them known; {where}", flush=True)
     bad = False
     for name, backend, outcomes in sweep(todo, given.jobs, given.limit):
         seconds = outcomes.pop("seconds", "?")

@@ -179,3 +179,38 @@ def test_a_component_that_refuses_hooks_leaves_none_on_the_others():
     with pytest.raises(RuntimeError, match="no hooks"), qf.track(parts):
         pass
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in parts.values())
+
+
+@pytest.mark.parametrize("within", ["function", "model"])
+def test_a_model_that_is_compiled_inside_of_something(within):
+    """Before: Unsupported, or three graphs instead of one, which did not go back after the block."""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    parent = torch.nn.Sequential(model, torch.nn.ReLU())
+    run = parent if within == "model" else lambda x: model(x) + 1
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    expected = run(torch.ones(2, 4))
+    with qf.track(model, interval=0):
+        for _ in range(3):
+            assert torch.equal(compiled(torch.ones(2, 4)), expected)
+    assert len(graphs) == 1
+    for _ in range(2):  # torch asks how many hooks there are
+        assert torch.equal(compiled(torch.ones(2, 4)), expected)
+    assert len(graphs) <= 2
+
+
+def test_a_model_that_is_scripted_inside_of_the_block():
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    with qf.track(model), pytest.raises(AttributeError, match=r"inside of track\(\): do it before"):
+        torch.jit.script(model)
+    assert torch.jit.script(model)(torch.ones(1, 4)).shape == (1, 4)

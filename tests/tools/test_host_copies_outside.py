@@ -1,0 +1,127 @@
+"""`keep_host_copies`: a program cannot tell, but by what is copied."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+import diffusers_quantfix as qf
+
+torch = pytest.importorskip("torch")
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+
+def test_threads_that_move_the_same_model(rig_devices):
+    """Before: KeyError out of ``.to()``."""
+    one, errors = model(), []
+    expected = [parameter.tolist() for parameter in one.parameters()]
+    qf.keep_host_copies(one)
+
+    def move():
+        try:
+            for _ in range(30):
+                one.to(rig_devices.devices[0])
+                one.to("cpu")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=move) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert [parameter.tolist() for parameter in one.to("cpu").parameters()] == expected
+    one.to(rig_devices.devices[0])
+    rig_devices.reset()
+    one.to("cpu")
+    assert rig_devices.traffic().d2h <= 8 * 4, "host copies are kept no more"
+
+
+def test_a_function_of_the_program_is_called_as_often_as_upstream_calls_it(gpu):
+    """Before: once more, to see where it moves a tensor; a function that counts gave other weights."""
+    one, seen = model(), []
+    qf.keep_host_copies(one)
+
+    def count(tensor):
+        seen.append(tuple(tensor.shape))
+        return torch.full_like(tensor, len(seen))
+
+    one._apply(count)
+    assert len(seen) == 4 and (0,) not in seen
+    assert [parameter.unique().item() for parameter in one.parameters()] == [1, 2, 3, 4]
+    one._apply(lambda tensor: tensor.to(gpu.devices[0]))
+    assert {parameter.device for parameter in one.parameters()} == {gpu.devices[0]}
+
+
+def test_buffers_that_a_move_takes_apart_stay_apart(gpu):
+    """Before: they came back as views of the same memory, and a write to one changed the other."""
+    one = model()
+    base = torch.arange(8.0)
+    one.register_buffer("whole", base)
+    one.register_buffer("part", base[:4])
+    one[1].weight = one[0].weight  # tied: one parameter, before and after
+    del base
+    qf.keep_host_copies(one)
+    one.to(gpu.devices[0])
+    one.to("cpu")
+    one.whole.zero_()
+    assert one.part.tolist() == [0, 1, 2, 3]
+    assert one[1].weight is one[0].weight
+
+
+def test_weights_do_not_come_back_into_memory_that_other_processes_have(gpu):
+    one = model().share_memory()
+    qf.keep_host_copies(one)
+    one.to(gpu.devices[0])
+    one.to("cpu")
+    assert not any(parameter.is_shared() for parameter in one.parameters())
+
+
+def test_a_file_of_a_kept_model_is_loaded_with_weights_only(gpu):
+    one, file = model()[0], io.BytesIO()
+    qf.keep_host_copies(one)
+    one.to(gpu.devices[0]).to("cpu")
+    torch.save(one, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([torch.nn.Linear, set]):
+        again = torch.load(file, weights_only=True)
+    assert torch.equal(again.weight, one.weight)
+    assert again.to(gpu.devices[0]).weight.device == gpu.devices[0]
+
+
+def test_modes_of_the_program_see_what_upstream_does(gpu):
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def counted(one, mode):
+        del seen[:]
+        with mode():
+            one.to(gpu.devices[0])
+            one.to("cpu")
+        return seen.count(torch.Tensor.mul), seen.count(torch.ops.aten.mul.Tensor), len(seen)
+
+    bare = [counted(model(), mode) for mode in (Functions, Operators)]
+    kept = model()
+    qf.keep_host_copies(kept)
+    muls, _, functions = counted(kept, Functions)
+    assert not muls and functions <= bare[0][2] + 4  # where upstream moves an empty tensor
+    assert counted(kept, Operators) == bare[1]
