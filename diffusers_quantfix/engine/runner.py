@@ -223,9 +223,7 @@ class Runner:
             self._remove(set(names), why)
 
     def _remove(self, names: set[str], why_not: str) -> None:
-        used = {
-            name: why for name in self._ledger.order if name in names and (why := self._decider.in_use(name))
-        }
+        used = self._needed(names)
         names -= used.keys()
         self._reverted.update(dict.fromkeys(names, why_not))
         order = self._ledger.order
@@ -257,6 +255,28 @@ class Runner:
         self.check(aside, again=True)
         for name, why in used.items():
             self._answers[name].reason = f"not removed by revert(): {why}"
+
+    def _needed(self, names: set[str]) -> dict[str, str]:
+        """Which of ``names`` live models need, and why.
+
+        Also what lies below such a one, which would have to be removed and installed again: another thread may be
+        running the model.
+        """
+        needed: dict[str, str] = {}
+        above: dict[str, str] = {}  # as ``needed``, with those that are not in ``names``
+        for name in reversed(self._ledger.order):
+            over = next((one for one in above if self._ledger.overlap(one, name)), "")
+            if name in names:
+                why = self._decider.in_use(name) or (over and f"{over} is installed over it; {above[over]}")
+            elif any(self._ledger.overlap(name, one) for one in names):
+                why = self._decider.in_use(name)
+            else:
+                continue
+            if why:
+                above[name] = why
+                if name in names:
+                    needed[name] = why
+        return needed
 
     def board(self, loaded: Iterable[str] = ()) -> Board:
         """A snapshot of all answers, after checking that all patches are still in place."""

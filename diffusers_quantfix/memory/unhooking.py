@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..engine.classes import namespace
-from ..offloading.hooks import accelerate_hooks
+from ..offloading.hooks import accelerate_hooks, take_off_child_hooks
 from ..placement.components import is_module
 from .census import Census
 
@@ -18,8 +18,12 @@ _OF_MODULES = ("_hf_hook", "_old_forward", "_diffusers_hook")
 def strip(modules: Iterable[Any]) -> None:
     """Remove the hooks of accelerate and diffusers from ``modules``; nothing is moved."""
     for module in modules:
+        held = namespace(module) or {}
+        hooks: Any = (namespace(held.get("_diffusers_hook")) or {}).get("hooks")
+        for hook in list(hooks.values()) if issubclass(type(hooks), dict) else ():
+            take_off_child_hooks(hook)
         for name in _OF_MODULES:
-            (namespace(module) or {}).pop(name, None)
+            held.pop(name, None)
 
 
 def unlink(root: Any, released: set[int]) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import sys
 
+from ..engine.classes import namespace
 from ..engine.errors import TargetMissing
 from ..engine.interruptions import heed_interruption
 
@@ -33,6 +34,7 @@ __all__ = [
     "accelerate_hooks",
     "align_hooks",
     "attribute",
+    "child_hooks",
     "device_past_meta",
     "group_onload_device",
     "is_group_offloaded",
@@ -41,7 +43,24 @@ __all__ = [
     "is_spread",
     "offload_execution_device",
     "offloaded_stand_in",
+    "take_off_child_hooks",
 ]
+
+
+_CHILD_HOOKS = "_quantfix_direct_calls"
+
+
+def child_hooks(hook: Any) -> list[Any]:
+    """The handles of torch's hooks that ``diffusers-group-offload-direct-calls`` gives the children of the module of
+    ``hook``, a hook of group offload."""
+    handles: list[Any] = vars(hook).setdefault(_CHILD_HOOKS, [])
+    return handles
+
+
+def take_off_child_hooks(hook: Any) -> None:
+    """Remove them: they hold ``hook`` and its group's weights."""
+    for handle in (namespace(hook) or {}).pop(_CHILD_HOOKS, ()):
+        handle.remove()
 
 
 def attribute(value: Any, name: str) -> Any:

@@ -19,9 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["four_bit_on_meta", "gguf_on_meta", "moved_groups", "offloaded_eight_bit", "quanto_on_meta"]
+__all__ = [
+    "four_bit_on_meta",
+    "gguf_on_meta",
+    "merged_adapters",
+    "moved_groups",
+    "offloaded_eight_bit",
+    "quanto_on_meta",
+]
 
 _MODEL_HOOKS = ("CpuOffload", "CustomOffloadHook")
+_QUANTIZED = frozenset({"GGUFParameter", "Int8Params", "Params4bit", "QTensor", "TorchAOBaseTensor"})
 _UNTIL = "delete it or take its hooks off (pipe.remove_all_hooks()), then call revert() again"
 
 
@@ -68,6 +76,20 @@ def moved_groups() -> str:
             return (
                 "a quantized model is group-offloaded, or a model to disk, and only this package moves it back "
                 "to its device; delete it, then call revert() again"
+            )
+    return ""
+
+
+def merged_adapters() -> str:
+    """The reason if an adapter of peft is merged into a weight that is quantized or offloaded to ``meta``."""
+    for module in _modules():
+        if not (namespace(module) or {}).get("merged_adapters"):
+            continue
+        weight = _held(_held(module, "_modules").get("base_layer"), "_parameters").get("weight")
+        if _is_meta(weight) or not _QUANTIZED.isdisjoint(map(class_name, mro(type(weight)))):
+            return (
+                "an adapter is merged into quantized or offloaded weights, and upstream's code cannot take it out; "
+                "unmerge it (pipe.unfuse_lora()) or delete the model, then call revert() again"
             )
     return ""
 

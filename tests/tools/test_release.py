@@ -484,3 +484,18 @@ def test_a_traceback_that_is_garbage_is_no_holder():
     finally:
         gc.enable()
     assert report.ok, report
+
+
+@pytest.mark.parametrize("runs", [0, 1])
+def test_a_block_level_offloaded_pipeline_keeps_nothing(gpu, tmp_path, runs):
+    """Before: our own hooks on its children kept the hook, its group and the weights on the CPU."""
+    pytest.importorskip("diffusers.hooks.group_offloading")
+    device = gpu.devices[0]
+    pipeline = flux(tmp_path, None)
+    pipeline.to("cpu")
+    pipeline.transformer.enable_group_offload(
+        onload_device=device, offload_device="cpu", offload_type="block_level", num_blocks_per_group=1
+    )
+    for _ in range(runs):
+        models.call_flux(pipeline, device)
+    assert not qf.release(pipeline).survivors

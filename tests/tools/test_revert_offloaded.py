@@ -7,6 +7,7 @@ import gc
 import pytest
 
 import diffusers_quantfix as qf
+from tests.fixes import lora_models
 from tests.gate import unmet
 from tests.marks import rest_is_whole
 from tests.rig import models
@@ -51,6 +52,45 @@ def test_a_patch_without_which_a_live_model_would_be_damaged_stays(
     gc.collect()
     assert {answer.id: answer.state for answer in qf.revert().answers}[stays] == "disabled"
     assert {answer.id: answer.state for answer in qf.apply().answers}[stays] == "applied"
+
+
+def test_a_patch_that_stays_is_not_taken_off_for_a_moment(gpu, applied_again, tmp_path):
+    """Before: a pass in another thread ran upstream's code meanwhile, and the quant states were lost for good."""
+    import threading
+
+    import torch
+
+    stays = "bnb-quant-state-meta"
+    if {answer.id: answer.state for answer in qf.status(load=False).answers}.get(stays) != "applied":
+        pytest.skip(f"{stays} is not applied here")
+    device = gpu.devices[0]
+    pipeline = flux(tmp_path, 4)
+    pipeline.enable_sequential_cpu_offload(device=device)
+    wanted = models.call_flux(pipeline, device)
+    ended, wrong = threading.Event(), []
+
+    def run():
+        while not ended.is_set():
+            try:
+                same = torch.equal(models.call_flux(pipeline, device), wanted)
+            except Exception as error:
+                wrong.append(error)
+            else:
+                wrong.extend([] if same else ["another result"])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(4):
+            board = {answer.id: answer for answer in qf.revert().answers}
+            assert board[stays].state == "applied"
+            below = [answer for answer in board.values() if f"{stays} is installed over it" in answer.reason]
+            assert below and all(answer.state == "applied" for answer in below)
+            qf.apply()
+    finally:
+        ended.set()
+        thread.join()
+    assert not wrong
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +138,36 @@ def test_every_offloaded_model_runs_after_revert_and_after_apply(
         assert torch.equal(run(pipe), wanted) and torch.equal(run(pipe), wanted), "after revert()"
         qf.apply()
         assert torch.equal(run(pipe), wanted), "after apply()"
+    del pipe
+    gc.collect()
+    assert not [answer.id for answer in qf.revert().answers if answer.state == "applied"]
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="the sweep is about the newest releases")
+@pytest.mark.parametrize("backend", ["quanto-int8", "torchao-int8", "bnb-nf4", "bnb-int8"])
+def test_what_can_take_a_merged_adapter_out_again_stays(gpu, applied_again, saved, backend):
+    """Before: upstream's code took nothing out and said nothing, or raised an error and lost the model."""
+    import torch
+
+    pytest.importorskip("peft")
+    device = gpu.devices[0]
+    pipe = models.flux_pipeline(BACKENDS[backend](saved, torch.bfloat16, None))
+    pipe.enable_sequential_cpu_offload(device=device)
+
+    def run(pipe):
+        return models.call_flux(pipe, device=device, dtype=torch.bfloat16).cpu()
+
+    base = run(pipe)
+    lora_models.load(pipe, "one")
+    adapted = run(pipe)
+    pipe.fuse_lora()
+    fused = run(pipe)
+    qf.revert()
+    assert torch.equal(run(pipe), fused)
+    pipe.unfuse_lora()
+    assert torch.equal(run(pipe), adapted)
+    pipe.unload_lora_weights()
+    assert torch.equal(run(pipe), base)
     del pipe
     gc.collect()
     assert not [answer.id for answer in qf.revert().answers if answer.state == "applied"]

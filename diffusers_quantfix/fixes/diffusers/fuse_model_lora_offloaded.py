@@ -14,6 +14,7 @@ from ...adapters.merging import merges_reach_weights, offloaded_adapter_layer, u
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,

@@ -20,6 +20,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.hooks import child_hooks, take_off_child_hooks
 from ...offloading.trial import offloads_on_cpu
 
 FIX = Fix(
@@ -43,7 +44,6 @@ FIX = Fix(
     hot=True,
 )
 
-_HANDLES = "_quantfix_direct_calls"
 _ONLOADED_FOR = "_quantfix_onloaded_for"
 
 
@@ -67,7 +67,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             registry = getattr(module, "_diffusers_hook", None)
             hook = registry and registry.get_hook("group_offloading")
             if hook is not None and hook.group.offload_leader is module:
-                vars(hook)[_HANDLES] = handles = vars(hook).get(_HANDLES, [])
+                handles = child_hooks(hook)
                 hook.fn_ref.pre_forward = partial(before_all, hook, hook.fn_ref.pre_forward)
                 for child in hook.group.modules:
                     handles += (
@@ -81,8 +81,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
     def make_deinitialize(original):
         def deinitalize_hook(self, module):
-            for handle in vars(self).pop(_HANDLES, ()):
-                handle.remove()
+            take_off_child_hooks(self)
             return original(self, module)
 
         return deinitalize_hook

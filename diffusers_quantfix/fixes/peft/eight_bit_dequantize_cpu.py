@@ -16,6 +16,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import function_of, resolve
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,

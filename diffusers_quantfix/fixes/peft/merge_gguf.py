@@ -16,6 +16,7 @@ from ...adapters.merging_gguf import refuse_merge
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 from ...weights.gguf import knows_gguf
 
 FIX = Fix(

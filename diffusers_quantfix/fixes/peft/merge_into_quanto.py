@@ -21,6 +21,7 @@ from ...adapters.merging_quanto import adds_to_data, on_plain_weight
 from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix, Target
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 
 # For LoRA, those of linear layers and convolutions: quanto quantizes no others.
 _CLASSES = ("Linear", "_ConvNd", "Conv2d", "LycorisLayer")

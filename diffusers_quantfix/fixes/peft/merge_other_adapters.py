@@ -19,6 +19,7 @@ from ...adapters.merging_packed import holds, refuse_merge
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,

@@ -22,6 +22,7 @@ from types import ModuleType
 from ...adapters.merging_bnb import patch_layers, round_again
 from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,

@@ -27,6 +27,7 @@ from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import names_used
+from ...offloading.live import merged_adapters as in_use  # noqa: F401
 
 FIX = Fix(
     __doc__,
