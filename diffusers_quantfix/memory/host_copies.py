@@ -237,10 +237,8 @@ class _Kept:
         return None
 
     def __reduce__(self) -> Any:
-        return (
-            OrderedDict,
-            (),
-        )  # which every file of a module has, and ``torch.load(weights_only=True)`` knows
+        # Every file of a module has one, and ``torch.load(weights_only=True)`` knows it.
+        return OrderedDict, ()
 
 
 def _slots(module: Any) -> Iterator[_Slot]:

@@ -21,28 +21,19 @@ RAISES = """
         raise {error}
     signal.signal(signal.SIGALRM, {handler})
 """
-IMPORTED_TWICE = """
-    import diffusers_quantfix
+ORDER = """
+    import {first}
     try:
-        import lib.core
+        import {second}
     except BaseException as raised:
         said = str(raised)
     else:
         said = "nothing"
-    import lib.core
+    import {second}
     tell(said=said, f=lib.core.f(), state=states("fix-f"))
 """
-LIBRARY_FIRST = """
-    import lib.core
-    try:
-        import diffusers_quantfix
-    except TimeoutError as raised:
-        said = str(raised)
-    else:
-        said = "nothing"
-    import diffusers_quantfix
-    tell(said=said, f=lib.core.f(), state=states("fix-f"))
-"""
+IMPORTED_TWICE = ORDER.format(first="diffusers_quantfix", second="lib.core")
+LIBRARY_FIRST = ORDER.format(first="lib.core", second="diffusers_quantfix")
 TOLD = {"said": "mine", "f": "patched", "state": "applied"}
 ONCE = """\
     if not hasattr(sys, {where!r}):
