@@ -26,7 +26,10 @@ def main() -> int:
         "--backend", action="append", choices=tuple(BACKENDS), help="only this one (repeatable)"
     )
     asked = parser.parse_args()
-    if reason := rig.unavailable_reason():
+    reason = rig.unavailable_reason()  # before torch is imported
+    import torch
+
+    if reason and not torch.cuda.is_available():
         print(f"the rig is not available: {reason}", file=sys.stderr)
         return 2
     backends = asked.backend or [name for name in BACKENDS if installed(name)]

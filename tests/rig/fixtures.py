@@ -138,11 +138,21 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[RigDevices | RealDevices]:
     if torch.cuda.is_available() and accelerator.KIND == "cuda":
         devices = RealDevices()
         devices.reset()
-        yield devices
+        with _slow(request.node):
+            yield devices
     else:
         require_rig()
         with rig.devices(late=_is_late(request.node)):
             yield RigDevices()
+
+
+@contextlib.contextmanager
+def _slow(item: pytest.Item) -> Iterator[None]:
+    """Real devices take time where those of the rig would."""
+    from tests.rig import slow
+
+    with slow.streams(0, layers=False) if _is_late(item) else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture
