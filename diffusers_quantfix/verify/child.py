@@ -173,14 +173,35 @@ def _show(fix_id: str, folder: str, write: Callable[..., None], on_rig: bool = F
     os.makedirs(folder, exist_ok=True)
     try:
         said = _case(fix_id)(folder)
+        _wait_for_devices()  # what went wrong there is this case's, not the next one's
     except (NeedsDevice, KeyboardInterrupt, SystemExit):
         raise
     except CannotReproduce as reason:
         write(event="cannot reproduce", id=fix_id, text=str(reason))
     except BaseException as error:  # torch's CheckpointException is no Exception
         write(event="bug", id=fix_id, text=_said(error), on_rig=on_rig, unable=is_unable(error))
+        if _is_device_lost():
+            os._exit(0)  # the parent goes on with the next case in a new process
     else:
         write(event="right", id=fix_id, text=said or "right", on_rig=on_rig)
+
+
+def _wait_for_devices() -> None:
+    """Wait for all that the case gave the devices to do; raises what went wrong there."""
+    torch = sys.modules.get("torch")
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            module.synchronize()
+
+
+def _is_device_lost() -> bool:
+    """Whether no operation of this process works on its devices any more, as after an illegal memory access."""
+    try:
+        _wait_for_devices()
+    except RuntimeError:
+        return True
+    return False
 
 
 def is_unable(error: BaseException) -> bool:

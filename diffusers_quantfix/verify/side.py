@@ -183,7 +183,7 @@ class Side:
             self._done(fix_id)
 
     def _done(self, fix_id: str) -> None:
-        self.current = ""
+        self.current, self._lost = "", False
         if self._pending and fix_id in self._pending:
             self._pending.remove(fix_id)
             self._step(1)

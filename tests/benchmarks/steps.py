@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Iterator
 
 from .figure import Row, figure
-from .measure import CannotMeasure, child
+from .measure import CannotMeasure, child, children, not_measured
 
 WAYS = ("resident", "model", "sequential", "leaf_level", "leaf_level, stream", "block_level, stream")
 
@@ -20,18 +22,22 @@ def steps() -> Iterator[Row]:
     bandwidth = child("steps:bandwidth", package=False)
     yield Row("host to device, pinned memory", bandwidth / 1e9, "GB/s")
     for bits in (4, 8):
-        for way in WAYS:
-            with_us = child("steps:seconds", bits, way)
-            try:
-                without = child("steps:seconds", bits, way, package=False)
-                detail = f"{1000 * with_us['seconds']:.0f} ms / {1000 * without['seconds']:.0f} ms"
+        calls = [("steps:seconds", bits, way) for way in WAYS]
+        sides = [children(calls, package=package) for package in (True, False)]
+        for way, with_us, without in zip(WAYS, *sides, strict=True):
+            name = f"step of a {bits}-bit Flux transformer, {way}, with / without"
+            if isinstance(with_us, CannotMeasure):
+                yield not_measured(name, with_us)
+                continue
+            mine = f"{1000 * with_us['seconds']:.0f} ms"
+            if isinstance(without, CannotMeasure):
+                value, detail = None, f"{mine}; without: {without}"
+            else:
                 value = with_us["seconds"] / without["seconds"]
-            except CannotMeasure as error:
-                value, detail = None, f"{1000 * with_us['seconds']:.0f} ms; without: {error}"
-            bus = with_us["bytes"] / bandwidth
+                detail = f"{mine} / {1000 * without['seconds']:.0f} ms"
             if way != "resident":
-                detail += f"; the bus alone {1000 * bus:.0f} ms"
-            yield Row(f"step of a {bits}-bit Flux transformer, {way}, with / without", value, detail=detail)
+                detail += f"; the bus alone {1000 * with_us['bytes'] / bandwidth:.0f} ms"
+            yield Row(name, value, detail=detail)
 
 
 def bandwidth() -> float:
@@ -50,9 +56,21 @@ def bandwidth() -> float:
     return 8 * host.nbytes / (start.elapsed_time(end) / 1000)
 
 
+@functools.cache
+def _checkpoint() -> tempfile.TemporaryDirectory:
+    """The folder with the random weights, in bf16; all measurements of a process share it."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    folder = tempfile.TemporaryDirectory(prefix="benchmark-steps-")
+    with torch.device("cuda"):
+        whole = FluxTransformer2DModel(num_layers=3, num_single_layers=6).to(torch.bfloat16)
+    whole.save_pretrained(folder.name)
+    return folder
+
+
 def seconds(bits: int, way: str) -> dict:
     """Seconds of the fastest of five steps of a random Flux transformer in bf16, and the bytes of the model."""
-    import tempfile
     import time
 
     import torch
@@ -63,13 +81,10 @@ def seconds(bits: int, way: str) -> dict:
     from .memory import _bytes_of
 
     torch.set_grad_enabled(False)
-    with tempfile.TemporaryDirectory() as folder:
-        with torch.device("cuda"):
-            whole = FluxTransformer2DModel(num_layers=5, num_single_layers=10).to(torch.bfloat16)
-        models.saved(whole, folder)
-        del whole
-        options = {"bnb_4bit_compute_dtype": torch.bfloat16} if bits == 4 else {}
-        model = models.load_quantized(FluxTransformer2DModel, folder, bits, dtype=torch.bfloat16, **options)
+    options = {"bnb_4bit_compute_dtype": torch.bfloat16} if bits == 4 else {}
+    model = models.load_quantized(
+        FluxTransformer2DModel, _checkpoint().name, bits, dtype=torch.bfloat16, **options
+    )
     total = _bytes_of(model)
     here = torch.device("cuda", 0)
     if way == "model":

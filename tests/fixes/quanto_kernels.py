@@ -1,14 +1,16 @@
 """A GPU of compute capability 9.0 with quanto's CUDA kernels, on machines that have none.
 
 The rig's devices say that they are CUDA; here they get what quanto asks for before it chooses its own kernels, and
-stand-ins, written in PyTorch, for the kernels that Marlin's float8 path calls. Where the honest kernels are
-registered (a real GPU), they stay.
+stand-ins, written in PyTorch, for the kernels that Marlin's float8 path calls. On a real GPU, for which quanto compiles
+its own, the tests are skipped.
 """
 
 from __future__ import annotations
 
 import functools
 import types
+
+import pytest
 
 from tests import rig
 from tests.fixes import quanto_models as q
@@ -75,14 +77,20 @@ def marlin_pack(b_q_weight, perm, size_k, size_n, num_bits):
     return result.view(torch.int32).reshape(shape).to(device)
 
 
+def _only_on_the_rig() -> None:
+    import torch
+
+    if torch.cuda.is_available() and not rig.are_on():
+        pytest.skip("these are stand-ins for kernels that quanto compiles for a real device")
+
+
 def capable(monkeypatch) -> None:
     """Let quanto believe in compute capability 9.0 and in its CUDA extension."""
     import torch
     from optimum.quanto.tensor.weights import qbits, qbytes
 
+    _only_on_the_rig()
     _library()
-    if torch.cuda.is_available() and not rig.are_on():
-        return
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     for module in (qbits, qbytes):
@@ -116,6 +124,7 @@ def marlin_weight(device, **sizes):
     """The same weight, packed for Marlin, its plain twin, and the bias."""
     from optimum.quanto.tensor.weights.marlin import MarlinF8QBytesTensor
 
+    _only_on_the_rig()
     _library()
     plain, bias = float8_weight(device, **sizes)
     packed = MarlinF8QBytesTensor(

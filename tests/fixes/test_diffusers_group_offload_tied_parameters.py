@@ -139,7 +139,7 @@ def test_a_parameter_of_the_model_itself(gpu):
     device = gpu.devices[0]
     model = Encoder(torch.nn.Linear(four_bit.FEATURES, four_bit.FEATURES)).eval()
     model.again = model.shared.weight
-    expected = run(model, "cpu")
+    expected = run(copy.deepcopy(model).to(device), device)
     offload(model, device, {"offload_type": "leaf_level"})
     for _ in range(2):
         assert torch.equal(run(model, device), expected)

@@ -122,7 +122,7 @@ def test_moved_between(gpu, weights):
     """The bits come to where the weight is now."""
     import torch
 
-    here, there = gpu.devices
+    here, there = gpu.two
     model = adapted(weights, here)
     with_lora, before = run(model, here), bits(model)
     model.merge_adapter()

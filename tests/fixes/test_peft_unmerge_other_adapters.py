@@ -175,7 +175,7 @@ def test_several_adapters(weights, kind):
 def test_on_devices_and_moved_between(gpu, weights):
     import torch
 
-    here, there = gpu.devices
+    here, there = gpu.two
     model = adapted(bnb_layers(weights).to(here), "VeRA").to(here)
     assert_taken_out_exactly(model, here)
     before, expected = bits(model), run(model, here)

@@ -64,7 +64,7 @@ def test_moved_between(gpu, weights):
     """The bits come to where the weight is now, and its wrapper says so."""
     import torch
 
-    here, there = gpu.devices
+    here, there = gpu.two
     model = ao.adapted(weights, here)
     with_lora, before = ao.run(model, here), bits(model)
     model.merge_adapter()

@@ -27,7 +27,7 @@ SHOWS = (
     r"quant_state is required|AssertionError:?\s*$"
     # A float storage cannot even be loaded before: diffusers-4bit-storage
     r"|Expected the flattened shape of the current param \(context_embedder\.weight\)"
-    # torch 2.9 and older shard floats only
+    # torch 2.11 and older shard floats only
     r"|only Tensors of floating point dtype can require gradients"
 )
 STORAGES = pytest.mark.parametrize("storage", ["float32", "bfloat16"])

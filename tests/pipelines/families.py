@@ -18,6 +18,10 @@ def pipelines() -> dict[str, type]:
             exported = getattr(diffusers, name)
         except RuntimeError:  # its module cannot be imported beside the other libraries of an older set
             continue
+        except (
+            AttributeError
+        ):  # a name of diffusers that nothing has: OnnxStableDiffusionInpaintPipelineLegacy
+            continue
         if isinstance(exported, type) and issubclass(exported, diffusers.DiffusionPipeline):
             found[name] = exported
     del found["DiffusionPipeline"]

@@ -11,8 +11,8 @@ def case(work: str) -> str | None:
     from ..case import CannotReproduce, NeedsDevice
     from ..models import four_bit
 
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
-        raise CannotReproduce("needs torch >= 2.10, the first that shards bytes")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        raise CannotReproduce("needs torch >= 2.12, the first that shards bytes")
     where = four_bit.device()
     if where.type != "cuda":
         raise NeedsDevice("needs a CUDA device: diffusers loads 4-bit models on a GPU only")
