@@ -64,7 +64,9 @@ def _checkpoint() -> tempfile.TemporaryDirectory:
 
     folder = tempfile.TemporaryDirectory(prefix="benchmark-steps-")
     with torch.device("cuda"):
-        whole = FluxTransformer2DModel(num_layers=3, num_single_layers=6).to(torch.bfloat16)
+        whole = FluxTransformer2DModel(num_layers=3, num_single_layers=6, guidance_embeds=True).to(
+            torch.bfloat16
+        )
     whole.save_pretrained(folder.name)
     return folder
 

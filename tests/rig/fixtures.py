@@ -143,6 +143,8 @@ class RealDevices:
         gc.collect()
         if str(device) == "cpu":
             return 0
+        self._cuda.synchronize(device)
+        self._cuda.empty_cache()  # frees what waited for the end of a stream's work
         return self._cuda.memory_stats(device).get("requested_bytes.all.current", 0)
 
     def peak(self, device) -> int:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import types
 import zipapp
 
 import pytest
@@ -122,6 +123,9 @@ for fix_id in sys.stdin.readline().split():
     write(id=fix_id, event="begin", text="")
     if fix_id.startswith("dies"):
         os.abort()
+    if fix_id.startswith("loses"):
+        write(id=fix_id, event="bug", text="an illegal memory access")
+        os._exit(0)
     if fix_id.startswith("hangs"):
         time.sleep(600)
     if fix_id.startswith("asserts"):
@@ -177,6 +181,48 @@ def test_a_case_that_kills_its_process_costs_only_itself(play):
     assert played["first"] == played["between"] == played["last"] == ("right", "off")
     assert played["dies-1"] == played["dies-2"] == ("bug", "the process was killed by SIGABRT")
     assert (played.starts, sum(played.steps)) == (3, 5), "the progress bar ends full"
+
+
+def test_a_case_that_loses_the_device_costs_only_itself(play):
+    """After an illegal memory access on a GPU, no operation of that process works there any more."""
+    played = play("loses-1", "loses-2", "between", "loses-3", "last")
+    assert played["between"] == played["last"] == ("right", "off")
+    assert {played[f"loses-{number}"] for number in (1, 2, 3)} == {("bug", "an illegal memory access")}
+    assert (played.starts, sum(played.steps)) == (4, 5)
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_device_that_is_lost_ends_the_process(monkeypatch, tmp_path, lost, late):
+    """Devices take time: what a case did wrong there may show in the next operation only."""
+
+    class Device:
+        def is_initialized(self):
+            return True
+
+        def synchronize(self):
+            if lost:
+                raise RuntimeError("an illegal memory access")
+
+    def case(folder):
+        if not late:
+            raise ValueError("a case that fails")
+        return "right"
+
+    def end(code):
+        raise Ended
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=Device()))
+    monkeypatch.setattr(child, "_case", lambda fix_id: case)
+    monkeypatch.setattr(child.os, "_exit", end)
+    events = []
+    with pytest.raises(Ended) if lost else contextlib.nullcontext():
+        child._show("a-fix", str(tmp_path), lambda **event: events.append(event["event"]))
+    assert events == ["begin", "right" if late and not lost else "bug"]
 
 
 def test_the_assertions_of_the_cases_count_where_python_is_told_to_drop_them(play, monkeypatch):
