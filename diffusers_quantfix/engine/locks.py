@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 __all__ = ["Lock"]
@@ -22,6 +24,16 @@ class Lock:
 
     def __enter__(self) -> None:
         self._lock.acquire()
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[bool]:
+        """The block, once the lock is free; without it, and with False, if it is not for so long."""
+        taken = self._lock.acquire(timeout=seconds)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._lock.release()
 
     def __exit__(self, *raised: object) -> None:
         self._lock.release()

@@ -36,6 +36,7 @@ _METHOD = "_apply"
 _KEPT = "_quantfix_host_copies"
 _CPU = torch.device("cpu")
 _Key = tuple[int, str]
+_PATIENCE = 30.0  # seconds; the other thread's move may itself wait for this one
 _NOBODYS: _Key = (0, "")
 _lock = Lock()  # a garbage collection may call `_let_go` at any time
 _of_classes: dict[type, tuple[Any, Any, weakref.WeakSet[_Kept]]] = {}
@@ -157,7 +158,8 @@ class _Kept:
         self.module: Any = weakref.ref(module)
         self._pin = pin
         self.copies: dict[_Key, _Copy] = {}
-        self._moving: dict[str, object] = {}  # for a dict's atomic operations
+        self._turn = Lock()
+        self._moves = False
         # Checksums of CPU memory, computed on the CPU once, since that takes as long as a copy.
         self._checksums: dict[_Key, tuple[StorageWeakRef, int]] = {}
 
@@ -165,17 +167,18 @@ class _Kept:
         """Call ``upstream``, which applies ``fn`` to each tensor of the module, and return its result.
 
         Only that is done for a function of the program's, which may not be called once more than it expects, within its
-        dispatch modes, which see each operation, and while another thread moves the module.
+        dispatch modes, which see each operation, and within a move of the same module. Moves in several threads take
+        turns: torch may not copy a tensor while its data is exchanged.
         """
-        me = object()
-        if (
-            not _is_torchs(fn)
-            or torch._C._len_torch_dispatch_stack()
-            or self._moving.setdefault("by", me) is not me
-        ):
-            return upstream()
+        with self._turn.within(_PATIENCE) as mine:
+            if not mine or self._moves or not _is_torchs(fn) or torch._C._len_torch_dispatch_stack():
+                return upstream()
+            return self._move(upstream, fn)
+
+    def _move(self, upstream: Callable[[], Any], fn: Callable[[Any], Any]) -> Any:
         module = self.module()
         try:
+            self._moves = True
             # Subclasses (GGUF) intercept even the assignment of ``.data``, and function modes see it.
             with torch._C.DisableTorchFunction():
                 leaving = self._prepare(module, fn)
@@ -188,7 +191,7 @@ class _Kept:
             with torch._C.DisableTorchFunction():
                 away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
             self.copies = {key: copy for key, copy in self.copies.items() if key in away}
-            self._moving.clear()
+            self._moves = False
 
     def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
         """Replace unchanged weights that ``fn`` would move to the CPU by their host copies.
