@@ -169,6 +169,7 @@ NOT_ALONE = (
     "transformers-quantized-resave",
     "transformers-siglip-head-attention",
     "transformers-siglip2-head-attention",
+    "transformers-clap-token-types",
 )
 
 

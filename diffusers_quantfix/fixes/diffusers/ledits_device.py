@@ -17,9 +17,8 @@ from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
-from ...engine.probe import names_used, resolve
-from ...models.plain_weights import InPlaceOf
-from ...offloading.hooks import accelerate_hooks
+from ...engine.probe import resolve
+from ...models.own_device import asks_for_its_own, becomes_execution_device
 
 FIX = Fix(
     __doc__,
@@ -54,26 +53,11 @@ _CLASSES = {
 
 def broken(module: ModuleType) -> bool:
     """Does the image go to the pipeline's device, and is that another one than the execution device?"""
-    cls = _class(module)
-    names = names_used(resolve(cls, "encode_image"))
-    return "_execution_device" not in names and "device" in names and "device" not in vars(cls)
+    return asks_for_its_own(_class(module), "encode_image")
 
 
 def patch(module: ModuleType, draft: Draft) -> None:
-    cls = _class(module)
-    resolve(cls, "_execution_device")
-
-    def make(upstream):
-        def device(self):
-            placed = super(cls, self).device
-            if not any(True for part in vars(self).values() for _ in accelerate_hooks(part)):
-                return placed
-            # Where no hook names a device, the execution device is the pipeline's: it must not ask here again.
-            return cls._execution_device.fget(InPlaceOf(self, {"device": placed}))
-
-        return property(device, doc=upstream.__doc__)
-
-    draft.wrap_plain(cls, "device", make)
+    becomes_execution_device(draft, _class(module))
 
 
 def _class(module: ModuleType) -> Any:
