@@ -82,7 +82,8 @@ def _with_zeros(
     """The arguments with zeros instead of the buffer, where it would be read."""
     names = ("input_ids", "attention_mask", _BUFFER, "position_ids", "inputs_embeds")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
+    ids: Any = given.get("input_ids")
+    embeds: Any = given.get("inputs_embeds")
     if given.get(_BUFFER) is not None or (ids is None) == (
         embeds is None
     ):  # the latter is an error of upstream's
