@@ -119,6 +119,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-group-offload-tied-parameters", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-tied-parameters", "diffusers.group_offload_tied_parameters"),
     ("diffusers-group-offload-torchao", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("torchao", "")), "", "diffusers-group-offload-torchao", "diffusers.group_offload_torchao"),
     ("diffusers-group-offload-vae-blocks", "diffusers.hooks.group_offloading", (("diffusers", ">=0.36.0,<=0.42.1"),), "", "diffusers-group-offload-vae-blocks", "diffusers.group_offload_vae_blocks"),
+    ("diffusers-helios-decode-device", "diffusers.modular_pipelines.helios.decoders", (("diffusers", ">=0.38.0,<0.40"),), "diffusers 0.40.0", "diffusers-helios-decode-device", "diffusers.helios_decode_device"),
     ("diffusers-hook-removal", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-hook-removal", "diffusers.hook_removal"),
     ("diffusers-hook-signature", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<0.40.0"),), "diffusers 0.40.0", "diffusers-hook-signature", "diffusers.hook_signature"),
     ("diffusers-hunyuan-pooler-weights", "diffusers.models.embeddings", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-hunyuan-pooler-weights", "diffusers.hunyuan_pooler_weights"),
