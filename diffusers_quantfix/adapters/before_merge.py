@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from ..engine.interruptions import heed_interruption
 from ..engine.log import log
 from ..engine.probe import function_of
 from ..weights.companions import is_quant_state, on_device
@@ -269,8 +270,8 @@ def _on_the_cpu(bits: _Bits | None) -> _Bits | None:
             with torch.inference_mode(False):
                 moved: _Bits = _moved(bits, "cpu")
                 return moved
-        except (MemoryError, RuntimeError):
-            pass
+        except (MemoryError, RuntimeError) as error:
+            heed_interruption(error)
     if _NO_ROOM not in _told:
         _told.add(_NO_ROOM)
         log(logging.WARNING, "%s", _NO_ROOM)

@@ -16,14 +16,17 @@ __all__ = ["Lock"]
 
 
 class Lock:
-    """A reentrant lock, used by ``with``."""
+    """A reentrant lock, used by ``with lock.held``."""
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()
         _all.add(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    @property
+    def held(self) -> Any:
+        """The lock itself: between its own methods and the block there is no Python code, where a signal could leave it
+        taken."""
+        return self._lock
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[bool]:
@@ -34,9 +37,6 @@ class Lock:
         finally:
             if taken:
                 self._lock.release()
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
 
     def after_fork(self) -> None:
         """In the child; the thread that forked keeps it."""

@@ -9,6 +9,7 @@ safetensors is imported inside the functions.
 
 from __future__ import annotations
 
+from ..engine.interruptions import heed_interruption
 from .device import is_bitsandbytes
 
 TYPE_CHECKING = False
@@ -34,7 +35,8 @@ def look_ahead(quantizer: Any, files: Any) -> Apart:
         return {}
     try:
         return companions_apart(files)
-    except Exception:  # a file that cannot be read: upstream raises the error
+    except Exception as error:  # a file that cannot be read: upstream raises the error
+        heed_interruption(error)
         return {}
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ..engine.classes import class_name, defines, is_a, module_name, mro, namespace
 from ..engine.heap import PLAIN, objects_of
+from ..engine.interruptions import heed_interruption
 from ..placement.components import components_of, is_module, is_pipeline_type
 from ..placement.released import released_message
 from ..placement.tensors import plain_tensors, storage_of
@@ -94,7 +95,8 @@ class Census:
         for graph in self.graphs:
             try:
                 graph.pool()
-            except Exception:  # not captured yet, or reset
+            except Exception as error:  # not captured yet, or reset
+                heed_interruption(error)
                 continue
             found |= {kind for cls, kind in _GRAPHS.items() if is_a(graph, cls)}
         return found

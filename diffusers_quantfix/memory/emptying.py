@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..engine.classes import attributes, namespace
+from ..engine.interruptions import heed_interruption
 from ..placement.released import MARK
 from ..placement.tensors import Held, device_name, held_in, storage_of
 
@@ -120,5 +121,6 @@ def _property(tensor: Any, name: str, otherwise: Any) -> Any:
     try:
         with torch._C.DisableTorchFunctionSubclass():
             return attributes(torch._C.TensorBase)[name].__get__(tensor)
-    except Exception:  # raised by a tensor subclass
+    except Exception as error:  # raised by a tensor subclass
+        heed_interruption(error)
         return otherwise

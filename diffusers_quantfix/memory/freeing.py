@@ -69,11 +69,11 @@ def release(
     if not targets:
         return Release(freed={})
     until = time.monotonic() + wait
-    with _one_at_a_time:
+    with _one_at_a_time.held:
         releasing = _Releasing(targets, force)
         releasing.carry_out()
     releasing.wait(until)
-    with _one_at_a_time:
+    with _one_at_a_time.held:
         return releasing.report(verify, search)
 
 

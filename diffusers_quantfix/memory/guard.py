@@ -6,12 +6,12 @@ so its class is replaced by a subclass; ``isinstance`` still holds. torch is not
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
 from ..engine.classes import attributes, class_name, is_a, module_name, mro, namespace
+from ..engine.interruptions import heed_interruption
 from ..placement.released import MARK, ReleasedError
 
 __all__ = ["guard_module", "guard_pipeline"]
@@ -71,9 +71,11 @@ def guard_pipeline(pipeline: Any, message: str) -> None:
     body.update(__call__=refuse, __repr__=describe, __doc__=message)
     body.update(__module__=module_name(cls), __qualname__=class_name(cls))
     # If a class forbids subclasses or has an exotic layout, the pipeline keeps it; its components refuse anyway.
-    with contextlib.suppress(Exception):
+    try:
         metaclass: Any = type(cls)
         object.__setattr__(pipeline, "__class__", metaclass(class_name(cls), (cls,), body))
+    except Exception as error:
+        heed_interruption(error)
 
 
 def _methods(cls: type) -> list[str]:

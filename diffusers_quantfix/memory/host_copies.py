@@ -11,7 +11,6 @@ Unchanged means equal content, see `fingerprint`. Neither versions nor addresses
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import weakref
@@ -23,6 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..engine.classes import attributes
+from ..engine.interruptions import heed_interruption
 from ..engine.locks import Lock
 from ..loading.device import accelerator_types
 from ..placement.modules import modules_of
@@ -62,7 +62,7 @@ def keep(models: list[Any], pin: bool) -> None:
     for model in models:
         kept = vars(model)[_KEPT] = _Kept(model, pin)
         weakref.finalize(kept, _let_go, type(model)).atexit = False
-        with _lock:
+        with _lock.held:
             _intercept(type(model)).add(kept)
 
 
@@ -98,7 +98,7 @@ def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
 
 def _let_go(cls: type) -> None:
     """Restore ``cls`` once none of its instances has copies."""
-    with _lock:
+    with _lock.held:
         function, own, kept = _of_classes.get(cls, (None, None, ()))
         if function is None or list(kept) or attributes(cls).get(_METHOD) is not function:
             return
@@ -334,7 +334,8 @@ def _target(fn: Callable[[Any], Any], device: torch.device) -> torch.device | No
     """The device to which ``fn`` moves a tensor that is on ``device``; None if unknown."""
     try:
         return torch.device(fn(torch.empty(0, device=device)).device)
-    except Exception:
+    except Exception as error:
+        heed_interruption(error)
         return None
 
 
@@ -358,13 +359,18 @@ def _checksums(slots: list[_Slot], copies: dict[_Key, torch.Tensor]) -> Iterator
             by_device.setdefault(there.device, []).append((slot, there))
     for device, pairs in by_device.items():
         # If the device lacks the memory to compute checksums, its weights are copied.
-        with contextlib.suppress(RuntimeError):
+        answers: list[int] = []
+        known: list[tuple[_Slot, torch.Tensor]] = []
+        try:
             numbers = random_numbers(device)
             sums = [fingerprint(tensor, numbers) for _, tensor in pairs]
             known = [(slot, one) for (slot, _), one in zip(pairs, sums, strict=True) if one is not None]
             if known:  # all at once: each read would synchronize
                 answers = torch.stack([one for _, one in known]).tolist()
-                yield from zip([slot for slot, _ in known], answers, strict=True)
+        except RuntimeError as error:
+            heed_interruption(error)
+            continue
+        yield from zip([slot for slot, _ in known], answers, strict=True)
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

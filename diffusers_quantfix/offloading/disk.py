@@ -17,6 +17,7 @@ import json
 import os
 import sys
 
+from ..engine.interruptions import heed_interruption
 from .group_tensors import FILE, companions_of_parameters, contents, refuse_wrappers, rejoin, wrappers
 
 TYPE_CHECKING = False
@@ -187,7 +188,8 @@ def _mapped(path: str, tensors: dict[str, Any], kinds: dict[str, bool]) -> dict[
                     if tensor.numel()
                     else torch.empty(0, dtype=tensor.dtype)
                 ).view(tensor.shape)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        heed_interruption(error)
         return None
     return None if header else found
 

@@ -22,6 +22,7 @@ import torch
 
 from ..adapters.before_merge import KEPT
 from ..engine.classes import class_name, is_a, namespace
+from ..engine.interruptions import heed_interruption
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
 from .modules import named_modules
@@ -262,7 +263,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         return tensor.untyped_storage()
-    except Exception:  # a subclass may raise anything
+    except Exception as error:  # a subclass may raise anything
+        heed_interruption(error)
         return None
 
 

@@ -17,7 +17,7 @@ import torch, diffusers_quantfix as qf
 {setup}
 entered, done = threading.Event(), threading.Event()
 def hold():
-    with lock:
+    with lock.held:
         entered.set()
         done.wait()
 holder = threading.Thread(target=hold)
@@ -59,9 +59,9 @@ def test_who_forks_keeps_what_it_has() -> None:
     from diffusers_quantfix.engine.locks import Lock
 
     lock = Lock()
-    with lock, lock:
+    with lock.held, lock.held:
         lock.after_fork()
-    with lock:
+    with lock.held:
         pass
 
 

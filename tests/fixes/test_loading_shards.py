@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from diffusers_quantfix.loading import shards
+from tests.time_limit import TimeIsUp, time_limit
 
 pytest.importorskip("safetensors")
 
@@ -64,3 +65,12 @@ def test_a_file_that_cannot_be_read_is_not_our_error(files):
     with open(files[1], "wb") as file:
         file.write(b"no tensors")
     assert shards.look_ahead(quantizer(), files) == {}
+
+
+def test_a_time_limit_of_the_program_is_heard(files, monkeypatch):
+    """Before: what it raised counted as a file that cannot be read."""
+    import safetensors
+
+    with time_limit() as over, monkeypatch.context() as patch, pytest.raises(TimeIsUp):
+        patch.setattr(safetensors, "safe_open", over)
+        shards.look_ahead(quantizer(), files)

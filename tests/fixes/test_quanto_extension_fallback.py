@@ -9,6 +9,7 @@ import pytest
 
 from tests.fixes import quanto_kernels
 from tests.fixes import quanto_models as q
+from tests.time_limit import TimeIsUp, time_limit
 
 FIX_ID = "quanto-extension-fallback"
 
@@ -91,6 +92,19 @@ def test_every_fault_of_a_toolchain(loader, tmp_path):
     ):
         loader.error = error
         assert new_extension(tmp_path).lib.unpack(packed, 4).shape == (512,)
+
+
+def test_a_time_limit_of_the_program_is_heard(loader, tmp_path, monkeypatch):
+    """Before: the extension "could not be compiled" then, for the rest of the process."""
+    from optimum.quanto.library.extensions import extension
+
+    made = new_extension(tmp_path)
+    with time_limit() as over, monkeypatch.context() as patch:
+        patch.setattr(extension, "load", over)
+        with pytest.raises(TimeIsUp):
+            made.lib  # noqa: B018
+    loader.lib = lib = object()
+    assert made.lib is lib
 
 
 def test_one_warning_names_the_first_line_of_the_cause(loader, caplog):

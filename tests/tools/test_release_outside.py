@@ -16,6 +16,7 @@ import diffusers_quantfix as qf
 from diffusers_quantfix.memory import ReleasedError
 from tests import rig
 from tests.marks import rest_is_long
+from tests.time_limit import TimeIsUp, time_limit
 
 SIZE = 16
 
@@ -706,3 +707,26 @@ def test_a_destructor_at_the_end_of_the_interpreter():
     done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "None {}", done.stderr
     assert "ImportError" not in done.stderr
+
+
+def test_a_time_limit_of_the_program_is_heard(rig_devices):
+    """Before: what it raised counted as a class that forbids subclasses."""
+    from tests.rig import models
+
+    class Kind(type):
+        def __new__(cls, *args):
+            ends()
+            return super().__new__(cls, *args)
+
+    def nothing():
+        pass
+
+    ends = nothing
+    pipeline = models.flux_pipeline()
+    pipeline.__class__ = Kind("Pipeline", (type(pipeline),), {})
+    with time_limit() as over:
+        ends = over
+        with pytest.raises(TimeIsUp):
+            qf.release(pipeline)
+        ends = nothing
+    qf.release(pipeline, force=True)

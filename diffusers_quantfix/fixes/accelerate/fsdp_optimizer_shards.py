@@ -19,6 +19,7 @@ from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
+from ...engine.interruptions import heed_interruption
 from ...engine.probe import names_used, resolve
 
 FIX = Fix(
@@ -135,6 +136,7 @@ def make_entries(optimizer: Any) -> Any:
             type(optimizer).step(optimizer)
     except Exception as error:
         optimizer.state.clear()
+        heed_interruption(error)
         raise RuntimeError(
             f"{type(optimizer).__name__} cannot make its state before the training goes on, so its state cannot be "
             "loaded from the shards of FSDP 1. Save and load it with FULL_STATE_DICT."

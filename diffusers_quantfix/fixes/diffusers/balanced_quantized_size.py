@@ -21,6 +21,7 @@ from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
+from ...engine.interruptions import heed_interruption
 from ...engine.probe import names_used, resolve
 from ...loading.sizes import shrink
 
@@ -91,6 +92,7 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
             if config is not None and shrink(model, config):
                 measured.append(kwargs["name"])
         except Exception as error:  # loading itself reports the error, or does not need the size
+            heed_interruption(error)
             logger.debug(f"the quantized size of {kwargs['name']} is not known: {error!r}")
         return model
 

@@ -59,7 +59,7 @@ def patch(bnb_quantizer: ModuleType, draft: Draft) -> None:
             args, kwargs = changed(args, kwargs, _UNEXPECTED, "unexpected_keys", None)
             result = original(self, *args, **kwargs)
             if unexpected and few:
-                with lock:
+                with lock.held:
                     take_out(unexpected, few, f"{name}.")
             return result
 

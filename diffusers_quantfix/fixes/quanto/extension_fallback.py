@@ -21,6 +21,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
+from ...engine.interruptions import heed_interruption
 from ...engine.locks import Lock
 from ...engine.probe import resolve
 from ...weights import quanto_extension
@@ -62,7 +63,7 @@ def patch(extension: ModuleType, draft: Draft) -> None:
             # Kept on the extension: one attempt per process, even after the fix was reverted and applied again.
             known = vars(self).get(_STAND_IN)
             if known is None:
-                with lock:
+                with lock.held:
                     known = vars(self).get(_STAND_IN) or attempt(self)
             return known
 
@@ -78,6 +79,7 @@ def patch(extension: ModuleType, draft: Draft) -> None:
                         ]
                     return original.fget(self)
                 except Exception as error:
+                    heed_interruption(error)
                     if self._lib is not None:  # it is loaded; only its version could not be recorded
                         return self._lib
                     reason, level = f"could not be compiled: {first_line_of_the_cause(error)}", "warning"

@@ -21,6 +21,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
+from ...engine.interruptions import heed_interruption
 from ...engine.probe import names_used
 
 FIX = Fix(
@@ -112,7 +113,8 @@ def delete_if_abandoned(lock: str) -> None:
             os.remove(aside)
             return
         os.remove(aside)
-    except (OSError, ValueError):  # gone meanwhile, or the folder is not writable
+    except (OSError, ValueError) as error:  # gone meanwhile, or the folder is not writable
+        heed_interruption(error)
         return
     tell(
         "warning",
