@@ -193,6 +193,7 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
         r"torch/(fx|_subclasses)/|\bTPU\b|torch_xla",
     ),
     (r"Some modules are dispatched", r"diffusers|balanced", ""),
+    (r"illegal memory access", r"group.?offload", OWN_LOADERS),
     (r"No GPU found", "", r"transformers/(quantizers|modeling_utils)|driver on your system is too old"),
     (
         r"of floating point",
