@@ -205,12 +205,13 @@ class _Kept:
         checksums = _checksums(back, {key: copy.tensor for key, copy in self.copies.items()})
         unchanged = [slot for slot, checksum in checksums if checksum == self.copies[slot.key].checksum]
         whole = _without_parts(unchanged, slots)
-        for slot in whole:
-            slot.put(self.copies[slot.key].tensor)
-        for wrapper in {
-            id(slot.wrapper): slot.wrapper for slot in whole if slot.wrapper is not None
-        }.values():
-            follow(wrapper)
+        wrappers = {id(slot.wrapper): slot.wrapper for slot in whole if slot.wrapper is not None}
+        try:
+            for slot in whole:
+                slot.put(self.copies[slot.key].tensor)
+        finally:  # also where Ctrl-C comes in between: torch cannot move a wrapper that says another device
+            for wrapper in wrappers.values():
+                follow(wrapper)
         if targets.get(_CPU) in (_CPU, None):
             return {}
         leaving = [slot for slot in slots if slot.get().device == _CPU]

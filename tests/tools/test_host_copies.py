@@ -257,6 +257,35 @@ def test_weights_with_inner_tensors_that_a_graph_has_are_moved_as_upstream_does(
     del graph
 
 
+@wrappers
+@pytest.mark.parametrize("at", range(4))
+def test_ctrl_c_between_the_parts_of_a_weight(rig_devices, monkeypatch, make, at):
+    """Before, of torchao: the next move raised "Couldn't swap Linear.weight"."""
+    import torch
+
+    from diffusers_quantfix.memory import host_copies
+
+    here, model = rig_devices.devices[0], make()
+    expected = _dequantized(model)
+    qf.keep_host_copies(model)
+    model.to(here)
+    put, seen = host_copies._Slot.put, []
+
+    def interrupted(slot, tensor):
+        put(slot, tensor)
+        seen.append(slot)
+        if len(seen) == at + 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_copies._Slot, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.to("cpu")
+    for place in (here, "cpu"):
+        model.to(place)
+        assert all(map(torch.equal, _dequantized(model), expected))
+
+
 @pytest.mark.parametrize("name", ["plain", "quanto int8", "torchao int8"])
 def test_pinned_copies_are_taken_back_pinned(gpu, name):
     import torch
