@@ -2,9 +2,8 @@
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     from a 4-bit or 8-bit model under ``enable_group_offload`` ("All input tensors need to be on the same GPU" with
-    bitsandbytes < 0.46), or "CUDA error: an illegal memory access was encountered" (seen on an H200). With
-    ``use_stream=True`` at leaf level it runs, but keeps the scales of every 4-bit layer, or every 8-bit weight whole,
-    on the GPU.
+    bitsandbytes < 0.46; an illegal memory access on some GPUs). With ``use_stream=True`` at leaf level it runs, but
+    keeps the scales of every 4-bit layer, or every 8-bit weight whole, on the GPU.
 Cause: ``ModuleGroup`` moves the parameters by their ``.data``. Quant states, CB and SCB are not parameters. Without a
     stream it offloads with ``module.to()``, which moves them to the CPU, and nothing moves them back.
 Upstream: no issue; https://github.com/huggingface/diffusers/pull/11576 recommends the combination.
