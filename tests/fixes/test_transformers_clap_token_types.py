@@ -7,6 +7,7 @@ import pytest
 from tests.fixes import four_bit
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import spelling as spelling
+from tests.gate import unmet
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -63,6 +64,8 @@ def test_text_features(gpu):
 
 def test_a_quantized_model(gpu, tmp_path):
     """Which needs other fixes, too."""
+    if sentence := unmet("transformers>=4.45"):
+        pytest.skip(f"before, it does not move 4-bit models; {sentence}")
     model = clap()
     folder = models.saved(model, tmp_path)
     check(four_bit.load(type(model), folder, dtype=torch.float32, device_map={"": 0}), gpu.devices[0])
