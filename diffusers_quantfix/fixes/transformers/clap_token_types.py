@@ -84,9 +84,8 @@ def _with_zeros(
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     ids: Any = given.get("input_ids")
     embeds: Any = given.get("inputs_embeds")
-    if given.get(_BUFFER) is not None or (ids is None) == (
-        embeds is None
-    ):  # the latter is an error of upstream's
+    # Upstream itself refuses both, and neither.
+    if given.get(_BUFFER) is not None or (ids is None) == (embeds is None):
         return args, kwargs
     like = ids if ids is not None else embeds[..., 0]
     zeros = like.new_zeros(like.shape, dtype=buffer.dtype)
