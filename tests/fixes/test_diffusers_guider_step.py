@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 
 from tests.fixes.callers import Interrupted
+from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
 guiders = pytest.importorskip("diffusers.guiders", reason="guiders came with diffusers 0.35")
@@ -98,6 +99,8 @@ def test_two_runs_of_a_modular_pipeline(tmp_path, name):
 
     if name not in families.modular():
         pytest.skip("this release has no such pipeline")
+    if not unmet("diffusers>=0.36,<0.37"):
+        pytest.skip("diffusers 0.36 finds no blocks for it")
     subject = ModularSubject(name, tmp_path)
     pipe = subject.load(PLAIN)
     if "Helios" not in name:
