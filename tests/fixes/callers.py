@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.marks import rest_is_long
+
 INDEX, NO_INDEX, TEXT = "cuda:0", "cuda", "text"
 _says = {"spelling": INDEX}
 
 
-@pytest.fixture(autouse=True, params=[INDEX, NO_INDEX])
+@pytest.fixture(autouse=True, params=rest_is_long([INDEX, NO_INDEX], NO_INDEX))
 def spelling(request, monkeypatch):
-    """Every test of a module that imports this runs twice: with the index of the device, and as upstream's
-    documentation writes it, ``torch.device("cuda")``."""
+    """Every test of a module that imports this runs as upstream's documentation writes a device,
+    ``torch.device("cuda")``, and, with the long tests, with its index."""
     monkeypatch.setitem(_says, "spelling", request.param)
 
 
