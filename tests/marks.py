@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -15,6 +16,11 @@ def rest_is_long(values: Iterable, *now) -> list:
 def rest_is_whole(values: Iterable, *now) -> list:
     """The same with the marker ``whole``: the rest runs on request."""
     return _marked(pytest.mark.whole, values, now)
+
+
+def in_turn(each: Iterable, *others: Iterable) -> list[tuple]:
+    """All of ``each``, with a value of each of the others, which take turns."""
+    return list(zip(each, *map(itertools.cycle, others), strict=False))
 
 
 def _marked(mark: pytest.MarkDecorator, values: Iterable, now: tuple) -> list:

@@ -39,6 +39,7 @@ def test_torch_compile_sees_the_same_graphs(bits):
     assert with_us == without
 
 
+@pytest.mark.long
 def test_code_is_compared_only_above_a_claim():
     """In claimed releases nothing is called or read for it; with newer numbers the same is counted."""
     within = child("newer:decide", True)

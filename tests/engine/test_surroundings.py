@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.marks import rest_is_long
+
 from .harness import CORE, PATCH
 
 PROBE = """
@@ -28,9 +30,10 @@ SURROUNDINGS = {
     "with hooks of saved tensors that may not be added to": "only_these_hooks()",
     "while a model is made without weights": "no_weights()",
 }
+OFTEN = ("in a new process", "in inference mode", "while a model is made without weights")
 
 
-@pytest.mark.parametrize("surroundings", SURROUNDINGS.values(), ids=list(SURROUNDINGS))
+@pytest.mark.parametrize("surroundings", rest_is_long(SURROUNDINGS, *OFTEN))
 def test_a_target_is_imported(world, surroundings) -> None:
     pytest.importorskip("torch")
     world.library()
@@ -69,7 +72,7 @@ def test_a_target_is_imported(world, surroundings) -> None:
             seen.append(tensor)
             return tensor
         torch.manual_seed(0)
-        with {surroundings}:
+        with {SURROUNDINGS[surroundings]}:
             def now():
                 new = torch.zeros(1)
                 return [str(new.device), str(new.dtype), new.is_inference(), torch.is_grad_enabled()]
@@ -146,7 +149,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=list(TRANSFORMS))
+@pytest.mark.parametrize("transform", rest_is_long(TRANSFORMS, "vmap", "trace"))
 def test_a_target_is_imported_by_a_function_that_is_transformed(world, transform) -> None:
     """Its transform and its graph are of what the function computes."""
     pytest.importorskip("torch")
@@ -157,7 +160,7 @@ def test_a_target_is_imported_by_a_function_that_is_transformed(world, transform
         def function(x):
             import lib.core
             return x * 2
-        result = {transform}
+        result = {TRANSFORMS[transform]}
         nodes = len(list(result.graph.nodes())) if hasattr(result, "graph") else 0
         tell(state=states("fix-f"), reason=reason("fix-f"), nodes=nodes)
     """)

@@ -23,7 +23,7 @@ def without_index(request, monkeypatch):
     monkeypatch.setitem(_says, "spelling", request.param)
 
 
-@pytest.fixture(params=[INDEX, NO_INDEX, TEXT])
+@pytest.fixture(params=rest_is_long([INDEX, NO_INDEX, TEXT], NO_INDEX))
 def each_spelling(request, monkeypatch):
     """A test that uses this runs once for each spelling of the device."""
     monkeypatch.setitem(_says, "spelling", request.param)

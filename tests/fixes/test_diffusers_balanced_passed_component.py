@@ -10,6 +10,7 @@ import pytest
 from tests.fixes import four_bit
 from tests.fixes.test_diffusers_balanced import config_of
 from tests.gate import unmet
+from tests.marks import rest_is_long
 from tests.rig import models
 
 FIX_ID = "diffusers-balanced-passed-component"
@@ -74,7 +75,7 @@ def assert_map_is_right(pipe, **expected: str) -> None:
 
 
 @pytest.mark.parametrize("where", [None, "cuda:0", "cuda:1"])
-@pytest.mark.parametrize("name", ["transformer", "text_encoder_2"])
+@pytest.mark.parametrize("name", rest_is_long(["transformer", "text_encoder_2"], "transformer"))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_passed_component(rig_devices, folder, method, name, where):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.gate import unmet
+from tests.marks import rest_is_long
 
 pytestmark = pytest.mark.skipif(bool(unmet("bitsandbytes>=0.46")), reason="quantizes on the CPU since 0.46")
 
@@ -122,7 +123,7 @@ EXCHANGES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", rest_is_long(BITS, 4))
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda each: each.__name__)
 def test_what_was_exchanged_is_searched_for(bits, exchange):
     group = group_of(bits)

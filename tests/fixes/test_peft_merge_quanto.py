@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.fixes import lora_models as lora
 from tests.fixes import quanto_models as q
 from tests.fixes.callers import assert_goes_on
 from tests.gate import unmet
+from tests.marks import in_turn, rest_is_long
 from tests.rig import models
 
 FIX_ID = "peft-merge-quanto"
@@ -276,8 +278,10 @@ OFFLOADS = {
 }
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize(
+    ("offload", "weights"),
+    rest_is_long(product(OFFLOADS, ["int8", "int4"]), *in_turn(OFFLOADS, ["int8", "int4"])),
+)
 def test_under_offload(gpu, tmp_path, offload, weights):
     """Fused and taken out again, exact to the bit, and the next run too."""
     import torch

@@ -7,6 +7,7 @@ import gc
 import inspect
 import pickle
 import weakref
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.fixes import four_bit
 from tests.fixes import lora_models as lora
 from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of, without_memory
 from tests.gate import unmet
+from tests.marks import in_turn, rest_is_long
 from tests.rig import models
 
 FIX_ID = "peft-unmerge-bnb"
@@ -335,8 +337,9 @@ def moves_scales() -> bool:
     return "SCB.to(" in inspect.getsource(inspect.unwrap(dequantize_bnb_weight))
 
 
-@pytest.mark.parametrize("weights", list(OPTIONS))
-@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize(
+    ("offload", "weights"), rest_is_long(product(OFFLOADS, OPTIONS), *in_turn(OFFLOADS, OPTIONS))
+)
 def test_a_pipeline(side, gpu, tmp_path, offload, weights):
     """``fuse_lora`` and ``unfuse_lora``, as diffusers' documentation has them, under each offload."""
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from itertools import product
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.fixes import mapped
 from tests.fixes import torchao_models as ao
 from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of, plain, without_memory
 from tests.gate import unmet
+from tests.marks import in_turn, rest_is_long
 from tests.rig import models
 
 FIX_ID = "peft-unmerge-torchao"
@@ -250,8 +252,10 @@ def test_in_inference_mode():
 @pytest.mark.skipif(
     bool(unmet("diffusers>=0.42")), reason="TorchAoConfig takes a config of torchao in newer releases"
 )
-@pytest.mark.parametrize("weights", ["int8", "float8"])
-@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize(
+    ("offload", "weights"),
+    rest_is_long(product(OFFLOADS, ["int8", "float8"]), *in_turn(OFFLOADS, ["int8", "float8"])),
+)
 def test_a_pipeline(gpu, tmp_path, offload, weights):
     """``fuse_lora`` and ``unfuse_lora`` of two LoRAs, under each offload."""
     import torch

@@ -379,7 +379,9 @@ def _wide():
 REFUSED = (ReleasedError, AttributeError, KeyError)
 
 
-@pytest.mark.parametrize("around", ["plain", "offloaded", "compiled", "wrapper"])
+@pytest.mark.parametrize(
+    "around", rest_is_long(["plain", "offloaded", "compiled", "wrapper"], "plain", "offloaded")
+)
 def test_a_forward_pass_of_another_thread_is_exact_or_refused(around):
     """Before, in some runs: torch's error about a weight that had been emptied, or a segmentation fault."""
     import torch
