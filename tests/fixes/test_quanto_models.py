@@ -159,9 +159,7 @@ def run_there(inbox, outbox, model):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "qtype", rest_is_long(["qint8", "qint4"], "qint8")
-)  # qint4 is compiled
+@pytest.mark.parametrize("qtype", rest_is_long(["qint8", "qint4"], "qint8"))  # qint4 is compiled
 def test_a_process_that_is_spawned(qtype):
     """As its argument, and through a queue."""
     import torch
