@@ -123,6 +123,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-helios-decode-device", "diffusers.modular_pipelines.helios.decoders", (("diffusers", ">=0.38.0,<0.40"),), "diffusers 0.40.0", "diffusers-helios-decode-device", "diffusers.helios_decode_device"),
     ("diffusers-hook-removal", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-hook-removal", "diffusers.hook_removal"),
     ("diffusers-hook-signature", "diffusers.hooks.hooks", (("diffusers", ">=0.33.0,<0.40.0"),), "diffusers 0.40.0", "diffusers-hook-signature", "diffusers.hook_signature"),
+    ("diffusers-hunyuan-dit-group-offload", "diffusers.models.transformers.hunyuan_transformer_2d", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-hunyuan-dit-group-offload", "diffusers.hunyuan_dit_group_offload"),
     ("diffusers-hunyuan-pooler-weights", "diffusers.models.embeddings", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-hunyuan-pooler-weights", "diffusers.hunyuan_pooler_weights"),
     ("diffusers-ideogram4-encoder", "diffusers.pipelines.ideogram4.pipeline_ideogram4", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-called-by-parts", "diffusers.called_by_parts"),
     ("diffusers-ideogram4-modular-encoder", "diffusers.modular_pipelines.ideogram4.encoders", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-called-by-parts", "diffusers.called_by_parts"),

@@ -1,0 +1,38 @@
+"""HunyuanDiT refuses group offloading.
+
+Symptom: ValueError "HunyuanDiT2DModel does not support group offloading" from ``enable_group_offload``, quantized or
+    not.
+Cause: its pooling layer reads the weights of four layers and calls none of them, so that no hook onloads them.
+Upstream: https://github.com/huggingface/diffusers/pull/10503 gives that as the reason.
+Patch: it is allowed: ``diffusers-hunyuan-pooler-weights`` calls these layers where a hook has to onload them.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-hunyuan-dit-group-offload",
+    module="diffusers.models.transformers.hunyuan_transformer_2d",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    harm="error",
+    patterns=("HunyuanDiT2DModel does not support group offloading",),
+    frames=("enable_group_offload", "HunyuanDiT"),
+    since="0.1.0",
+)
+
+_MODEL, _FLAG = "HunyuanDiT2DModel", "_supports_group_offloading"
+
+
+def broken(hunyuan_transformer_2d: ModuleType) -> bool:
+    """Does the model say that it cannot be offloaded in groups?"""
+    return resolve(hunyuan_transformer_2d, f"{_MODEL}.{_FLAG}") is False
+
+
+def patch(hunyuan_transformer_2d: ModuleType, draft: Draft) -> None:
+    draft.replace(resolve(hunyuan_transformer_2d, _MODEL), _FLAG, True)
