@@ -13,6 +13,7 @@ the release and its probe finds the bug; `status` prints the state of every fix 
     qf.release(pipe)        # free its memory now, even if variables still refer to it; `releasing`: after a block
     qf.track(pipe)          # a context manager that samples the memory of a run
     qf.keep_host_copies(pipe)  # model offload without copying unchanged weights back to the CPU
+    qf.dequantize_lora_layers(pipe)  # then fuse_lora() of a GGUF model works
 
 Until one of the libraries is imported, importing this package loads only this small module.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .activation import apply, revert, status
+    from .dequantizing import dequantize_lora_layers
     from .memory import keep_host_copies, release, releasing, track
     from .placement import audit
 
@@ -30,6 +32,7 @@ __all__ = [
     "__version__",
     "apply",
     "audit",
+    "dequantize_lora_layers",
     "keep_host_copies",
     "release",
     "releasing",
@@ -136,8 +139,8 @@ except Exception as error:  # a damaged file, or something strange on sys.meta_p
 
 # Public names that are imported on first use, and their modules.
 _HOMES = {"apply": "activation", "revert": "activation", "status": "activation",
-          "audit": "placement", "keep_host_copies": "memory", "release": "memory", "releasing": "memory",
-          "track": "memory"}  # fmt: skip
+          "audit": "placement", "dequantize_lora_layers": "dequantizing",
+          "keep_host_copies": "memory", "release": "memory", "releasing": "memory", "track": "memory"}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """Refuses to merge an adapter into GGUF weights.
 
 diffusers can read most GGUF formats but not write them: a merged layer would stay dequantized. The user can choose that
-with ``dequantize()``.
+with `dequantize_lora_layers`, or for all layers with ``dequantize()``.
 
 Writing them would not help. The package gguf writes no K type, and what it writes rounds a LoRA away. Measured with
 gguf 0.19, a weight of normal numbers and a delta of 1 % of its size, of rank 16 (in brackets: of 5 %):
@@ -41,8 +41,8 @@ def refuse_merge(model: Any, adapter: str, call: str) -> None:
     if count:
         raise ValueError(
             f"{adapter} cannot be merged into GGUF weights ({count} layers of this {type(model).__name__}); it works "
-            f"without {call}. To merge it, call dequantize() of the model before {adapter} is loaded, which "
-            "needs the memory of the unquantized model"
+            f"without {call}. To merge it, first call diffusers_quantfix.dequantize_lora_layers() of the model or "
+            "pipeline: these layers then take the memory of unquantized ones"
         )
 
 

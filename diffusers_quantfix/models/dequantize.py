@@ -28,14 +28,18 @@ OFFLOADED = (
 )
 
 
-def refuse_offloaded(model: Any) -> None:
+def refuse_offloaded(model: Any, call: str = "dequantize()") -> None:
     """Raise for a model whose hooks hold or move the quantized weights, since they would not use the new ones.
+
+    Args:
+        model: the model.
+        call: the function that the user called, for the message.
 
     Raises:
         ValueError: the model is offloaded sequentially or in groups.
     """
     if is_sequentially_offloaded(model) or is_group_offloaded(model):
-        raise ValueError(OFFLOADED)
+        raise ValueError(OFFLOADED.replace("dequantize()", call))
 
 
 def forget_quantization(model: Any) -> None:

@@ -216,7 +216,7 @@ FLOORS = [
     {"fixes"},
     {"user_settings", "process_runner", "activation"},
     {"placement"},
-    {"memory"},
+    {"memory", "dequantizing"},
     {"__init__", "verify"},
     {"advisories"},
     {"commands"},

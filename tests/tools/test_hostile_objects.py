@@ -228,6 +228,7 @@ def test_in_the_model_itself(hostile, place):
         with qf.track(model):
             qf.audit(model)
             qf.keep_host_copies(model)
+            assert qf.dequantize_lora_layers(model) == 0
             model.to(torch.float64)
             qf.keep_host_copies(model, keep=False)
         report = qf.release(model, verify=False)

@@ -160,7 +160,9 @@ def test_what_was_left_goes_with_its_last_reader(name):
     assert memory.expired()
 
 
-@pytest.mark.parametrize("tool", ["release", "releasing", "audit", "track", "keep_host_copies"])
+@pytest.mark.parametrize(
+    "tool", ["release", "releasing", "audit", "track", "keep_host_copies", "dequantize_lora_layers"]
+)
 def test_no_object_is_kept_until_the_next_garbage_collection(tool):
     """Before: every object of the process, since the list of all objects was in itself."""
     from torch.multiprocessing.reductions import StorageWeakRef

@@ -4,7 +4,8 @@ Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b
     another pair of sizes, from ``fuse_lora()``. Layers that the file keeps unquantized are already merged by then.
 Cause: peft adds the LoRA's product to the packed bytes, whose rows have a different length.
 Upstream: https://github.com/huggingface/diffusers/issues/12047 (open).
-Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
+Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why. It names the way to merge:
+    ``diffusers_quantfix.dequantize_lora_layers()`` dequantizes only the layers that change.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b
     are already merged by then.
 Cause: as for ``diffusers-fuse-lora-gguf``: peft adds the adapter's product to the packed bytes.
 Upstream: not reported; for ``fuse_lora`` https://github.com/huggingface/diffusers/issues/12047 (open).
-Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why.
+Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why. It names the way to merge:
+    ``diffusers_quantfix.dequantize_lora_layers()`` dequantizes only the layers that change.
 """
 
 from __future__ import annotations
