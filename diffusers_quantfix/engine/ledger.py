@@ -149,6 +149,7 @@ class Ledger:
             held = self._copies(
                 _may_be_copied(draft.entries), self._holders(draft.entries), _being_imported(draft.entries)
             )
+            state = self._entries, self._lost, self.order
             try:
                 for entry in draft.entries:
                     entry.fresh = isinstance(entry.owner, ModuleType) and not held.get(id(entry.new))
@@ -163,31 +164,34 @@ class Ledger:
                         if not any(other.is_at(holder, name) for other in others):
                             alias = Entry(fix_id, holder, name, True, entry.old, entry.new, alias=True)
                             _write(alias, done)
+                self._record([entry for entry, _, _ in done], fix_id, later)
             except BaseException:
                 for entry, owned, value in reversed(done):
                     if entry.holds():
                         put(entry.owner, entry.name, owned, value)
+                self._restore(state)
                 raise
-            written = [entry for entry, _, _ in done]
-            for entry in written:
-                self._slots[id(entry.owner), entry.name] = entry.owner
-                if callable(key := _function(entry.new)):
-                    self._below[key] = entry.owned, entry.old
-            before = self._entries
-            kept = [
-                entry
-                for entry in before
-                if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
-            ]
-            self._entries = kept + written
-            if self._indexed[0] is before and len(kept) == len(before):
-                _add(written, self._indexed[1])
-                self._indexed = self._entries, self._indexed[1]
-            if not later:
-                self.order = [*(other for other in self.order if other != fix_id), fix_id]
+
+    def _record(self, written: list[Entry], fix_id: str, later: bool) -> None:
+        for entry in written:
+            self._slots[id(entry.owner), entry.name] = entry.owner
+            if callable(key := _function(entry.new)):
+                self._below[key] = entry.owned, entry.old
+        before = self._entries
+        kept = [
+            entry
+            for entry in before
+            if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
+        ]
+        self._entries = kept + written
+        if self._indexed[0] is before and len(kept) == len(before):
+            _add(written, self._indexed[1])
+            self._indexed = self._entries, self._indexed[1]
+        if not later:
+            self.order = [*(other for other in self.order if other != fix_id), fix_id]
 
     def undo(self, fix_id: str) -> list[str]:
-        """Remove a fix, completely or not at all.
+        """Remove a fix, completely or not at all, also if an error such as Ctrl-C interrupts it.
 
         Returns:
             Why it could not be removed: one sentence per slot in which other code lies over ours.  Empty if it was
@@ -200,19 +204,33 @@ class Ledger:
             refusals = [self._above(entry) or entry.intruder() for entry in entries if entry.taken()]
             if refusals:
                 return refusals
-            for entry in reversed(entries):
-                if entry.holds():
-                    entry.restore()
-            fresh = [entry for entry in [*entries, *self._lost] if entry.fix_id == fix_id and entry.fresh]
-            copies = self._copies((entry.new for entry in fresh), self._holders(fresh))
-            for entry in fresh:
-                # Modules that were imported after us have copied our function by name.
-                for holder, name in copies.get(id(entry.new), []):
-                    setattr(holder, name, entry.old)
-            self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
-            self._lost = [entry for entry in self._lost if entry.fix_id != fix_id]
-            self.order = [other for other in self.order if other != fix_id]
-            return []
+            state = self._entries, self._lost, self.order
+            done: list[tuple[Any, str, Any]] = []  # owner, name, our value
+            try:
+                for entry in reversed(entries):
+                    if entry.holds():
+                        done.append((entry.owner, entry.name, entry.new))
+                        entry.restore()
+                fresh = [entry for entry in [*entries, *self._lost] if entry.fix_id == fix_id and entry.fresh]
+                copies = self._copies((entry.new for entry in fresh), self._holders(fresh))
+                for entry in fresh:
+                    # Modules that were imported after us have copied our function by name.
+                    for holder, name in copies.get(id(entry.new), []):
+                        done.append((holder, name, entry.new))
+                        setattr(holder, name, entry.old)
+                self._entries = [entry for entry in self._entries if entry.fix_id != fix_id]
+                self._lost = [entry for entry in self._lost if entry.fix_id != fix_id]
+                self.order = [other for other in self.order if other != fix_id]
+                return []
+            except BaseException:  # Ctrl-C
+                for owner, name, value in reversed(done):
+                    setattr(owner, name, value)
+                self._restore(state)
+                raise
+
+    def _restore(self, state: tuple[list[Entry], list[Entry], list[str]]) -> None:
+        self._entries, self._lost, self.order = state
+        self._indexed = None, ({}, {})  # it may have entries that were not kept
 
     def _above(self, entry: Entry) -> str:
         """A sentence about the fix that has patched over an entry; empty if it is other code."""
@@ -225,8 +243,8 @@ class Ledger:
         """Drop the entries whose slot was overwritten, for example by ``importlib.reload``."""
         with self._lock:
             lost = [entry for entry in self.entries(fix_id) if not self._reaches(entry)]
+            self._lost = [*self._lost, *(entry for entry in lost if not entry.alias)]
             self._entries = [entry for entry in self._entries if entry not in lost]
-            self._lost += [entry for entry in lost if not entry.alias]
 
     def recover(self) -> None:
         """Where a slot holds a function of ours again that was forgotten or removed, restore what was below it.

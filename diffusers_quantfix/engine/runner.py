@@ -237,15 +237,12 @@ class Runner:
             ):
                 aside.append(name)
         left = [name for name in reversed(order) if name in names or name in aside]
-        refused: dict[str, list[str]] = {}
-        while left:
-            refused = {name: refusals for name in left if (refusals := self._ledger.undo(name))}
-            for name in left:
-                if name not in refused:
-                    self._answers[name] = self._decider.answer(name, states.DISABLED, why_not)
-            if len(refused) == len(left):
-                break
-            left = list(refused)  # once more: what was installed again may lie below an older patch
+        try:
+            refused = self._undo(left, why_not)
+        except BaseException:  # Ctrl-C
+            with contextlib.suppress(StrictError):
+                self.check(aside, again=True)
+            raise
         for name, refusals in refused.items():
             answer = self._answers[name]
             reason = f"cannot be removed: {'; '.join(refusals)}; remove that patch, then call revert() again"
@@ -255,6 +252,19 @@ class Runner:
         self.check(aside, again=True)
         for name, why in used.items():
             self._answers[name].reason = f"not removed by revert(): {why}"
+
+    def _undo(self, left: list[str], why: str) -> dict[str, list[str]]:
+        """Remove these from the ledger; returns those that cannot be removed, with the reasons."""
+        refused: dict[str, list[str]] = {}
+        while left:
+            refused = {name: refusals for name in left if (refusals := self._ledger.undo(name))}
+            for name in left:
+                if name not in refused:
+                    self._answers[name] = self._decider.answer(name, states.DISABLED, why)
+            if len(refused) == len(left):
+                break
+            left = list(refused)  # once more: what was installed again may lie below an older patch
+        return refused
 
     def _needed(self, names: set[str]) -> dict[str, str]:
         """Which of ``names`` live models need, and why.
@@ -345,7 +355,7 @@ class Runner:
         """What `decision` says about one target now; None while its module is not imported."""
         wanted = self._targets[name].module
         installed = bool(self._ledger.entries(name))
-        if installed and not again:
+        if installed and not again and not self._is_open(name, thorough):
             return self._current_answer(name)
         refusal = "" if installed else self._refusal(name)
         if refusal:
@@ -380,11 +390,21 @@ class Runner:
 
     def _is_open(self, name: str, thorough: bool) -> bool:
         answer = self._answers.get(name)
-        return answer is None or answer.state == states.WAITING or (thorough and answer.unprobed)
+        if answer is None or answer.state == states.WAITING:
+            return True
+        return thorough and (answer.unprobed or self._is_stale(name, answer))
+
+    def _is_stale(self, name: str, answer: Answer) -> bool:
+        """Whether Ctrl-C came between a change and its answer."""
+        if self._ledger.entries(name):
+            return answer.state == states.DISABLED
+        return answer.state in (states.APPLIED, states.UNCLAIMED)
 
     def _current_answer(self, name: str) -> Answer:
         """The kept answer, updated from the settings and the patched slots; asks no probe."""
         answer = self._answers.get(name)
+        if answer is not None and self._is_stale(name, answer):
+            answer = None
         if answer is None or answer.state == states.WAITING:
             refusal = self._refusal(name)
             if refusal:
