@@ -13,11 +13,12 @@ Patch: where the result would be the CPU, it is the device that a group-offloade
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...engine.draft import Draft
-from ...engine.errors import TargetMissing
+from ...engine.errors import TargetMissing, Undecided
 from ...engine.fix import Fix, Target
 from ...engine.probe import resolve
 from ...offloading.hooks import group_onload_device
@@ -53,6 +54,8 @@ FIX = Fix(
     since="0.1.0",
 )
 
+_HOOKS = "diffusers.hooks.group_offloading"
+
 # Module -> class, its property
 _PROPERTIES = {
     "pipeline_utils": ("DiffusionPipeline", "device"),
@@ -83,6 +86,8 @@ def broken(module: ModuleType) -> bool:
         device = resolve(cls, "_execution_device").fget(pipe)
     else:
         resolve(module, "ModelMixin.enable_group_offload")  # before 0.33 there is none to cure
+        if _HOOKS not in sys.modules:  # without it no component counts as group-offloaded
+            raise Undecided(_HOOKS)
 
         class Pipeline(cls):
             def __init__(self, text_encoder, unet):
