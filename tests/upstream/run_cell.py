@@ -165,6 +165,11 @@ def run_cell(
         phase("rig")
         command = [str(environment.python), "-m", "pytest", "-q", "tests/rig", "-p", "no:cacheprovider"]
         broken_rig = _process(command, environment, "rig", logs, result["seconds"], {})
+    not_installed = ""
+    if not cell.alone and not quick:
+        phase("start")
+        command = [str(environment.python), "-m", "tests.upstream.ordinary"]
+        not_installed = _process(command, environment, "start", logs, result["seconds"], {})
     died = ""
     if not report.exists():
         phase("inspect")
@@ -174,9 +179,9 @@ def run_cell(
         )
     found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     verdict = assess(ids, runs["bare"], runs["patched"], found, untested_ok=bool(cell.alone))
+    broken = {"rig": broken_rig, "start": not_installed, "inspect": died}
     result.update(
-        failures=[f"{name}: {why}" for name, why in (("rig", broken_rig), ("inspect", died)) if why]
-        + verdict.failures,
+        failures=[f"{name}: {why}" for name, why in broken.items() if why] + verdict.failures,
         fixes=verdict.fixes, skips=verdict.skips, counts=verdict.counts, installed=_freeze(environment),
     )  # fmt: skip
     if result_key(cell, quick, fixes) == key:  # else the sources changed under way: do not resume from it

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.trees import ROOT
+from tests.upstream import ordinary
 from tests.upstream.verdict import drift
 
 
@@ -30,3 +33,8 @@ def test_no_fix_drifts(tmp_path):
     }
     assert not narrow, "the claim is too narrow, or the probe wrong"
     assert any(said["slots"] for said in found.values()), "nothing was patched"
+
+
+@pytest.mark.long
+def test_no_fix_fails_in_an_ordinary_program():
+    assert ordinary.failures() == []
