@@ -13,7 +13,8 @@ _PACKAGE = f"{__package__}."
 
 def _forget_unfinished() -> None:
     locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
-    ours = set()  # threads that were importing a module of ours
+    reporting = getattr(sys.modules.get(f"{_PACKAGE}engine.watcher"), "reporting", {})
+    ours = set()  # threads that were importing for us
     for name, lock in [(name, reference()) for name, reference in locks.items()]:
         # The locks of a thread are in the order of its imports: what is imported for a module comes after it.
         owner = getattr(lock, "owner", None)
@@ -25,6 +26,9 @@ def _forget_unfinished() -> None:
             del locks[name]
             for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
                 del sys.modules[module]
+        if reporting.get(owner) == name:  # all that it imports now is for our fixes
+            ours.add(owner)
+    reporting.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+# Thread -> the target whose arrival it is reporting now. Read by `diffusers_quantfix.forked`.
+reporting: "dict[int, str]" = {}
+
 
 class Watcher:
     """A finder for ``sys.meta_path``.
@@ -152,7 +155,16 @@ class ReportingLoader:
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._arrived(self._name)
+        thread = get_ident()
+        before = reporting.get(thread)
+        reporting[thread] = self._name
+        try:
+            self._arrived(self._name)
+        finally:
+            if before is None:
+                reporting.pop(thread, None)
+            else:
+                reporting[thread] = before
 
 
 COMPLETE = True  # the last line: `activation` imports it, so a truncated copy of this file fails to import

@@ -267,3 +267,43 @@ def test_a_fork_while_another_thread_imports_a_module_of_ours(world) -> None:
     assert {"diffusers_quantfix.engine.runner", "diffusers_quantfix.fixes.fix_f", "helper"} <= set(told)
     assert len(told) > 20
     assert not {name: status for name, status in told.items() if status}, outcome.err
+
+
+def test_a_fork_while_another_threads_probe_imports(world) -> None:
+    """No module of ours is being imported then, but what the probe imports is imported for us alone."""
+    world.library()
+    world.library("other")
+    inside = "    import helper\n    return module.f()"
+    world.fix(body=PROBE.replace("    return module.f()", inside) + PATCH)
+    world.fix("other-f", target="other.core", body=PROBE.replace("    return module.f()", inside) + PATCH)
+    (world.site / "helper.py").write_text("import sys\nsys.in_the_helper()\n")
+    outcome = world.run(
+        """
+        import os, sys, threading, warnings
+        import diffusers_quantfix
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks with threads
+        reached, go_on = threading.Semaphore(0), threading.Semaphore(0)
+        def in_the_helper():
+            if threading.current_thread() is thread:
+                reached.release()
+                go_on.acquire()
+        sys.in_the_helper = in_the_helper
+        def work():
+            import lib.core
+        thread = threading.Thread(target=work)
+        thread.start()
+        reached.acquire()
+        child = os.fork()
+        if not child:
+            import faulthandler
+            faulthandler.dump_traceback_later(5, exit=True)
+            import helper
+            import other.core
+            os._exit(0 if other.core.f() == "patched" else 3)
+        status = os.waitpid(child, 0)[1]
+        go_on.release()
+        thread.join()
+        tell(status=status, f=sys.modules["lib.core"].f())
+    """
+    )
+    assert outcome.told == {"status": 0, "f": "patched"}, outcome.err
