@@ -11,7 +11,10 @@ Patch: ``Params4bit`` and ``Int8Params`` are rebuilt by their own constructors, 
     the bytes of a weight once. ``__getstate__`` and ``__setstate__`` of a subclass are called.
     ``torch.load(weights_only=True)`` needs these classes in ``torch.serialization.add_safe_globals``, as it needs
     QuantState and the layers of every pickled model, and ``torch._utils._set_obj_state`` for 4-bit weights with other
-    attributes. State dicts contain none of these classes and are not affected.
+    attributes. State dicts contain none of these classes and are not affected. A process without this package cannot
+    move an 8-bit model to a GPU that was pickled on the CPU, or is loaded with ``map_location="cpu"``: it leaves CB and
+    SCB behind, as it does for a file that it wrote itself (`bnb-linear8bit-move`). Pickle the model while it is on the
+    GPU, or use ``save_pretrained``.
 """
 
 from __future__ import annotations
