@@ -1,7 +1,8 @@
 """``fuse_lora`` of a GGUF model fails halfway.
 
 Symptom: RuntimeError "The size of tensor a (36) must match the size of tensor b (64) at non-singleton dimension 1", or
-    another pair of sizes, from ``fuse_lora()``. Layers that the file keeps unquantized are already merged by then.
+    another pair of sizes, from ``fuse_lora()`` of a GGUF model. Layers that the file keeps unquantized are already
+    merged by then.
 Cause: peft adds the LoRA's product to the packed bytes, whose rows have a different length.
 Upstream: https://github.com/huggingface/diffusers/issues/12047 (open).
 Patch: a clear error, before anything is merged; `adapters.merging_gguf` says why. It names the way to merge:
