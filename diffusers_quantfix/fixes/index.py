@@ -137,6 +137,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-ledits-device", "diffusers.pipelines.ledits_pp.pipeline_leditspp_stable_diffusion", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-ledits-devices", "diffusers.ledits_device"),
     ("diffusers-ledits-xl-device", "diffusers.pipelines.ledits_pp.pipeline_leditspp_stable_diffusion_xl", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-ledits-devices", "diffusers.ledits_device"),
     ("diffusers-load-model-lora-offloaded", "diffusers.loaders.peft", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-load-model-lora-offloaded", "diffusers.load_model_lora_offloaded"),
+    ("diffusers-lora-compiled", "diffusers.loaders.lora_base", (("diffusers", ">=0.31.0,<=0.42.1"), ("peft", "")), "", "diffusers-lora-compiled", "diffusers.lora_compiled"),
     ("diffusers-lora-device-offloaded", "diffusers.loaders.lora_base", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-lora-device-offloaded", "diffusers.lora_device_offloaded"),
     ("diffusers-lora-no-adapters", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("peft", "")), "", "diffusers-lora-no-adapters", "diffusers.lora_no_adapters"),
     ("diffusers-lora-offload-flip", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-lora-offload-flip", "diffusers.lora_offload_flip"),

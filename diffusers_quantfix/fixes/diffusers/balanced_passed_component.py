@@ -22,6 +22,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...models.compiled import uncompiled
 from ...offloading.hooks import accelerate_hooks, is_group_offloaded
 
 FIX = Fix(
@@ -131,7 +132,7 @@ def put_in_place(pipeline: Any, name: str) -> None:
 
     plan = pipeline.hf_device_map
     model = getattr(pipeline, name, None)
-    model = getattr(model, "_orig_mod", model)  # of a compiled model
+    model = uncompiled(model)
     if not isinstance(model, torch.nn.Module):
         if isinstance(plan, dict):
             plan.pop(name, None)

@@ -22,6 +22,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models.compiled import uncompiled
 from ...offloading.suspended import hooks_aside
 
 _KEPT = "_quantfix_before_control_lora"  # the attribute of a transformer: {name: quantized layer}
@@ -62,8 +63,10 @@ def patch(lora_pipeline: ModuleType, draft: Draft) -> None:
 
     def make(original):
         def unload_lora_weights(self, *args, **kwargs):
-            name = self.transformer_name
-            transformer: Any = getattr(self, "transformer", None) or getattr(self, name, None)
+            transformer: Any = getattr(self, "transformer", None)
+            if transformer is None:
+                transformer = getattr(self, self.transformer_name, None)
+            transformer = uncompiled(transformer)
             widened = getattr(transformer, "_overwritten_params", None)
             if not widened:
                 return original(self, *args, **kwargs)
@@ -96,15 +99,16 @@ def _keeping(original: Any) -> Any:
     import torch
 
     def expand(cls: Any, transformer: Any, *args: Any, **kwargs: Any) -> Any:
+        model = uncompiled(transformer)
         quantized = {
             name: layer
-            for name, layer in transformer.named_modules()
+            for name, layer in model.named_modules()
             if isinstance(layer, torch.nn.Linear) and not _is_plain(layer)
         }
         result = original(cls, transformer, *args, **kwargs)
         if result and quantized:
-            here = dict(transformer.named_modules())
-            kept = vars(transformer).setdefault(_KEPT, {})
+            here = dict(model.named_modules())
+            kept = vars(model).setdefault(_KEPT, {})
             for name, layer in quantized.items():
                 if name in here and here[name] is not layer:
                     kept.setdefault(name.replace(".base_layer", ""), layer)
