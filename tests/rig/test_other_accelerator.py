@@ -44,7 +44,7 @@ def test_the_tests_of_offloading_on_xpu():
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert done.stdout.count("PASSED") > 40 and "[xpu" in done.stdout and "[cuda" not in done.stdout
+    assert done.stdout.count("PASSED") > 30 and "[xpu" in done.stdout and "[cuda" not in done.stdout
 
 
 def test_another_name_is_refused():
