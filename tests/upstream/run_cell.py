@@ -166,7 +166,7 @@ def run_cell(
         command = [str(environment.python), "-m", "pytest", "-q", "tests/rig", "-p", "no:cacheprovider"]
         broken_rig = _process(command, environment, "rig", logs, result["seconds"], {})
     not_installed = ""
-    if not cell.alone and not quick:
+    if not cell.alone and not (quick and fixes):
         phase("start")
         command = [str(environment.python), "-m", "tests.upstream.ordinary"]
         not_installed = _process(command, environment, "start", logs, result["seconds"], {})

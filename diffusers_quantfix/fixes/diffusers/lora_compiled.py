@@ -1,8 +1,7 @@
 """The LoRAs of a compiled model are neither fused nor scaled nor removed.
 
-Symptom: after ``pipe.transformer = torch.compile(pipe.transformer)`` no error, but ``fuse_lora``, ``unfuse_lora``,
-    ``disable_lora``, ``enable_lora``, ``delete_adapters`` and ``unload_lora_weights`` of the pipeline change nothing,
-    and ``get_list_adapters`` is empty. ValueError "Adapter name(s) {'one'} not in the list of present adapters: set()"
+Symptom: no error, but a LoRA of a compiled transformer, ``torch.compile(pipe.transformer)``, cannot be fused, switched
+    off or unloaded by the pipeline. ValueError "Adapter name(s) {'one'} not in the list of present adapters: set()"
     from ``set_adapters``.
 Cause: they ask whether ``model.__class__`` is a ``ModelMixin``, and a compiled model's is torch's ``OptimizedModule``.
 Upstream: https://github.com/huggingface/diffusers/issues/11408,
