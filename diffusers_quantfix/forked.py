@@ -1,7 +1,8 @@
-"""In a forked child, forgets our modules that another thread was importing when the process forked.
+"""In a forked child, forgets what another thread was importing for us when the process forked.
 
-That thread does not exist in the child, so an import of such a module would wait for its import lock without end.  What
-that thread was importing for them is forgotten too; what it was importing by itself is as without the package.
+That thread does not exist in the child, so an import of such a module would wait for its import lock without end.  For
+us are our own modules, and what they and our probes import; what the thread was importing by itself is as without the
+package.
 """
 
 import os
