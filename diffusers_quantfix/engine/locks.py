@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    _Result = TypeVar("_Result")
 
 __all__ = ["Lock"]
 
 
 class Lock:
-    """A reentrant lock, used by ``with lock.held``."""
+    """A reentrant lock, used by ``with lock.held`` or `run`."""
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()
@@ -28,15 +29,20 @@ class Lock:
         taken."""
         return self._lock
 
-    @contextlib.contextmanager
-    def within(self, seconds: float) -> Iterator[bool]:
-        """The block, once the lock is free; without it, and with False, if it is not for so long."""
-        taken = self._lock.acquire(timeout=seconds)
+    def run(self, work: Callable[[bool], _Result], within: float) -> _Result:
+        """``work(True)``, once the lock is free; ``work(False)`` without it, if it is not for ``within`` seconds."""
+        lock = self._lock
+        if lock._is_owned():  # by an outer call
+            return work(True)
         try:
-            yield taken
+            return work(lock.acquire(timeout=within))
         finally:
-            if taken:
-                self._lock.release()
+            # A signal handler may raise after any call: after `acquire` has returned, so that no variable says that the
+            # lock is taken, and after a call that asks. So there is none before `release`.
+            try:  # noqa: SIM105
+                lock.release()
+            except RuntimeError:  # not taken
+                pass
 
     def after_fork(self) -> None:
         """In the child; the thread that forked keeps it."""

@@ -17,6 +17,7 @@ from .board import Answer, Board
 from .decision import Decider
 from .interruptions import heed_interruption
 from .ledger import Ledger
+from .locks import Lock
 from .log import log
 from .proofs import Proofs
 from .target import finished, import_target, is_lazy, is_missing, is_stand_in, say
@@ -24,7 +25,7 @@ from .versions import installed_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from .fix import Target
@@ -93,7 +94,7 @@ class Runner:
         # Guards the dictionaries, and is held only briefly.  Never while a fix runs: a fix may import, and a thread
         # that waits for our lock may hold that module's import lock.
         self._lock = threading.Lock()
-        self._turn = threading.RLock()  # of `apply`, `revert` and `settle`, except while `settle` imports
+        self._turn = Lock()  # of `apply`, `revert` and `settle`, except while `settle` imports
         self._busy: set[str] = set()
         self._missed: dict[str, str] = {}  # name -> its module, which arrived while the target was busy
         self._announced = False
@@ -187,19 +188,12 @@ class Runner:
             if ours:  # Ctrl-C, anywhere above: it must not stay marked busy
                 self._busy.discard(name)
 
-    @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
+    def _in_turn(self, work: Callable[[], None]) -> None:
         """One thread at a time: what one installs must not build on what another removes.
 
         The wait is limited: the other thread may be waiting for an import that this one is in the middle of.
         """
-        turn = self._turn
-        got = turn.acquire(timeout=_TURN)
-        try:
-            yield
-        finally:
-            if got:
-                turn.release()
+        self._turn.run(lambda taken: work(), within=_TURN)
 
     def apply(self, names: Iterable[str]) -> None:
         """Check these targets again, including reverted ones.
@@ -208,7 +202,8 @@ class Runner:
             StrictError: under ``strict``, after all of them have been checked.
         """
         names = list(names)
-        with self._in_turn():
+
+        def work() -> None:
             self._ledger.recover()
             for name in names:
                 self._reverted.pop(name, None)
@@ -216,11 +211,16 @@ class Runner:
                     self._answers.pop(name, None)
             self.check(names, again=True, thorough=True)
 
+        self._in_turn(work)
+
     def revert(self, names: Iterable[str], why: str = REVERTED) -> None:
         """Remove patches, the last installed first; they stay removed until `apply` names them."""
-        with self._in_turn():
+
+        def work() -> None:
             self._ledger.recover()
             self._remove(set(names), why)
+
+        self._in_turn(work)
 
     def _remove(self, names: set[str], why_not: str) -> None:
         used = self._needed(names)
@@ -310,8 +310,8 @@ class Runner:
             The full names of the modules that this imported.
         """
         loaded: list[str] = []
-        self._collecting.add(threading.get_ident())
         try:
+            self._collecting.add(threading.get_ident())
             for name, target in self._targets.items() if load else ():
                 if self._refusal(name) or self._current_answer(name).state != states.WAITING:
                     continue
@@ -325,8 +325,7 @@ class Runner:
                     self._answers[name] = self._decider.answer(name, state, reason)
                 elif not was_there:
                     loaded.append(target.module)
-            with self._in_turn():
-                self.check_imported(thorough=True)
+            self._in_turn(lambda: self.check_imported(thorough=True))
             asked: set[str] = set()
             while load:  # a module that was just imported may lead a probe to the next one that it needs
                 answers = list(self._answers.values())  # other threads write to it
@@ -339,8 +338,7 @@ class Runner:
                     _, faults[needed] = import_target(needed)
                     if not faults[needed]:
                         loaded.append(needed)
-                with self._in_turn():
-                    self.check_imported(thorough=True)
+                self._in_turn(lambda: self.check_imported(thorough=True))
                 for answer in list(self._answers.values()):
                     fault = faults.get(answer.needs) if answer.state == states.WAITING else ""
                     if fault:
@@ -459,7 +457,6 @@ class Runner:
     def _after_fork(self) -> None:
         """In a forked child: the threads that held our lock or were busy with a fix do not exist there."""
         self._lock = threading.Lock()
-        self._turn = threading.RLock()
         self._busy.clear()
         self._missed.clear()
         self._ledger.after_fork()

@@ -89,8 +89,8 @@ class Watcher:
         key = (get_ident(), name)
         if key in self._asking:
             return None
-        self._asking.add(key)
         try:
+            self._asking.add(key)
             spec = self._ask_the_others(name, path, target)
             if spec is not None and _can_be_wrapped(spec.loader):
                 spec.loader = ReportingLoader(spec.loader, name, self._arrived)  # type: ignore[assignment]

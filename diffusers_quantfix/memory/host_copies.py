@@ -170,10 +170,13 @@ class _Kept:
         dispatch modes, which see each operation, and within a move of the same module. Moves in several threads take
         turns: torch may not copy a tensor while its data is exchanged.
         """
-        with self._turn.within(_PATIENCE) as mine:
-            if not mine or self._moves or not _is_torchs(fn) or torch._C._len_torch_dispatch_stack():
+
+        def work(taken: bool) -> Any:
+            if not taken or self._moves or not _is_torchs(fn) or torch._C._len_torch_dispatch_stack():
                 return upstream()
             return self._move(upstream, fn)
+
+        return self._turn.run(work, within=_PATIENCE)
 
     def _move(self, upstream: Callable[[], Any], fn: Callable[[Any], Any]) -> Any:
         module = self.module()
@@ -187,11 +190,11 @@ class _Kept:
                 self._keep(module, leaving)
             return result
         finally:
+            self._moves = False
             # Keep a copy only while its weight is on a device, even if the move failed midway.
             with torch._C.DisableTorchFunction():
                 away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
             self.copies = {key: copy for key, copy in self.copies.items() if key in away}
-            self._moves = False
 
     def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
         """Replace unchanged weights that ``fn`` would move to the CPU by their host copies.

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -63,6 +64,66 @@ def test_who_forks_keeps_what_it_has() -> None:
         lock.after_fork()
     with lock.held:
         pass
+
+
+def test_a_signal_handler_that_raises_does_not_leave_it_taken() -> None:
+    """Before: `apply`, `revert` and `status` of other threads then waited ten seconds each, for ever.
+
+    Python runs a handler when a call of C code has returned, and when a function begins.
+    """
+    from diffusers_quantfix.engine.locks import Lock
+
+    class Stop(KeyboardInterrupt):
+        pass
+
+    def interrupted_at(stop_at: int) -> bool:
+        lock, count = Lock(), 0
+        inner = lock._lock
+
+        def handler(frame, event, argument) -> None:
+            nonlocal count
+            if event in ("call", "c_return"):
+                count += 1
+                if count == stop_at:
+                    raise Stop
+
+        stopped = False
+        sys.setprofile(handler)
+        try:
+            lock.run(lambda taken: len("work"), within=1)
+        except Stop:
+            stopped = True
+        finally:
+            sys.setprofile(None)
+        assert not inner._is_owned(), f"interrupted at event {stop_at}"
+        return stopped
+
+    stops = 0
+    while interrupted_at(stops + 1):
+        stops += 1
+    assert stops >= 5  # `run`, `_is_owned`, `acquire`, the work and `release`
+
+
+def test_who_has_it_already_runs_the_work_and_keeps_it() -> None:
+    from diffusers_quantfix.engine.locks import Lock
+
+    lock, told = Lock(), []
+    with lock.held:
+        lock.run(told.append, within=0)
+        assert lock._lock._is_owned()
+    assert told == [True]
+
+
+def test_who_waits_in_vain_works_without_it() -> None:
+    from diffusers_quantfix.engine.locks import Lock
+
+    lock, told = Lock(), []
+    with lock.held:
+        waiting = threading.Thread(target=lock.run, args=(told.append, 0.01))
+        waiting.start()
+        waiting.join()
+        assert lock._lock._is_owned()
+    assert told == [False]
 
 
 def test_there_is_no_other_lock() -> None:
