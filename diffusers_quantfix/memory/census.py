@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..engine.classes import class_name, defines, is_a, module_name, mro, namespace
+from ..engine.classes import class_name, defines, is_a, module_name, mro, namespace, package_name
 from ..engine.heap import PLAIN, objects_of
 from ..engine.interruptions import heed_interruption
 from ..placement.components import components_of, is_module, is_pipeline_type
@@ -124,7 +124,12 @@ def _kind(kind: type) -> str:
         return "graphs"
     if is_pipeline_type(kind):
         return "pipelines"
-    return "managers" if class_name(kind) == "ComponentsManager" else ""
+    return "managers" if any(map(_is_manager, mro(kind))) else ""
+
+
+def _is_manager(cls: type) -> bool:
+    # A program may have its own class of this name, which stays as it is.
+    return class_name(cls) == "ComponentsManager" and package_name(cls) == "diffusers"
 
 
 def has_no_memory(kind: type) -> bool:

@@ -252,19 +252,20 @@ class _Releasing:
         from .unhooking import forget_in_managers, strip, unlink
 
         plan = self.plan
+        parts = [*plan.models, *plan.again]  # an earlier release may have been interrupted halfway
         # All guards first: calls that begin now are refused.
-        for part in plan.models:
-            guard_module(part.value, part.modules, message_for(part.label))
+        for part in parts:
+            guard_module(part.value, part.modules, released_message(part.value) or message_for(part.label))
         for pipeline in plan.pipelines:
             if not released_message(pipeline):
                 guard_pipeline(pipeline, message_for(class_name(type(pipeline))))
-        released = {id(module) for part in plan.models for module in part.modules}
-        for part in plan.models:
+        released = {id(module) for part in parts for module in part.modules}
+        for part in parts:
             strip(part.modules)
         for part in plan.kept:
             unlink(part.value, released)
         forget_in_managers(self.census, released)
-        for part in (*plan.models, *plan.again):
+        for part in parts:
             give_up(part.value, part.modules, self.captured)
 
 

@@ -6,6 +6,7 @@ so its class is replaced by a subclass; ``isinstance`` still holds. torch is not
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
@@ -58,7 +59,6 @@ def guard_module(root: Any, modules: Iterable[Any], message: str) -> None:
 
 def guard_pipeline(pipeline: Any, message: str) -> None:
     """Make every public method of ``pipeline``, and calling it, raise `ReleasedError`."""
-    (namespace(pipeline) or {})[MARK] = message
     cls = type(pipeline)
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,10 +72,28 @@ def guard_pipeline(pipeline: Any, message: str) -> None:
     body.update(__module__=module_name(cls), __qualname__=class_name(cls))
     # If a class forbids subclasses or has an exotic layout, the pipeline keeps it; its components refuse anyway.
     try:
-        metaclass: Any = type(cls)
-        object.__setattr__(pipeline, "__class__", metaclass(class_name(cls), (cls,), body))
+        object.__setattr__(pipeline, "__class__", _subclass(cls, body))
     except Exception as error:
         heed_interruption(error)
+    (namespace(pipeline) or {})[MARK] = message  # last: after an interruption it is guarded again
+
+
+class _Quiet:
+    """Comes before the program's classes, so that their ``__init_subclass__`` is not called."""
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+def _subclass(cls: type, body: dict[str, Any]) -> type:
+    """A subclass of ``cls`` of the same name, made without the program's ``__init_subclass__`` and metaclass.
+
+    They often register each new class by its name, where the program would then find this one instead of ``cls``.
+    """
+    metaclass: Any = type(cls)
+    new: Any = ABCMeta.__new__ if issubclass(metaclass, ABCMeta) else type.__new__
+    subclass: type = new(metaclass, class_name(cls), (_Quiet, cls), body)
+    return subclass
 
 
 def _methods(cls: type) -> list[str]:

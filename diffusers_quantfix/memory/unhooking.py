@@ -29,12 +29,12 @@ def strip(modules: Iterable[Any]) -> None:
 def unlink(root: Any, released: set[int]) -> None:
     """Make the model offload hook of a live component forget released ones, which it would move to the CPU."""
     for hook in accelerate_hooks(root):
-        previous = getattr(hook, "prev_module_hook", None)
-        if previous is not None and id(getattr(previous, "model", None)) in released:
-            hook.prev_module_hook = None
-        others = getattr(hook, "other_hooks", None)
-        if others:
-            hook.other_hooks = [other for other in others if id(other.model) not in released]
+        held = (
+            namespace(hook) or {}
+        )  # the program may have hooks of its own, in which these names mean something else
+        if _model_of(held.get("prev_module_hook")) in released:
+            held["prev_module_hook"] = None
+        _drop(held, "other_hooks", released)
 
 
 def forget_in_managers(census: Census, released: set[int]) -> None:
@@ -43,7 +43,7 @@ def forget_in_managers(census: Census, released: set[int]) -> None:
         held = namespace(manager) or {}
         components: Any = held.get("components")
         if not issubclass(type(components), dict):
-            continue  # another class of this name, or one under construction
+            continue  # one under construction
         for key, component in list(components.items()):
             if id(component) in released:
                 components.pop(key, None)
@@ -52,5 +52,18 @@ def forget_in_managers(census: Census, released: set[int]) -> None:
                     names.discard(key)
             elif is_module(component):
                 unlink(component, released)
-        if held.get("model_hooks"):
-            held["model_hooks"] = [hook for hook in held["model_hooks"] if id(hook.model) not in released]
+        _drop(held, "model_hooks", released)
+
+
+def _drop(held: dict[str, Any], name: str, released: set[int]) -> None:
+    """Remove the hooks of released models from a list of hooks."""
+    hooks: Any = held.get(name)
+    if issubclass(type(hooks), list):
+        left = [hook for hook in list(hooks) if _model_of(hook) not in released]
+        if len(left) < len(hooks):
+            held[name] = left
+
+
+def _model_of(hook: Any) -> int:
+    """The ``id`` of the model of a hook."""
+    return id((namespace(hook) or {}).get("model"))

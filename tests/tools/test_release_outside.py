@@ -717,20 +717,158 @@ def test_a_time_limit_of_the_program_is_heard(rig_devices):
     """Before: what it raised counted as a class that forbids subclasses."""
     from tests.rig import models
 
-    class Kind(type):
-        def __new__(cls, *args):
-            ends()
-            return super().__new__(cls, *args)
+    pipeline = models.flux_pipeline()
+    with time_limit() as over:
 
-    def nothing():
+        def ends(frame, event, argument) -> None:
+            if frame.f_code.co_name == "__init_subclass__":
+                over()
+
+        sys.setprofile(ends)
+        try:
+            with pytest.raises(TimeIsUp):
+                qf.release(pipeline)
+        finally:
+            sys.setprofile(None)
+    qf.release(pipeline, force=True)
+
+
+def _registering_classes(kind: str, registry: dict) -> type:
+    """A pipeline class whose subclasses register by name."""
+    import abc
+
+    class Registering(abc.ABCMeta if kind == "abc" else type):
+        def __new__(metaclass, name, bases, body):
+            made = super().__new__(metaclass, name, bases, body)
+            registry[name] = made
+            return made
+
+        def __init__(cls, *args) -> None:
+            registry[cls.__name__] = cls
+
+    class Hook:
+        def __init_subclass__(cls, **options) -> None:
+            registry[cls.__name__] = cls
+
+    class DiffusionPipeline(
+        *([Hook] if kind == "hook" else []), **({} if kind == "hook" else {"metaclass": Registering})
+    ):
+        def __init__(self, net) -> None:
+            self.net = net
+
+        def __call__(self) -> str:
+            return "ran"
+
+    class Mine(DiffusionPipeline):
         pass
 
-    ends = nothing
-    pipeline = models.flux_pipeline()
-    pipeline.__class__ = Kind("Pipeline", (type(pipeline),), {})
-    with time_limit() as over:
-        ends = over
-        with pytest.raises(TimeIsUp):
-            qf.release(pipeline)
-        ends = nothing
-    qf.release(pipeline, force=True)
+    assert registry["Mine"] is Mine
+    return Mine
+
+
+@pytest.mark.parametrize("kind", ["hook", "metaclass", "abc"])
+def test_a_registry_of_classes_keeps_the_programs(kind) -> None:
+    """Before: it got the class whose methods refuse, and each pipeline that the program made from then on refused."""
+    registry: dict = {}
+    cls = _registering_classes(kind, registry)
+    pipe = cls(_model())
+    qf.release(pipe)
+    assert registry["Mine"] is cls
+    assert registry["Mine"](_model())() == "ran"
+    assert isinstance(pipe, cls)
+    assert not isinstance(3, type(pipe))
+    with pytest.raises(ReleasedError):
+        pipe()
+
+
+def test_a_components_manager_of_the_program_stays_as_it_is() -> None:
+    """Before: the model was taken out of its dict, or AttributeError where an attribute has another meaning."""
+
+    class ComponentsManager:
+        def __init__(self, **attributes) -> None:
+            vars(self).update(attributes)
+
+    model, hooks = _model(), [object()]
+    plain = ComponentsManager(components={"a": model})
+    other = ComponentsManager(
+        components={"a": model}, added_time=[1], collections={"all": ["a"]}, model_hooks=hooks
+    )
+    qf.release(model)
+    assert plain.components == other.components == {"a": model}
+    assert other.added_time == [1] and other.collections == {"all": ["a"]} and other.model_hooks is hooks
+
+
+@pytest.mark.parametrize("others", [[1, object()], 3, {"a": 1}], ids=["list", "number", "dict"])
+def test_hooks_of_the_program_on_what_is_kept_stay_as_they_are(others) -> None:
+    """Before: AttributeError or TypeError in the middle of the release."""
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Own(hooks.ModelHook):
+        @property
+        def prev_module_hook(self):
+            raise RuntimeError("the program's own")
+
+    class DiffusionPipeline:
+        def __init__(self, net) -> None:
+            self.net = net
+
+    model, hook = _model(), Own()
+    hook.other_hooks = others
+    hooks.add_hook_to_module(model, hook)
+    first, second = DiffusionPipeline(model), DiffusionPipeline(model)
+    assert [kept.component for kept in qf.release(first).kept] == ["net of DiffusionPipeline"]
+    assert hook.other_hooks is others
+    assert second.net(_model()[0].weight).shape == (SIZE, SIZE)
+
+
+def test_a_release_after_an_interrupted_one_does_all_of_it() -> None:
+    """Before: the pipeline ran on, hooks stayed, and layers raised AttributeError instead of `ReleasedError`.
+
+    Interrupted where each function that changes something begins for the last time.
+    """
+    import torch
+
+    accelerate = pytest.importorskip("accelerate")
+    changing = tuple(f"diffusers_quantfix.memory.{name}" for name in ("guard", "unhooking", "emptying"))
+
+    class DiffusionPipeline:
+        def __init__(self, **components) -> None:
+            vars(self).update(components)
+
+        def __call__(self) -> None:
+            pass
+
+    def calls(stop_at: int) -> list[str]:
+        """The functions that are called, up to that call, and what is left after a second release."""
+        pipe = DiffusionPipeline(plain=_model(), offloaded=_model())
+        accelerate.cpu_offload(pipe.offloaded, execution_device=torch.device("cpu"))
+        models = [pipe.plain, pipe.offloaded]
+        called: list[str] = []
+
+        def handler(frame, event, argument) -> None:
+            if event == "call" and frame.f_globals.get("__name__") in changing:
+                called.append(frame.f_code.co_name)
+                if len(called) == stop_at:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(handler)
+        try:
+            qf.release(pipe, wait=0, verify=False)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert not qf.release(pipe, wait=0, verify=False).survivors
+        for use in (pipe, *models, *(layer for model in models for layer in model)):
+            with pytest.raises(ReleasedError):
+                use()
+        left = [module for model in models for module in model.modules() if "_hf_hook" in vars(module)]
+        assert not left, f"hooks stay after an interruption in {called[-1]}"
+        return called
+
+    calls(-1)  # which imports the modules
+    of_all = calls(-1)
+    last = {name: number for number, name in enumerate(of_all, 1)}
+    assert {"guard_module", "guard_pipeline", "strip", "forget_in_managers", "give_up"} <= last.keys()
+    for number in last.values():
+        assert len(calls(number)) == number
