@@ -30,10 +30,15 @@ def open_gates(model_class: Any, draft: Draft) -> None:
         return to
 
     def make_cuda(original: Any) -> Any:
-        def cuda(self: Any, device: Any = None) -> Any:
-            target = torch.device("cuda", device)
+        def cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            if len(given) > 1 or kwargs.keys() - {"device"} or not eight_bit.is_8bit(self):
+                return original(self, *args, **kwargs)
+            device = given[0] if given else None
+            known = isinstance(device, (str, torch.device))
+            target = torch.device(device) if known else torch.device("cuda", device)
             if not eight_bit.passes(self, (target,), {}):
-                return original(self, device)
+                return original(self, *args, **kwargs)
             eight_bit.move(self, target)
             return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import eight_bit, eight_bit_models
+from tests.rig import models
 
 FIX_ID = "transformers-8bit-cuda"
 REFUSED = eight_bit_models.REFUSED
@@ -16,6 +17,34 @@ def test_cuda_where_it_is(gpu, tmp_path):
     assert model.cuda() is model
     assert model.cuda(0) is model
     eight_bit.assert_whole(model, gpu.devices[0])
+
+
+def spellings(device) -> list:
+    """What ``cuda()`` takes for a device: as ``torch.Tensor.cuda`` does."""
+    return [((device.index,), {}), ((str(device),), {}), ((device,), {}), ((), {"device": device})]
+
+
+@pytest.mark.defect(FIX_ID, shows=REFUSED)
+@pytest.mark.defect("bnb-linear8bit-move", shows=REFUSED)
+def test_every_spelling_of_a_device(gpu, tmp_path):
+    there = gpu.devices[-1]
+    model = eight_bit_models.text_encoder(tmp_path)
+    for args, kwargs in spellings(there):
+        model.to("cpu")
+        assert model.cuda(*args, **kwargs) is model
+        eight_bit.assert_whole(model, there)
+
+
+@pytest.mark.parametrize("make", [models.clip_text, models.unet])
+def test_a_plain_model_takes_what_torch_takes(gpu, make):
+    there = gpu.devices[-1]
+    model = make()
+    for args, kwargs in spellings(there):
+        model.to("cpu")
+        assert model.cuda(*args, **kwargs) is model
+        assert {parameter.device for parameter in model.parameters()} == {there}
+    with pytest.raises(TypeError):
+        model.cuda(0, 1)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["before forward", "after forward"])
