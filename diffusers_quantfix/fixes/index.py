@@ -11,6 +11,7 @@ from __future__ import annotations
 
 # of each target: name, module, claims, fixed in, fix, file
 ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = (
+    ("accelerate-4bit-hooks-follow", "accelerate.big_modeling", (("accelerate", ">=0.34.2,<1.2"), ("bitsandbytes", ">=0.43.2")), "accelerate 1.2.0", "accelerate-4bit-hooks-follow", "accelerate.four_bit_hooks_follow"),
     ("accelerate-8bit-offload-state", "accelerate.hooks", (("accelerate", ">=0.34.2,<=1.15.0"), ("bitsandbytes", ">=0.43.0")), "", "accelerate-8bit-offload-state", "accelerate.eight_bit_offload_state"),
     ("accelerate-attention-offload", "accelerate.hooks", (("accelerate", ">=0.34.2,<=1.15.0"),), "", "accelerate-attention-offload", "accelerate.attention_offload"),
     ("accelerate-fsdp-optimizer-shards", "accelerate.utils.fsdp_utils", (("accelerate", ">=1.7.0,<=1.15.0"),), "", "accelerate-fsdp-optimizer-shards", "accelerate.fsdp_optimizer_shards"),
@@ -224,6 +225,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("torchao-load-map", "torchao.quantization.quant_api", (("torchao", ">=0.7.0,<=0.18.0"),), "", "torchao-load-map", "torchao.load_map"),
     ("torchao-load-scan", "torchao.prototype.safetensors.safetensors_support", (("torchao", ">=0.15.0,<=0.18.0"),), "", "torchao-load-scan", "torchao.load_scan"),
     ("torchao-module-pickle", "torchao.quantization.quant_api", (("torchao", ">=0.7.0,<=0.18.0"),), "", "torchao-module-pickle", "torchao.module_pickle"),
+    ("transformers-4bit-cuda", "transformers.modeling_utils", (("transformers", ">=4.45.0,<4.53.0"), ("bitsandbytes", ">=0.43.2")), "transformers 4.53.0", "transformers-4bit-cuda", "transformers.four_bit_cuda"),
     ("transformers-4bit-part-of-checkpoint", "transformers.quantizers.quantizer_bnb_4bit", (("transformers", ">=4.57.1,<5.0.0"), ("bitsandbytes", "")), "transformers 5.0.0", "transformers-4bit-part-of-checkpoint", "transformers.four_bit_part_of_checkpoint"),
     ("transformers-8bit-cuda", "transformers.modeling_utils", (("transformers", ">=4.44.2,<=5.24.0"), ("bitsandbytes", ">=0.43.0")), "", "transformers-8bit-cuda", "transformers.eight_bit_cuda"),
     ("transformers-8bit-ignored-companions", "transformers.quantizers.quantizer_bnb_8bit", (("transformers", ">=4.44.2,<4.57.1"), ("bitsandbytes", "")), "transformers 4.57.1", "transformers-8bit-ignored-companions", "transformers.eight_bit_ignored_companions"),

@@ -1,0 +1,61 @@
+"""``cuda()`` of a 4-bit transformers model does nothing and returns None.
+
+Symptom: a 4-bit text encoder stays where it is after ``.cuda()``, without an error; AttributeError "'NoneType' object
+    has no attribute ..." or TypeError "'NoneType' object is not callable" from ``model = from_pretrained(...).cuda()``.
+Cause: ``PreTrainedModel.cuda`` calls ``torch.nn.Module.cuda`` only for models that bitsandbytes has not quantized.
+Upstream: https://github.com/huggingface/transformers/pull/33122, in 4.45.0, is the cause; 4.53.0 calls it for all.
+Patch: where upstream's method refuses nothing and returns nothing, the model is moved.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+
+FIX = Fix(
+    __doc__,
+    id="transformers-4bit-cuda",
+    module="transformers.modeling_utils",
+    claims={"transformers": ">=4.45.0,<4.53.0", "bitsandbytes": ">=0.43.2"},
+    harm="wrong result",
+    patterns=(r"'NoneType' object (has no attribute|is not callable)",),
+    frames=("4.?bit|nf4", r"\.cuda\(", "from_pretrained"),
+    fixed_in="transformers 4.53.0",
+    since="0.1.0",
+)
+
+
+def broken(modeling_utils: ModuleType) -> bool:
+    """Call it for what only says that it is a 4-bit model: torch's method would refuse that."""
+    cuda = resolve(modeling_utils, "PreTrainedModel.cuda")
+    try:
+        return cuda(_FourBit(modeling_utils)) is None
+    except (TypeError, ValueError):
+        return False
+
+
+class _FourBit:
+    """A stand-in for a 4-bit model, with what upstream's method reads."""
+
+    is_loaded_in_8bit = False
+    is_loaded_in_4bit = True
+    device = "cpu"
+
+    def __init__(self, modeling_utils: ModuleType) -> None:
+        self.quantization_method = modeling_utils.QuantizationMethod.BITS_AND_BYTES
+
+
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    cls = resolve(modeling_utils, "PreTrainedModel")
+
+    def make(original):
+        def cuda(self, *args, **kwargs):
+            moved = original(self, *args, **kwargs)
+            return super(cls, self).cuda(*args, **kwargs) if moved is None else moved
+
+        return cuda
+
+    draft.wrap_plain(cls, "cuda", make)
