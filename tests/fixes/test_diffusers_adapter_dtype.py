@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes import four_bit
+from tests.fixes.models_without_biases import layers, quantized, with_lora
 from tests.gate import unmet
-from tests.rig import models
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed.tensor")  # peft takes it for imported
@@ -19,46 +18,6 @@ if unmet("diffusers>=0.32"):
 
 FIX_ID = "diffusers-adapter-dtype"
 SHOWS = r"torch.(float32|u?int8) == torch.(bfloat16|float32)"
-
-
-def layers(norm: bool = True, kept: list[str] | None = None):
-    """A model of two layers without a bias and a norm between them; parts are kept in float32."""
-    from diffusers.configuration_utils import ConfigMixin, register_to_config
-    from diffusers.loaders import PeftAdapterMixin
-    from diffusers.models.modeling_utils import ModelMixin
-
-    class Layers(ModelMixin, ConfigMixin, PeftAdapterMixin):
-        _keep_in_fp32_modules = kept
-
-        @register_to_config
-        def __init__(self, width: int = 64):
-            super().__init__()
-            self.to_q = torch.nn.Linear(width, width, bias=False)
-            self.norm = torch.nn.LayerNorm(width) if norm else torch.nn.Identity()
-            self.out = torch.nn.Linear(width, width, bias=False)
-
-        def forward(self, x):
-            return self.out(self.norm(self.to_q(x)))
-
-    return Layers
-
-
-def quantized(kind, model, gpu, tmp_path, bits: int = 8):
-    config = models.bnb_config("diffusers", bits)
-    folder = models.saved(model, tmp_path)
-    with four_bit.skip_for_other_reasons():
-        loaded = kind.from_pretrained(folder, quantization_config=config, torch_dtype=torch.bfloat16)
-    return loaded if bits == 8 else loaded.to(gpu.devices[0])
-
-
-def with_lora(model, dtype=torch.float32):
-    from peft import LoraConfig
-
-    model.add_adapter(LoraConfig(r=2, target_modules=["to_q"]))
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.to(dtype)
-    return model
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models.parameter_dtype import TUNERS, floating_dtype
 from ...surroundings import on_meta
-
-_TUNERS = "peft.tuners.tuners_utils"
 
 FIX = Fix(
     __doc__,
@@ -42,9 +40,9 @@ FIX = Fix(
 def broken(modeling_utils: ModuleType) -> bool:
     """Get the dtype of an integer layer with an adapter, followed by a norm."""
     function = resolve(modeling_utils, "get_parameter_dtype")
-    if _TUNERS not in sys.modules:
-        raise Undecided(_TUNERS)
-    torch, tuners = modeling_utils.torch, sys.modules[_TUNERS]
+    if TUNERS not in sys.modules:
+        raise Undecided(TUNERS)
+    torch, tuners = modeling_utils.torch, sys.modules[TUNERS]
     layer = type("Layer", (torch.nn.Module, tuners.BaseTunerLayer), {})()
     with on_meta():
         layer.base_layer = torch.nn.Module()
@@ -58,50 +56,8 @@ def broken(modeling_utils: ModuleType) -> bool:
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def get_parameter_dtype(parameter):
-            found = original(parameter)
-            if found is None:  # a model without a parameter
-                return None
-            if not found.is_floating_point:
-                return _dtype_of_packed(parameter) or _dtype_of_floating(parameter) or found
-            tuners = sys.modules.get(_TUNERS)
-            return found if tuners is None else _own_dtype(parameter, found, tuners.BaseTunerLayer)
+            return floating_dtype(parameter, original(parameter))
 
         return get_parameter_dtype
 
     draft.wrap_plain(modeling_utils, "get_parameter_dtype", make)
-
-
-def _own_dtype(model: Any, found: Any, tuner: type) -> Any:
-    """``found``, unless it is an adapter parameter's and the model has another floating or 4-bit parameter."""
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
-    of_adapter = False
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or any(part in name for part in kept):
-            continue
-        if not _is_adapters(model, name, tuner):
-            return parameter.dtype if of_adapter else found
-        if parameter.dtype != found:  # the answer comes from elsewhere: a hook that casts
-            return found
-        of_adapter = True
-    return (of_adapter and _dtype_of_packed(model)) or found
-
-
-def _dtype_of_packed(model: Any) -> Any:
-    """The dtype that the 4-bit weights had before quantization; None if there are none."""
-    states = (getattr(parameter, "quant_state", None) for parameter in model.parameters())
-    return next((state.dtype for state in states if state is not None), None)
-
-
-def _dtype_of_floating(model: Any) -> Any:
-    """The dtype of the first floating parameter; None if there is none."""
-    return next((one.dtype for one in model.parameters() if one.is_floating_point()), None)
-
-
-def _is_adapters(model: Any, name: str, tuner: type) -> bool:
-    """Whether the parameter of that name belongs to an adapter."""
-    owner = model
-    for part in name.split("."):
-        if isinstance(owner, tuner) and part != "base_layer":
-            return True
-        owner = getattr(owner, part)
-    return False
