@@ -24,6 +24,7 @@ from tests.gate import gate
 LACKS = re.compile(
     "transformers: Using `bitsandbytes`|diffusers: |diffusers [0-9.]+ reads no GGUF files|needs gguf, which is not"
     "|shows with text encoders of transformers only|this diffusers has no (group offloading|hotswap)"
+    "|no cache of this diffusers has a hook on"
     "|needs an NVIDIA GPU"
     "|needs a CPU with AVX512-BF16|needs a quantized component"
     "|needs (torchao or )?optimum-quanto|this bitsandbytes loads no kernels|bitsandbytes has loaded no native library"

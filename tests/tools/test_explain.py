@@ -39,6 +39,7 @@ ERRORS = {
 # Frames of this one are those of the next two as well: the component's input was made on the device of its pipeline.
 SHARED_FRAMES = {
     "diffusers-meta-pipeline-device": 3,
+    "diffusers-meta-component-device": 2,  # and the other way round
     "bnb-cpu-half-blockwise": 2,
     "diffusers-group-offload-pipeline-device": 2,  # LEdits++ does the same under model offload
 }
@@ -127,6 +128,7 @@ def test_the_symptom_of_a_fix_leads_to_it(fix_id):
 RECORDED = [fix_id for fix_id, (kind, _) in ERRORS.items() if kind == "recorded"]
 # A message that is somebody else's as well: a frame of the traceback has to stand beside it.
 NOT_ALONE = (
+    "accelerate-4bit-hooks-follow",
     "accelerate-attention-offload",
     "accelerate-partly-offloaded",
     "accelerate-torchao-save-model",
@@ -153,6 +155,7 @@ NOT_ALONE = (
     "diffusers-group-offload-tied-parameters",
     "diffusers-group-offload-vae-blocks",
     "diffusers-ideogram4-encoder",
+    "diffusers-latte-position-dtype",
     "diffusers-layerwise-casting-lora",
     "diffusers-pix2pix-zero-grad",
     "diffusers-prior-group-offload",
@@ -165,6 +168,7 @@ NOT_ALONE = (
     "quanto-strided-input",
     "quanto-weight-gradient",
     "torchao-module-pickle",
+    "transformers-4bit-cuda",
     "transformers-8bit-ignored-companions",
     "transformers-quantized-resave",
     "transformers-siglip-head-attention",

@@ -1,7 +1,7 @@
 """After a move, hooks send a 4-bit model's inputs to its old device.
 
-Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices" from a 4-bit text
-    encoder or model after ``.to()`` of it or of its pipeline moved it to another GPU, or to the CPU.
+Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:1 and
+    cuda:0!" in the embedding of an nf4 text encoder that was sent to the second GPU.
 Cause: ``dispatch_model`` of accelerate before 1.2 puts hooks on every module of a quantized model, also on one device.
     They send the inputs to the device on which it was loaded. bitsandbytes can move 4-bit layers since 0.43.2, and
     transformers allows it since 4.45; nothing updates the hooks.
@@ -26,7 +26,7 @@ FIX = Fix(
     module="accelerate.big_modeling",
     claims={"accelerate": ">=0.34.2,<1.2", "bitsandbytes": ">=0.43.2"},
     patterns=("Expected all tensors to be on the same device",),
-    frames=("4.?bit|nf4", "accelerate/hooks.py:new_forward", "embedding|index_select"),
+    frames=("4.?bit|nf4", r"text_encoder.{0,30}cuda:[1-9]", "functional.py:embedding"),
     fixed_in="accelerate 1.2.0",
     asked_once=True,
     since="0.1.0",

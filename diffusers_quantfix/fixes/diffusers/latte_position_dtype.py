@@ -1,7 +1,7 @@
 """A quantized Latte computes in float32, and its pipeline fails in the second step.
 
-Symptom: RuntimeError "Input type (float) and bias type (c10::BFloat16) should be the same" from ``LattePipeline`` with
-    a quantized transformer in half precision; its output is in float32.
+Symptom: RuntimeError "Input type (float) and bias type (c10::BFloat16) should be the same" from ``LattePipeline``,
+    whose transformer is quantized and was loaded in bfloat16; its output is in float32.
 Cause: a quantized model is not cast after loading, so ``temp_pos_embed``, a buffer that no checkpoint holds, stays in
     float32. ``forward`` adds it to the hidden states.
 Upstream: https://github.com/huggingface/diffusers/pull/11139, in 0.33.0, casts it.

@@ -1,8 +1,8 @@
 """The dtype of a quantized model is that of its packed weights.
 
-Symptom: NotImplementedError "silu_cpu" (or "silu_cuda") "not implemented for 'Byte'" from a 4-bit model whose first
-    layer is quantized, such as aMUSEd's; ``model.dtype`` is ``torch.uint8`` or ``torch.int8``. Where a pipeline makes
-    its inputs in that dtype, they are rounded to integers, without an error.
+Symptom: NotImplementedError "silu_cpu" (or "silu_cuda") "not implemented for 'Byte'" from aMUSEd in nf4, and from any
+    other whose first layer is quantized; its ``dtype`` is ``torch.uint8`` or ``torch.int8``. A pipeline that makes its
+    inputs in that dtype rounds them, without an error.
 Cause: ``ModelMixin.dtype`` is that of the first parameter.
 Upstream: https://github.com/huggingface/diffusers/pull/10342, in 0.32.0, takes the first floating parameter.
 Patch: ``get_parameter_dtype`` returns the dtype that the 4-bit weights had before, else that of the first floating

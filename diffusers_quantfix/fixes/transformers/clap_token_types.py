@@ -28,6 +28,7 @@ FIX = Fix(
     patterns=(r"modeling_clap.{0,6000}Cannot copy out of meta tensor",),
     frames=("modeling_clap.py:(get_text_features|forward)", "pipeline_audioldm2.py:encode_prompt"),
     since="0.1.0",
+    hot=True,
 )
 
 _BUFFER = "token_type_ids"

@@ -1,4 +1,4 @@
-"""8-bit transformers models refuse to move.
+"""8-bit transformers models refuse to move between devices.
 
 Symptom: ValueError "Calling `cuda()` is not supported for `8-bit` quantized models." while ``.to("cuda")`` works;
     before 5.0.0 also "`.to` is not supported for `8-bit` bitsandbytes models", so an 8-bit text encoder stays on the

@@ -1,10 +1,10 @@
-"""``cuda()`` of a 4-bit transformers model does nothing and returns None.
+"""``PreTrainedModel.cuda`` returns None if its weights are in 4 bits.
 
-Symptom: a 4-bit text encoder stays where it is after ``.cuda()``, without an error; AttributeError "'NoneType' object
-    has no attribute ..." or TypeError "'NoneType' object is not callable" from ``model = from_pretrained(...).cuda()``.
+Symptom: AttributeError "'NoneType' object has no attribute 'requires_grad_'", 'eval' or another after ``encoder =
+    T5EncoderModel.from_pretrained(..., load_in_4bit=True).cuda()``. Its weights are where they were.
 Cause: ``PreTrainedModel.cuda`` calls ``torch.nn.Module.cuda`` only for models that bitsandbytes has not quantized.
 Upstream: https://github.com/huggingface/transformers/pull/33122, in 4.45.0, is the cause; 4.53.0 calls it for all.
-Patch: where upstream's method refuses nothing and returns nothing, the model is moved.
+Patch: where upstream returns None, having refused nothing, torch's method is called.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ FIX = Fix(
     module="transformers.modeling_utils",
     claims={"transformers": ">=4.45.0,<4.53.0", "bitsandbytes": ">=0.43.2"},
     harm="wrong result",
-    patterns=(r"'NoneType' object (has no attribute|is not callable)",),
-    frames=("4.?bit|nf4", r"\.cuda\(", "from_pretrained"),
+    patterns=(
+        r"'NoneType' object has no attribute '(config|device|dtype|encoder|eval|get_input_embeddings|requires_grad_)'",
+    ),
+    frames=(r"from_pretrained\(.{0,400}\)\.cuda\(",),
     fixed_in="transformers 4.53.0",
     since="0.1.0",
 )
