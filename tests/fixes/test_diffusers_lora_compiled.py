@@ -83,8 +83,14 @@ def test_it_is_compiled_again():
     torch._dynamo.reset()
 
 
+without_hooks = pytest.mark.skipif(
+    bool(unmet("accelerate>=1.13")),
+    reason="8-bit models have hooks before: diffusers-lora-offload-flip shows",
+)
+
+
 @pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="its LoRA is in float32 before")
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=without_hooks)])
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="peft>=0.15")
 def test_a_quantized_one(gpu, tmp_path, bits):
     device = gpu.devices[0]
