@@ -24,6 +24,7 @@ def _encode(model, device):
         return model(torch.tensor([[1, 2, 3]], device=device)).last_hidden_state
 
 
+@pytest.mark.defect("bnb-quant-state-code", shows="quant_state.code is on", needs=MOVABLE)
 @pytest.mark.defect(FIX_ID, shows=SHOWS + "|is on cuda:0", needs=MOVABLE)
 def test_a_moved_text_encoder_runs_where_it_is(gpu, tmp_path):
     import torch
@@ -41,6 +42,7 @@ def test_a_moved_text_encoder_runs_where_it_is(gpu, tmp_path):
         assert torch.equal(output.cpu(), reference)
 
 
+@pytest.mark.defect("bnb-quant-state-code", shows="quant_state.code is on", needs=MOVABLE)
 @pytest.mark.defect(FIX_ID, shows="same device|same GPU|sequential model offloading", needs=MOVABLE)
 def test_a_pipeline_goes_to_the_other_device(gpu, tmp_path):
     """There its inputs may be on the CPU, as they may be where it was loaded: programs for these releases do that."""

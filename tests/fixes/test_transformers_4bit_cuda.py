@@ -23,6 +23,7 @@ def _encode(model, device):
         return model(torch.tensor([[1, 2, 3]], device=device)).last_hidden_state.cpu()
 
 
+@pytest.mark.defect("bnb-quant-state-code", shows="quant_state.code is on", needs="accelerate>=1.2")
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.2")
 def test_it_moves_and_returns_the_model(gpu, tmp_path):
     """To the current device, and to the device that is named."""
