@@ -65,7 +65,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     rows = wrapped(f"{found['pipeline']}, quantized, {_where(found)}", "", "    ")
     if found["not_built"]:
         return rows + _entry("untested", f"no tiny instance of it runs in the tests: {found['not_built']}")
-    reasons = list(dict.fromkeys(_reason(one) for one in found["refused"]))
+    shown = [one for one in found["refused"] if one["backend"] in pipelines.BACKENDS]
+    reasons = list(dict.fromkeys(map(_reason, shown)))
     rows += _table(found, reasons)
     for number, reason in enumerate(reasons, 1):
         rows += _entry(f"refused {number}", reason)

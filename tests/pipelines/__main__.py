@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -117,6 +118,8 @@ def possible(name: str, backend: str) -> list[str]:
         left_out.update(placing.LORAS)
     if name not in placing.COMPILES:
         left_out.update(placing.COMPILED)
+    if importlib.util.find_spec("diffusers.hooks") is None:  # it came with diffusers 0.33
+        left_out.update(placing.GROUPS, (one for one, of in placing.COMPILED.items() if of in placing.GROUPS))
     return [one for one in placing.ALL if one not in left_out]
 
 

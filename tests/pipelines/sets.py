@@ -1,6 +1,7 @@
-"""``python -m tests.pipelines.sets``: the newest release set, then two older ones, each in its own environment.
+"""``python -m tests.pipelines.sets``: the newest release set, then older ones, each in its own environment.
 
-Every set has a file of results, and what is in it is not run again. All other arguments are those of
+Every set has a file of results, and what is in it is not run again. In the oldest, one pipeline of each family is run.
+All other arguments are those of
 ``python -m tests.pipelines``: ``--families`` for one pipeline of each family, ``--part 1/4`` and so on.
 """
 
@@ -38,7 +39,8 @@ def main(argv: list[str]) -> int:
             continue
         file = results.FILE if name == NEWEST else results.older(name)
         print(f"{name}: {file.name}", flush=True)
-        command = [str(python), "-m", "tests.pipelines", "--json", str(file), *passed]
+        of_each = ["--families"] if name in results.FAMILIES else []
+        command = [str(python), "-m", "tests.pipelines", "--json", str(file), *of_each, *passed]
         bad = bool(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode) or bad
     return int(bad)
 

@@ -92,7 +92,7 @@ def page(sets: dict[str, dict]) -> str:
         "",
         "Generated from tests/pipelines/results*.json by `python -m tests.pipelines.table --write`; do not edit.",
         "`python -m tests.page FILE` writes the same as an HTML page with filters.",
-        "`python -m tests.pipelines.sets` runs, in the newest release set and in two older ones, what is not in them.",
+        "`python -m tests.pipelines.sets` runs, in the newest release set and in older ones, what is not in them.",
         "",
         "Tiny random instances, on two stand-ins for CUDA devices; denoisers and text encoders are quantized.",
         "**=**: the output of the same quantized pipeline on one device, bit for bit, and nothing left behind.",
