@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "transformers-4bit-cuda"
@@ -65,6 +66,19 @@ def test_a_subclass_that_calls_it(gpu, tmp_path):
     model.__class__ = own
     assert model.cuda() is model, "cuda() returned None"
     four_bit.assert_whole(model, gpu.devices[0])
+
+
+def test_a_spread_model_stays_where_it_is(gpu, tmp_path):
+    """As without the package: a program that calls ``cuda()`` of one goes on."""
+    if len(gpu.devices) < 2 or unmet("transformers<4.53"):
+        pytest.skip("needs two CUDA devices, and a transformers whose cuda() moves no 4-bit model")
+    plain = models.t5_encoder()
+    spread = {"shared": 0, "encoder.embed_tokens": 0, "encoder.block": 1, "encoder.final_layer_norm": 1}
+    model = four_bit.load(type(plain), models.saved(plain, tmp_path), device_map=spread)
+    before = {name: one.device for name, one in model.named_parameters()}
+    assert len(set(before.values())) == 2
+    assert model.cuda() is None
+    assert {name: one.device for name, one in model.named_parameters()} == before
 
 
 def test_a_model_that_is_not_quantized(gpu):

@@ -4,7 +4,8 @@ Symptom: AttributeError "'NoneType' object has no attribute 'requires_grad_'", '
     T5EncoderModel.from_pretrained(..., load_in_4bit=True).cuda()``. Its weights are where they were.
 Cause: ``PreTrainedModel.cuda`` calls ``torch.nn.Module.cuda`` only for models that bitsandbytes has not quantized.
 Upstream: https://github.com/huggingface/transformers/pull/33122, in 4.45.0, is the cause; 4.53.0 calls it for all.
-Patch: where upstream returns None, having refused nothing, torch's method is called.
+Patch: where upstream returns None, having refused nothing, torch's method is called, unless the model is spread over
+    devices or offloaded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models.eight_bit import can_move
 
 FIX = Fix(
     __doc__,
@@ -40,7 +42,7 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 
 class _FourBit:
-    """A stand-in for a 4-bit model, with what upstream's method reads."""
+    """A stand-in for a 4-bit model without layers, with what upstream's method and ours read."""
 
     is_loaded_in_8bit = False
     is_loaded_in_4bit = True
@@ -49,6 +51,11 @@ class _FourBit:
     def __init__(self, modeling_utils: ModuleType) -> None:
         self.quantization_method = modeling_utils.QuantizationMethod.BITS_AND_BYTES
 
+    def modules(self) -> tuple[()]:
+        return ()
+
+    parameters = modules
+
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     cls = resolve(modeling_utils, "PreTrainedModel")
@@ -56,7 +63,9 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def cuda(self, *args, **kwargs):
             moved = original(self, *args, **kwargs)
-            return super(cls, self).cuda(*args, **kwargs) if moved is None else moved
+            if moved is not None or not can_move(self):
+                return moved
+            return super(cls, self).cuda(*args, **kwargs)
 
         return cuda
 
