@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from types import ModuleType
 
 from . import __version__
-from .commands.terminal import fit_terminal
+from .commands.terminal import fit_terminal, refuse, unwritten
 from .engine.settings import did_you_mean
 from .user_settings import settings
 
@@ -54,17 +53,13 @@ def _answered(arguments: list[str]) -> int:
     try:
         code = _answer(arguments)
         _flush()
-    except BrokenPipeError:  # `... | head`: the reader closed the pipe
-        _drop(1)
-        return 141  # as a shell reports a program that was ended by SIGPIPE
     except KeyboardInterrupt:
         print(f"diffusers-quantfix: {arguments[0]} was interrupted", file=sys.stderr)
         return 130
     except OSError as error:
         if error.errno is None or error.filename is not None:  # raised by a library, or about another file
             raise
-        _drop(1)
-        return _refuse(f"the output could not be written: {error.strerror or error}")
+        return unwritten(error)
     return code or (2 if settings().problems else 0)  # activation has reported them
 
 
@@ -74,14 +69,14 @@ def _answer(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "packaging":
             raise
-        return _refuse("packaging is not installed, and versions cannot be compared without it; install it")
+        return refuse("packaging is not installed, and versions cannot be compared without it; install it")
     try:
         options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # after --help and --version, and for wrong usage
         _flush()
         raise
     if sys.stdout is None:
-        return _refuse("standard output is closed")
+        return refuse("standard output is closed")
     fit_terminal()
     code: int = _module(options.command).run(options)
     return code
@@ -115,18 +110,6 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
-
-
-def _drop(stream: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # for the final flush at exit
-
-
-def _refuse(sentence: str) -> int:
-    try:
-        print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
-    except OSError:  # standard error cannot be written either
-        _drop(2)
-    return 2
 
 
 def _module(name: str) -> ModuleType:

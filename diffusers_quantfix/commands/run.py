@@ -9,6 +9,7 @@ import sys
 
 from ..activation import hint
 from ..uncaught import watch
+from .terminal import refuse, unwritten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,15 +31,11 @@ def run(arguments: list[str]) -> int:
         0 when the program ended, 2 when there was none to run.
     """
     if arguments[:1] in (["-h"], ["--help"]):
-        print(
-            f"{USAGE}\n\nRun a program with the package activated, and its children too.\n\nexit codes: {EXIT_CODES}"
-        )
-        return 0
+        return _help()
     module = arguments[:1] == ["-m"]
     arguments = arguments[1:] if module else arguments
     if not arguments or (arguments[0].startswith("-") and not module):
-        print(f"{USAGE}\ndiffusers-quantfix: name a script, or a module after -m", file=sys.stderr)
-        return 2
+        return refuse("name a script, or a module after -m", before=f"{USAGE}\n")
     try:
         return _run_module(arguments) if module else _run_script(arguments)
     except SystemExit:
@@ -49,13 +46,22 @@ def run(arguments: list[str]) -> int:
         raise
 
 
+def _help() -> int:
+    what = "Run a program with the package activated, and its children too."
+    try:
+        print(f"{USAGE}\n\n{what}\n\nexit codes: {EXIT_CODES}", flush=True)
+    except OSError as error:
+        return unwritten(error)
+    return 0
+
+
 def _run_module(arguments: list[str]) -> int:
     # `python -m` puts the working directory first; it is there already because of our own `-m`, or missing when the
     # console script was used.
     if sys.path[:1] not in ([""], [os.getcwd()]):
         sys.path.insert(0, os.getcwd())
     if _no_such_module(arguments[0]):
-        return _refuse(f"no module named {arguments[0]!r} here")
+        return refuse(f"no module named {arguments[0]!r} here")
     _activate(arguments)
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     return 0
@@ -66,7 +72,7 @@ def _run_script(arguments: list[str]) -> int:
     if not os.path.exists(target):
         script = _console_script(target)
         if not script:
-            return _refuse(_no_such_script(target))
+            return refuse(_no_such_script(target))
         arguments = [script, *arguments[1:]]
         target = script
     if os.path.isfile(target):
@@ -117,11 +123,6 @@ def _no_such_module(name: str) -> bool:
         return importlib.util.find_spec(name) is None
     except ModuleNotFoundError:  # a missing parent package
         return True
-
-
-def _refuse(sentence: str) -> int:
-    print(f"diffusers-quantfix: {sentence}", file=sys.stderr)
-    return 2
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -99,3 +99,24 @@ def _painted_line(line: str) -> str:
         if line == word or line.startswith((f"{word} ", f"{word}: ")):
             return f"\033[{colour}m{word}\033[0m{line[len(word) :]}"
     return line
+
+
+def refuse(sentence: str, before: str = "") -> int:
+    """Print why there is no answer, if standard error can be written, and return the exit code for it."""
+    try:
+        print(f"{before}diffusers-quantfix: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        _drop(2)
+    return 2
+
+
+def unwritten(error: OSError) -> int:
+    """Say that standard output could not be written, and return the exit code for it."""
+    _drop(1)
+    if isinstance(error, BrokenPipeError):  # `... | head`: the reader closed the pipe
+        return 141  # as a shell reports a program that was ended by SIGPIPE
+    return refuse(f"the output could not be written: {error.strerror or error}")
+
+
+def _drop(stream: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)  # for the final flush at exit

@@ -269,13 +269,21 @@ def test_a_closed_standard_output_is_one_sentence(command) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 @pytest.mark.parametrize(
-    "command", ["check --env", "check --env --json", "--version", "--help", "check --help"]
+    "command", ["check --env", "check --env --json", "--version", "--help", "check --help", "run --help"]
 )
 def test_a_full_disk_is_one_sentence(command) -> None:
     done = shell(f"{command} > /dev/full")
     sentence = "diffusers-quantfix: the output could not be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, sentence)
     assert shell(f"{command} > /dev/full 2>&1").returncode == 2, "nowhere to say it"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize(
+    "command", ["run", "run no-such-file.py", "run -m no_such_module", "explain no-such-fix"]
+)
+def test_a_refusal_that_cannot_be_written_has_its_exit_code(command) -> None:
+    assert shell(f"{command} 2> /dev/full").returncode == 2
 
 
 def test_a_closed_standard_input_is_one_sentence() -> None:
