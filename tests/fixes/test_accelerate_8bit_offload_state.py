@@ -52,6 +52,29 @@ def test_nothing_stays_after_a_run(gpu, first):
 
 
 @forward
+@pytest.mark.defect(FIX_ID, shows=STAYED)
+def test_layers_whose_tiles_are_padded(gpu, first):
+    """Before bitsandbytes 0.45 a weight that has run has another shape than the one that is loaded again."""
+    import torch
+
+    here = gpu.devices[0]
+
+    def model():
+        return torch.nn.Sequential(eight_bit.linear(here, 112), eight_bit.linear(here, 112, seed=1))
+
+    inputs = eight_bit.batch("cpu").repeat(1, 2)[:, :112]
+    with torch.no_grad():
+        reference = model()(inputs.to(here)).cpu()
+        layers = model()
+        if first:
+            layers(inputs.to(here))
+        offloaded(layers, here)
+        for _ in range(3):
+            assert torch.equal(layers(inputs.to(here)).cpu(), reference)
+            eight_bit.assert_gone(gpu, here)
+
+
+@forward
 @pytest.mark.defect(FIX_ID, shows="has no attribute 'unsqueeze'|State must contain" + LOST)
 def test_a_backward_pass(gpu, first):
     """Two forward passes wait for it; the weights stay until it has run, as those of a plain model do."""

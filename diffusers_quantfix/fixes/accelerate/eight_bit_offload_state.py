@@ -55,10 +55,10 @@ def broken(hooks: ModuleType) -> bool:
     import torch
 
     class Linear8bitLt(torch.nn.Module):
-        pass
+        in_features = out_features = 1
 
     layer = Linear8bitLt()
-    layer.weight = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    layer.weight = torch.nn.Parameter(torch.zeros(1, 1), requires_grad=False)
     layer.state = State()
     layer.state.SCB = torch.zeros(1)
     hook = resolve(hooks, "AlignDevicesHook")(execution_device="cpu", offload=True, weights_map={})
@@ -173,6 +173,9 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
                 held = vars(layer.state)
                 for name in held.keys() & _OF_THE_WEIGHT:
                     held[name] = None
+                # Tiles are padded, and what comes back from the weights map is not.
+                if layer.weight.shape != (shape := (layer.out_features, layer.in_features)):
+                    layer.weight.data = torch.empty(shape, dtype=layer.weight.dtype, device="meta")
 
     draft.wrap_plain(hook_class, "init_hook", make_init)
     draft.wrap_plain(hook_class, "post_forward", make_post)
