@@ -62,8 +62,11 @@ SCRIPT = """
         count = 0
         def local(frame, event, argument):
             nonlocal count
-            # On leaving a block, Python handles no signal between the end of the block and the release of its lock.
-            if event == "line" and not line_of(frame).startswith("with "):
+            # On leaving a block, Python handles no signal between the end of the block and the release of its lock, and
+            # none at ``try:``. What a trace function raises there, or in a comprehension from 3.12 on, escapes the
+            # handlers around it; an error of a signal handler does not.
+            line = line_of(frame)
+            if event == "line" and not line.startswith(("with ", "try:")) and " for " not in line:
                 count += 1
                 if count == stop_at:
                     raise Stop
