@@ -11,14 +11,24 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-__all__ = ["TUNERS", "floating_dtype"]
+__all__ = ["TUNERS", "floating"]
 
 TUNERS = "peft.tuners.tuners_utils"
 
 
-def floating_dtype(model: Any, found: Any) -> Any:
+def floating(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap ``get_parameter_dtype``: of a quantized model, the dtype that it computes in."""
+
+    def get_parameter_dtype(parameter: Any) -> Any:
+        return _floating_dtype(parameter, original(parameter))
+
+    return get_parameter_dtype
+
+
+def _floating_dtype(model: Any, found: Any) -> Any:
     """The dtype of ``model``, of which upstream's ``get_parameter_dtype`` says ``found``, a ``torch.dtype`` or None."""
     if found is None:  # a model without a parameter
         return None

@@ -83,14 +83,16 @@ def test_it_is_compiled_again():
     torch._dynamo.reset()
 
 
-without_hooks = pytest.mark.skipif(
-    bool(unmet("accelerate>=1.13")),
-    reason="8-bit models have hooks before: diffusers-lora-offload-flip shows",
-)
+# 8-bit models have hooks before accelerate 1.13, which loading a LoRA takes for offload.
+HOOKED = [
+    pytest.mark.defect("diffusers-lora-offload-flip", shows="'NoneType' object has no attribute 'dtype'")
+]
+if unmet("accelerate<1.13"):
+    HOOKED.clear()
 
 
 @pytest.mark.skipif(bool(unmet("diffusers>=0.37")), reason="its LoRA is in float32 before")
-@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=without_hooks)])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=HOOKED)])
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="peft>=0.15")
 def test_a_quantized_one(gpu, tmp_path, bits):
     device = gpu.devices[0]

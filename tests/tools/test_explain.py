@@ -39,7 +39,6 @@ ERRORS = {
 # Frames of this one are those of the next two as well: the component's input was made on the device of its pipeline.
 SHARED_FRAMES = {
     "diffusers-meta-pipeline-device": 3,
-    "diffusers-meta-component-device": 2,  # and the other way round
     "bnb-cpu-half-blockwise": 2,
     "diffusers-group-offload-pipeline-device": 2,  # LEdits++ does the same under model offload
 }

@@ -22,7 +22,7 @@ from ...engine.draft import Draft
 from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.parameter_dtype import TUNERS, floating_dtype
+from ...models.parameter_dtype import TUNERS, floating
 from ...surroundings import on_meta
 
 FIX = Fix(
@@ -54,10 +54,4 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def get_parameter_dtype(parameter):
-            return floating_dtype(parameter, original(parameter))
-
-        return get_parameter_dtype
-
-    draft.wrap_plain(modeling_utils, "get_parameter_dtype", make)
+    draft.wrap_plain(modeling_utils, "get_parameter_dtype", floating)

@@ -16,7 +16,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.parameter_dtype import floating_dtype
+from ...models.parameter_dtype import floating
 from ...surroundings import on_meta
 
 FIX = Fix(
@@ -46,10 +46,4 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def get_parameter_dtype(parameter):
-            return floating_dtype(parameter, original(parameter))
-
-        return get_parameter_dtype
-
-    draft.wrap_plain(modeling_utils, "get_parameter_dtype", make)
+    draft.wrap_plain(modeling_utils, "get_parameter_dtype", floating)
