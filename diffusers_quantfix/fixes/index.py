@@ -85,6 +85,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-ddpm-device", "diffusers.pipelines.ddpm.pipeline_ddpm", (("diffusers", ">=0.31.0,<0.41"),), "diffusers 0.41.0", "diffusers-ddpm-device", "diffusers.ddpm_device"),
     ("diffusers-dequantize-flags", "diffusers.quantizers.base", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-dequantize-flags", "diffusers.dequantize_flags"),
     ("diffusers-dequantize-storage", "diffusers.quantizers.bitsandbytes.utils", (("diffusers", ">=0.34.0,<=0.42.1"),), "", "diffusers-dequantize-storage", "diffusers.dequantize_storage"),
+    ("diffusers-device-map-hooks", "diffusers.models.modeling_utils", (("diffusers", ">=0.31.0,<0.33"), ("accelerate", "")), "diffusers 0.33.0", "diffusers-device-map-hooks", "diffusers.device_map_hooks"),
     ("diffusers-flux-lora-packed", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.32.0,<=0.42.1"), ("peft", "")), "", "diffusers-flux-lora-packed", "diffusers.flux_lora_packed"),
     ("diffusers-fp32-warning", "diffusers.models.modeling_utils", (("diffusers", ">=0.39.0,<=0.42.1"),), "", "diffusers-fp32-warning", "diffusers.fp32_warning"),
     ("diffusers-from-pipe-cast", "diffusers.pipelines.pipeline_utils", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-from-pipe-cast", "diffusers.from_pipe_cast"),

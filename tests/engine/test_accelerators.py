@@ -28,7 +28,7 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
         {"from torch import cuda"},
         "the kernels change CUDA's current device",
     ),
-    ("fixes/accelerate/four_bit_hooks_follow.py", ""): ({"'cuda'"}, UPSTREAM),
+    ("models/following.py", ""): ({"'cuda'"}, UPSTREAM),
     ("fixes/transformers/four_bit_cuda.py", "broken"): ({"'PreTrainedModel.cuda'"}, UPSTREAM),
     ("fixes/transformers/four_bit_cuda.py", "patch"): ({"'cuda'"}, UPSTREAM),
     ("fixes/transformers/four_bit_cuda.py", "cuda"): ({"super(cls, self).cuda"}, UPSTREAM),

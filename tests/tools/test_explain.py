@@ -141,6 +141,7 @@ NOT_ALONE = (
     "diffusers-control-lora-quantized",
     "diffusers-controlnet-union-attention",
     "diffusers-custom-diffusion-dtype",
+    "diffusers-device-map-hooks",
     "diffusers-fuse-lora-offloaded",
     "diffusers-fuse-qkv-quantized",
     "diffusers-gguf-kept-modules",

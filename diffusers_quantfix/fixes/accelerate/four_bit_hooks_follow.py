@@ -18,7 +18,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
-from ...models import eight_bit
+from ...models.following import follow
 
 FIX = Fix(
     __doc__,
@@ -32,8 +32,6 @@ FIX = Fix(
     since="0.1.0",
 )
 
-_MOVES = ("to", "cuda", "xpu", "npu", "mlu", "musa")
-
 
 def broken(big_modeling: ModuleType) -> bool:
     """Does ``dispatch_model`` treat 4-bit models like all quantized ones?"""
@@ -45,7 +43,7 @@ def patch(big_modeling: ModuleType, draft: Draft) -> None:
         def dispatch_model(model, device_map, *args, **kwargs):
             model = original(model, device_map, *args, **kwargs)
             if len(set(device_map.values())) == 1:
-                _follow(model)
+                follow(model, _is_4bit)
             return model
 
         return dispatch_model
@@ -53,25 +51,6 @@ def patch(big_modeling: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(big_modeling, "dispatch_model", make)
 
 
-def _follow(model: Any) -> None:
-    """Let what ``dispatch_model`` put over the moves of ``model``, which warns, update the hooks after a move.
-
-    ``remove_hook_from_module`` takes away what lies under these names.
-    """
-    for name in _MOVES:
-        if name in vars(model):
-            vars(model)[name] = _following(model, vars(model)[name])
-
-
-def _following(model: Any, move: Any) -> Any:
-    import functools
-
-    @functools.wraps(move)
-    def moved(*args, **kwargs):
-        result = move(*args, **kwargs)
-        # transformers says only after the dispatch that it is a 4-bit model.
-        if getattr(model, "is_loaded_in_4bit", False) and eight_bit.can_move(model):
-            eight_bit.align(model)
-        return result
-
-    return moved
+def _is_4bit(model: Any) -> bool:
+    """transformers says only after the dispatch that it is a 4-bit model."""
+    return bool(getattr(model, "is_loaded_in_4bit", False))

@@ -8,8 +8,9 @@ Cause: inside ``DiffusionPipeline.to`` the function ``module_is_sequentially_off
     called for transformers text encoders in every release, and for diffusers models since 0.33.0.
 Upstream: https://github.com/huggingface/diffusers/issues/11352, https://github.com/huggingface/diffusers/pull/11356
     (0.34.0), which treats every 8-bit model as never offloaded.
-Patch: a bitsandbytes module counts as offloaded if and only if one of its hooks really offloads; for all other modules
-    upstream's own rule remains. Its error keeps ``.to("cuda")`` from partially moving a model that is spread over GPUs.
+Patch: a bitsandbytes module, and one whose hooks follow it (`models.following`), counts as offloaded if and only if one
+    of its hooks really offloads; for all other modules upstream's own rule remains. Its error keeps ``.to("cuda")``
+    from partially moving a model that is spread over GPUs.
 
 The function is local to ``to``, so it cannot be wrapped. Removing the hooks from the modules while ``to`` runs would
 affect other threads, and an exception could leave them removed. So the patch replaces, in the constants of ``to``, the
@@ -77,12 +78,13 @@ def module_is_sequentially_offloaded(module: Any) -> bool:
     from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
     from diffusers_quantfix.engine.versions import is_installed
+    from diffusers_quantfix.models.following import follows
     from diffusers_quantfix.offloading.hooks import is_sequentially_offloaded, is_spread
 
     # A component on several devices cannot be moved to a GPU either. Before 0.32.0 upstream refuses it, which is kept;
     # from 0.32.0 on `diffusers-spread-guard` does.
     alone = is_spread(module) and is_installed("diffusers", "<0.32")
-    if any(_check_bnb_status(module)) and not alone:
+    if (any(_check_bnb_status(module)) or follows(module)) and not alone:
         return is_sequentially_offloaded(module)
     return bool(upstream_rule(module))
 
