@@ -175,7 +175,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-text-encoder-lora-quantized", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("transformers", ""), ("peft", "")), "", "diffusers-text-encoder-lora-quantized", "diffusers.text_encoder_lora_quantized"),
     ("diffusers-text-kv-cache-group-offload", "diffusers.hooks.text_kv_cache", (("diffusers", ">=0.38.0,<=0.42.1"),), "", "diffusers-text-kv-cache-group-offload", "diffusers.text_kv_cache_group_offload"),
     ("diffusers-textual-inversion-offload-flip", "diffusers.loaders.textual_inversion", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-textual-inversion-offload-flip", "diffusers.textual_inversion_offload_flip"),
-    ("diffusers-unet3d-lora", "diffusers.models.unets.unet_3d_condition", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-unet-lora", "diffusers.unet_lora"),
+    ("diffusers-unet3d-lora", "diffusers.models.unets.unet_3d_condition", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-unet-lora", "diffusers.unet_lora"),
     ("peft-8bit-dequantize-cpu", "peft.utils.integrations", (("peft", ">=0.14.0,<0.18.0"), ("bitsandbytes", "")), "peft 0.18.0", "peft-8bit-dequantize-cpu", "peft.eight_bit_dequantize_cpu"),
     ("peft-8bit-empty-adapter", "peft.tuners.tuners_utils", (("peft", ">=0.18.0,<=0.21.2"), ("bitsandbytes", "")), "", "peft-8bit-empty-adapters", "peft.eight_bit_empty_adapters"),
     ("peft-8bit-empty-lora", "peft.tuners.lora.model", (("peft", ">=0.13.2,<0.15.0"), ("bitsandbytes", "")), "peft 0.15.0", "peft-8bit-empty-adapters", "peft.eight_bit_empty_adapters"),

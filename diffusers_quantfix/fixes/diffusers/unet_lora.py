@@ -2,10 +2,12 @@
 
 Symptom: AttributeError "'UNet3DConditionModel' object has no attribute 'load_lora_adapter'", or "'Kandinsky3UNet'
     object has ...", from ``load_lora_weights`` of TextToVideoSDPipeline, VideoToVideoSDPipeline, Kandinsky3Pipeline and
-    Kandinsky3Img2ImgPipeline, quantized or not.
+    Kandinsky3Img2ImgPipeline, quantized or not. With diffusers 0.31 "'UNet3DConditionModel' object has no attribute
+    'unload_lora'" from ``unload_lora_weights``, and the like from ``fuse_lora`` and ``set_adapters``.
 Cause: since 0.32.0 a pipeline's loader calls ``load_lora_adapter`` of the UNet, a method of PeftAdapterMixin, and these
-    two UNets do not have that base class. (UNetControlNetXSModel does not have it either. Its layers have other names
-    than those of the UNet that a LoRA is for, so that half of a LoRA would be loaded: there the error stays.)
+    two UNets do not have that base class; the other calls are older. (UNetControlNetXSModel does not have it either.
+    Its layers have other names than those of the UNet that a LoRA is for, so that half of a LoRA would be loaded: there
+    the error stays.)
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/models/unets/unet_3d_condition.py; not
     reported.
 Patch: the base class, as all other UNets with a loader have it.
@@ -30,7 +32,7 @@ FIX = Fix(
         Target(
             "diffusers-unet3d-lora",
             "diffusers.models.unets.unet_3d_condition",
-            {"diffusers": ">=0.32.0,<=0.42.1"},
+            {"diffusers": ">=0.31.0,<=0.42.1"},
         ),
         Target(
             "diffusers-kandinsky3-lora",
@@ -39,7 +41,7 @@ FIX = Fix(
         ),
     ),
     patterns=(
-        r"'(UNet3DConditionModel|Kandinsky3UNet)' object has no attribute '(load_lora_adapter|load_attn_procs)'",
+        r"'(UNet3DConditionModel|Kandinsky3UNet)' object has no attribute '(load_lora_adapter|load_attn_procs|unload_lora)'",
     ),
     frames=("UNet3DConditionModel|Kandinsky3UNet", "TextToVideoSD|VideoToVideoSD|Kandinsky3"),
 )
@@ -49,15 +51,15 @@ _LOADERS = "diffusers.loaders.peft"
 
 
 def broken(module: ModuleType) -> bool:
-    """Does the UNet lack the method?
+    """Does the UNet lack the methods?
 
     Raises:
         Undecided: the module of the base class is not imported; until then nothing can be loaded.
     """
     if finished(_LOADERS) is None:
         raise Undecided(_LOADERS)
-    resolve(sys.modules[_LOADERS], "PeftAdapterMixin.load_lora_adapter")
-    return not hasattr(_unet(module), "load_lora_adapter")
+    resolve(sys.modules[_LOADERS], "PeftAdapterMixin.unload_lora")
+    return not hasattr(_unet(module), "unload_lora")
 
 
 def patch(module: ModuleType, draft: Draft) -> None:
