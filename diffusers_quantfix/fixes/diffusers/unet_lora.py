@@ -41,7 +41,7 @@ FIX = Fix(
         ),
     ),
     patterns=(
-        r"'(UNet3DConditionModel|Kandinsky3UNet)' object has no attribute '((un)?load_lora(_adapter)?|load_attn_procs)'",
+        r"'(UNet3DConditionModel|Kandinsky3UNet)' object has no attribute '((un)?load_lora|load_attn_procs)",
     ),
     frames=("UNet3DConditionModel|Kandinsky3UNet", "TextToVideoSD|VideoToVideoSD|Kandinsky3"),
 )
