@@ -20,7 +20,6 @@ pytest.importorskip("peft", reason="peft is not installed")
 
 TARGETS = {"UNet3DConditionModel": "diffusers-unet3d-lora", "Kandinsky3UNet": "diffusers-kandinsky3-lora"}
 SHOWS = r"has no attribute '(load_lora_adapter|unload_lora|set_adapters|fuse_lora)'"
-# Before, the loader of a pipeline calls a method that Kandinsky 3's UNet does not have in any release.
 NEEDS = {"UNet3DConditionModel": "diffusers>=0.31", "Kandinsky3UNet": "diffusers>=0.32"}
 each_unet = pytest.mark.parametrize(
     "name",
@@ -29,7 +28,10 @@ each_unet = pytest.mark.parametrize(
             name,
             marks=[
                 pytest.mark.defect(fix, shows=SHOWS),
-                pytest.mark.skipif(bool(unmet(NEEDS[name])), reason=f"needs {NEEDS[name]}"),
+                pytest.mark.skipif(
+                    bool(unmet(NEEDS[name])),
+                    reason="before, a pipeline calls a method for it that no base class has",
+                ),
             ],
         )
         for name, fix in TARGETS.items()

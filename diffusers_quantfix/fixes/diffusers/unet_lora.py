@@ -58,8 +58,11 @@ def broken(module: ModuleType) -> bool:
     """
     if finished(_LOADERS) is None:
         raise Undecided(_LOADERS)
-    resolve(sys.modules[_LOADERS], "PeftAdapterMixin.unload_lora")
-    return not hasattr(_unet(module), "unload_lora")
+    unet, base = _unet(module), resolve(sys.modules[_LOADERS], "PeftAdapterMixin")
+    if not hasattr(unet, "load_attn_procs"):  # what loads before 0.32.0, of another base class
+        resolve(base, "load_lora_adapter")
+    resolve(base, "unload_lora")
+    return not hasattr(unet, "unload_lora")
 
 
 def patch(module: ModuleType, draft: Draft) -> None:
