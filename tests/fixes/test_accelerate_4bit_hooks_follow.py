@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "accelerate-4bit-hooks-follow"
@@ -80,6 +81,7 @@ def test_removed_hooks_leave_nothing(gpu, tmp_path):
     assert not {"to", "cuda"} & vars(model).keys()
 
 
+@pytest.mark.skipif(bool(unmet(MOVABLE)), reason="before, transformers refuses to move a 4-bit model")
 def test_a_spread_model_keeps_its_hooks(gpu, tmp_path):
     """It cannot be moved as a whole."""
     if len(gpu.devices) < 2:
