@@ -76,26 +76,27 @@ def run(python: Path, home: Path, blocks: list[pages.Block], package: bool) -> l
 def main(arguments: list[str] | None = None) -> int:
     """Run pages; 1 if a block ends worse with the package, or badly without a known reason."""
     parser = argparse.ArgumentParser(prog="python -m tests.documentation", description=__doc__)
-    parser.add_argument("--docs", type=Path, required=True, help="a git repository of diffusers")
+    parser.add_argument("--docs", type=Path, required=True, help="a git repository of the library")
+    parser.add_argument("--library", choices=sorted(pages.PAGES), default="diffusers")
     parser.add_argument("--revision", help="of the documentation (default: the set's release)")
     parser.add_argument("--set", default="D15", help="a release set of cells.toml")
-    parser.add_argument("--page", nargs="+", default=list(pages.PAGES), metavar="PAGE")
+    parser.add_argument("--page", nargs="+", metavar="PAGE", help="default: all")
     parser.add_argument(
         "--check", action="store_true", help="run nothing; list the new and the changed blocks"
     )
     parser.add_argument("--write", action="store_true", help="record the outcomes in results.json")
     asked = parser.parse_args(arguments)
     (cell,) = read().select([asked.set])
-    release = cell.pins["diffusers"]
+    release = cell.pins[asked.library]
     revision = asked.revision or f"v{release}"
     found = {}
-    for page in asked.page:
-        text = pages.read(asked.docs, revision, page)
+    for page in asked.page or pages.PAGES[asked.library][1]:
+        text = pages.read(asked.docs, revision, asked.library, page)
         if text is not None:
             found[page] = pages.blocks(text)
     if not found:
         parser.error(f"{asked.docs} has none of these pages at {revision}; --revision names another one")
-    known = results.load().get(release, {})
+    known = results.load().get(f"{asked.library} {release}", {})
     if asked.check:
         changed = [
             f"{page} {block.number}"
@@ -126,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{page}: {counts[0]} of {len(blocks)} end well without the package, {counts[1]} with it"
               f"{'; others: ' + ', '.join(reasons) if reasons else ''}", flush=True)  # fmt: skip
         if asked.write:
-            results.save(release, page, rows)
+            results.save(f"{asked.library} {release}", page, rows)
     return 1 if bad else 0
 
 

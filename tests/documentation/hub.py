@@ -1,4 +1,4 @@
-"""A Hub cache with tiny random models under the names that diffusers' documentation uses.
+"""A Hub cache with tiny random models under the names that the libraries' documentation uses.
 
 python -m tests.documentation.hub FOLDER     # in the environment that will read it
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.peers.hub import write
+from tests.peers.hub import MODELS, write
 
 # Name on the Hub -> class of the pipeline that is saved there (`tests.pipelines.build`).
 PIPELINES = {
@@ -22,6 +22,9 @@ PIPELINES = {
     "black-forest-labs/FLUX.1-schnell": "FluxPipeline",
     "Qwen/Qwen-Image": "QwenImagePipeline",
     "THUDM/CogVideoX-5b": "CogVideoXPipeline",
+    "THUDM/CogVideoX-2b": "CogVideoXPipeline",
+    "Lightricks/LTX-Video": "LTXPipeline",
+    "black-forest-labs/FLUX.2-klein-4B": "Flux2KleinPipeline",
     "hunyuanvideo-community/HunyuanVideo": "HunyuanVideoPipeline",
     "Efficient-Large-Model/Sana_600M_1024px_diffusers": "SanaPipeline",
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": "WanPipeline",
@@ -48,6 +51,17 @@ GGUF = {
 }
 
 
+# Name of a language model of transformers' and PEFT's documentation -> the name of the one that it is here
+LANGUAGE = {
+    "bigscience/bloom-1b7": "bigscience/bloom-1b7",
+    "bigscience/bloom-560m": "bigscience/bloom-560m",
+    "facebook/opt-125m": "facebook/opt-125m",
+    "facebook/opt-350m": "facebook/opt-350m",
+    "meta-llama/Llama-2-13b-chat-hf": "peft-internal-testing/tiny-random-LlamaForCausalLM",
+    "mistralai/Mistral-7B-v0.1": "peft-internal-testing/tiny-random-LlamaForCausalLM",
+}
+
+
 def make(home: Path) -> None:
     """Write every model into ``home/hub``, as huggingface_hub would have downloaded it.
 
@@ -59,6 +73,8 @@ def make(home: Path) -> None:
         write(home, name, lambda folder, of=of, file=file: _gguf(PIPELINES[of], folder / file))
     for name, (of, file) in LORAS.items():
         write(home, name, lambda folder, of=of, file=file: _lora(PIPELINES[of], folder / file))
+    for name, of in LANGUAGE.items():
+        write(home, name, MODELS[of])
 
 
 def _pipeline(kind: str, folder: Path) -> None:

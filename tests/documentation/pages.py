@@ -8,25 +8,36 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# The pages of diffusers that are about quantization, memory, speed, caches, LoRA and devices.
-PAGES = (
-    "quantization/overview",
-    "quantization/bitsandbytes",
-    "quantization/gguf",
-    "quantization/quanto",
-    "quantization/torchao",
-    "optimization/memory",
-    "optimization/fp16",
-    "optimization/cache",
-    "optimization/attention_backends",
-    "optimization/speed-memory-optims",
-    "tutorials/using_peft_for_inference",
-    "training/distributed_inference",
-    "using-diffusers/batched_inference",
-    "modular_diffusers/quickstart",
-    "modular_diffusers/modular_pipeline",
-    "modular_diffusers/components_manager",
-)
+# Library -> the folder of its documentation, and the pages that are about quantization, memory, speed, caches, LoRA and
+# devices.
+PAGES = {
+    "diffusers": (
+        "docs/source/en",
+        (
+            "quantization/overview",
+            "quantization/bitsandbytes",
+            "quantization/gguf",
+            "quantization/quanto",
+            "quantization/torchao",
+            "optimization/memory",
+            "optimization/fp16",
+            "optimization/cache",
+            "optimization/attention_backends",
+            "optimization/speed-memory-optims",
+            "tutorials/using_peft_for_inference",
+            "training/distributed_inference",
+            "using-diffusers/batched_inference",
+            "using-diffusers/text-img2vid",
+            "using-diffusers/automodel",
+            "using-diffusers/loading",
+            "modular_diffusers/quickstart",
+            "modular_diffusers/modular_pipeline",
+            "modular_diffusers/components_manager",
+        ),
+    ),
+    "peft": ("docs/source", ("developer_guides/quantization",)),
+    "transformers": ("docs/source/en", ("quantization/bitsandbytes", "quantization/quanto")),
+}
 _BLOCK = re.compile(r"^```(?:py|python)\n(.*?)^```", re.S | re.M)
 # Sizes of the documentation's programs -> sizes for tiny models on a CPU.
 _SMALLER = (
@@ -67,10 +78,11 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def read(repository: Path, revision: str, page: str) -> str | None:
-    """A page's Markdown at a revision of a git repository of diffusers; None if it has no such page."""
+def read(repository: Path, revision: str, library: str, page: str) -> str | None:
+    """A page's Markdown at a revision of a git repository of a library; None if it has no such page."""
+    folder, _ = PAGES[library]
     done = subprocess.run(
-        ["git", "-C", str(repository), "show", f"{revision}:docs/source/en/{page}.md"],
+        ["git", "-C", str(repository), "show", f"{revision}:{folder}/{page}.md"],
         capture_output=True,
         text=True,
         check=False,

@@ -7,9 +7,11 @@ import re
 REASONS = (
     ("a model that is not in the tiny Hub", r"not (fully )?cached|does not appear to have a file|offline mode|"
      r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder|"
+     r"Could not find or load 'modular_model_index.json'|"
      r"Required input 'control_image' is missing"),  # made by a block that is not there
     ("the page's own mistake", r"NameError: name|SyntaxError|IndentationError|auto not supported|"
      r"llm_int8_threshold must be a float|has no attribute 'unet'|isinstance\(\) arg 2 must be a type|"
+     r"_workflow_map is not set for SequentialPipelineBlocks|KeyError: 'unet'|"
      r"apply_dynamic_quant|already in use in the model|list of generators of length 3|Caching has already been enabled|"
      r"Only support version 2 with group_size=None|IntxWeightOnlyConfig.__init__\(\) got an unexpected"),
     ("a program of several processes, or of several files",

@@ -1,4 +1,4 @@
-"""How the blocks of the documentation ended: release of diffusers -> page -> digest of a block -> outcome."""
+"""How the blocks of the documentation ended: release of a library -> page -> digest of a block -> outcome."""
 
 from __future__ import annotations
 
