@@ -41,6 +41,10 @@ LORAS = {
     "ostris/ikea-instructions-lora-sdxl": (_SDXL, "ikea_instructions_xl_v1_5.safetensors"),
     "lordjia/by-feng-zikai": (_SDXL, "fengzikai_v1.0_XL.safetensors"),
     "jbilcke-hf/sdxl-cinematic-1": (_SDXL, "pytorch_lora_weights.safetensors"),
+    "benjamin-paine/steamboat-willie-14b": (
+        "Wan-AI/Wan2.1-T2V-14B-Diffusers",
+        "steamboat-willie-14b.safetensors",
+    ),
     "Lightricks/LTX-Video-Cakeify-LoRA": ("Lightricks/LTX-Video-0.9.5", "ltxv_095_cakeify_lora.safetensors"),
     "alvarobartt/ghibli-characters-flux-lora": (_FLUX, "ghibli-characters-flux-lora.safetensors"),
 }
@@ -90,6 +94,10 @@ def _pipeline(kind: str, folder: Path) -> None:
     if kind == "QwenImagePipeline":  # a cache of the first block needs others
         made = pipe.transformer
         pipe.transformer = type(made).from_config({**made.config, "num_layers": 3})
+    if kind == "Flux2KleinPipeline":  # its blocks read the 27th layer
+        made = pipe.text_encoder
+        made.config.num_hidden_layers, made.config.layer_types = 27, None
+        pipe.text_encoder = type(made)(type(made.config)(**made.config.to_dict()))
     pipe.save_pretrained(folder)
     if kind == "StableDiffusionXLPipeline":
         pipe.save_pretrained(folder, variant="fp16")

@@ -41,12 +41,16 @@ PAGES = {
 _BLOCK = re.compile(r"^```(?:py|python)\n(.*?)^```", re.S | re.M)
 # Sizes of the documentation's programs -> sizes for tiny models on a CPU.
 _SMALLER = (
+    (r"num_frames=81\b", "num_frames=9, height=64, width=64"),  # Wan's, whose default is 480 x 832
+    (r"pipeline\(prompt\)", "pipeline(prompt, height=64, width=64, num_inference_steps=4)"),
     (r"(num_inference_steps\w*\s*=\s*)\d+", r"\g<1>4"),
     (r"(\"num_inference_steps\":\s*)\d+", r"\g<1>4"),
     (r"((?:height|width)\"?\s*[=:]\s*)\d{3,4}", r"\g<1>64"),
     (r"(num_frames\s*=\s*)\d+", r"\g<1>9"),
     (r"(lora_steps = )\d+", r"\g<1>2"),
     (r"\]\s*\*\s*32\b", "] * 2"),
+    # Without a network, diffusers wants the name of the file.
+    (r"(steamboat-willie-14b\", )", r"\g<1>weight_name='steamboat-willie-14b.safetensors', "),
     (r"(max_sequence_length\"?\s*[=:]\s*)\d{2,3}", r"\g<1>16"),
 )
 

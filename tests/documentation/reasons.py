@@ -7,11 +7,14 @@ import re
 REASONS = (
     ("a model that is not in the tiny Hub", r"not (fully )?cached|does not appear to have a file|offline mode|"
      r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder|"
-     r"Could not find or load 'modular_model_index.json'|"
+     r"Could not find or load 'modular_model_index.json'|path/to/your/cache|"
      r"Required input 'control_image' is missing"),  # made by a block that is not there
     ("the page's own mistake", r"NameError: name|SyntaxError|IndentationError|auto not supported|"
      r"llm_int8_threshold must be a float|has no attribute 'unet'|isinstance\(\) arg 2 must be a type|"
      r"_workflow_map is not set for SequentialPipelineBlocks|KeyError: 'unet'|"
+     r"path should be string, bytes, os.PathLike or integer, not ellipsis|\{your_username\}|"
+     r"OPTForCausalLM.__init__\(\) takes 2 positional arguments but 3 were given|"
+     r"ModelMixin.__init__\(\) takes 1 positional argument|"
      r"apply_dynamic_quant|already in use in the model|list of generators of length 3|Caching has already been enabled|"
      r"Only support version 2 with group_size=None|IntxWeightOnlyConfig.__init__\(\) got an unexpected"),
     ("a program of several processes, or of several files",
@@ -21,6 +24,7 @@ REASONS = (
      r"found at least two devices, cuda:0 and cuda:1! \(when checking argument for argument mat1"),
     ("kernels of a GPU", r"Requires mslk"),
     ("a library that is not installed",
+     r"requires kernels|A valid HQQ version|"
      r"No module named|ModuleNotFoundError|requires the .* library|is not installed|package isn't available"),
 )  # fmt: skip
 
