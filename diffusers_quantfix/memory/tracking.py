@@ -12,6 +12,7 @@ from itertools import islice
 from string import Formatter
 from typing import Any
 
+from ..engine.locks import Lock
 from ..placement.components import components_of, is_module, is_script, readable_name
 from .samples import Recording, Sample, peak_of
 
@@ -218,12 +219,14 @@ class _Calls:
 
     Attributes:
         watched: the hooks on the component and its parts.
+        turn: held while hooks change and calls are counted: other threads may be calling the component.
     """
 
     def __init__(self, track: Track, name: str) -> None:
         self.track = track
         self.begins, self.ends = f"{name} begins", f"{name} ends"
         self.inside = 0
+        self.turn = Lock()
         self.watched: list[Any] = []
 
     def watch(self, module: Any, parts: Sequence[Any] = ()) -> None:
@@ -238,14 +241,7 @@ class _Calls:
             return
         self.watched.append(_Watched(self, module))
         if parts:
-
-            def first(module: Any, args: Any) -> None:
-                if not self.inside:
-                    for each in (here, *parts):
-                        each.remove()
-
-            here = module.register_forward_pre_hook(_Hook(first), prepend=True)
-            self.watched.append(here)
+            self.watched.append(_First(self, module, parts))
 
     def sample(self, label: str) -> None:
         """Take a sample, if one is due."""
@@ -283,52 +279,90 @@ class _Hook:
         return of_three if self._call.__name__ == "_end" else (partial, (Formatter().check_unused_args, None))
 
 
+class _First:
+    """The hook that ends the watch of a component's parts once the component itself is called."""
+
+    def __init__(self, calls: _Calls, module: Any, parts: Sequence[Any]) -> None:
+        self._calls, self._parts = calls, parts
+        self._handle: Any = None  # another thread may call the module before it is known
+        self._handle = module.register_forward_pre_hook(_Hook(self._first), prepend=True)
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        with self._calls.turn.held:
+            if self._handle is not None:
+                self._handle.remove()
+
+    def _first(self, module: Any, args: Any) -> None:
+        if not self._calls.inside:
+            for each in (self, *self._parts):
+                each.remove()
+
+
 class _Watched:
     """The hooks of one module.
 
     A module with short calls has one hook only, which counts them until a sample is due: two hooks per call take as
-    long as a small layer.
+    long as a small layer. A call in another thread may have begun with hooks that were removed meanwhile.
     """
 
     def __init__(self, calls: _Calls, module: Any) -> None:
         self._calls = calls
         self._began = 0.0
         self._short = False
+        self._counts = False
         self._counted = 0
+        self._over = False
         self._handles: tuple[Any, ...] = ()
-        self._watch(module)
+        with calls.turn.held:
+            self._watch(module)
 
     def remove(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks for good."""
+        with self._calls.turn.held:
+            self._over = True
+            self._drop()
+
+    def _drop(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles = ()
         self._calls.track.left_out += 2 * self._counted
         self._counted = 0
 
     def _watch(self, module: Any) -> None:
         at_end = module.register_forward_hook(_Hook(self._end), always_call=True)
         self._handles = module.register_forward_pre_hook(_Hook(self._begin)), at_end
+        self._counts = False
 
     def _begin(self, module: Any, args: Any) -> None:
         calls = self._calls
-        # Not in `_end`: torch is iterating over those hooks then.
-        if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
-            self.remove()
-            self._counted = 1
-            self._handles = (module.register_forward_pre_hook(_Hook(self._count)),)
-            return
-        calls.inside += 1
-        if calls.inside == 1:
+        with calls.turn.held:
+            if self._over or self._counts:
+                return
+            # Not in `_end`: torch is iterating over those hooks then.
+            if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
+                self._drop()
+                self._counted = 1
+                self._handles = (module.register_forward_pre_hook(_Hook(self._count)),)
+                self._counts = True
+                return
+            calls.inside += 1
+            is_outermost = calls.inside == 1
+        if is_outermost:
             calls.sample(calls.begins)
             self._began = time.perf_counter()
 
     def _end(self, module: Any, args: Any, output: Any) -> None:
         calls = self._calls
-        if calls.inside > 1:
-            calls.inside -= 1
-            return
-        # A call that failed before `_begin` (another hook raised) ends too.
-        calls.inside = 0
+        with calls.turn.held:
+            if calls.inside > 1:
+                calls.inside -= 1
+                return
+            # A call that failed before `_begin` (another hook raised) ends too.
+            calls.inside = 0
+            if self._over:
+                return
         self._short = time.perf_counter() - self._began < _SHORT
         calls.sample(calls.ends)
 
@@ -336,8 +370,11 @@ class _Watched:
         if time.perf_counter() < self._calls.track._due_in_short_calls:
             self._counted += 1
             return
-        self.remove()
-        self._watch(module)
+        with self._calls.turn.held:
+            if self._over or not self._counts:
+                return
+            self._drop()
+            self._watch(module)
         self._begin(module, args)
 
 

@@ -214,3 +214,55 @@ def test_a_model_that_is_scripted_inside_of_the_block():
     with qf.track(model), pytest.raises(AttributeError, match=r"inside of track\(\): do it before"):
         torch.jit.script(model)
     assert torch.jit.script(model)(torch.ones(1, 4)).shape == (1, 4)
+
+
+def _called_while_hooked(base, call):
+    """A layer that is called as another thread may do it: just after a hook of it was registered."""
+
+    class Called(base):
+        def register_forward_pre_hook(self, hook, **options):
+            handle = super().register_forward_pre_hook(hook, **options)
+            call(self)
+            return handle
+
+    return Called
+
+
+def test_a_call_in_another_thread_while_the_block_begins():
+    import torch
+
+    x = torch.ones(1, 2)
+    called = _called_while_hooked(torch.nn.Sequential, lambda layer: layer(x))
+    layer = called(torch.nn.Linear(2, 2))
+    with qf.track(layer):
+        layer(x)
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in layer.modules())
+
+
+def test_a_call_in_another_thread_while_the_block_ends():
+    import threading
+
+    import torch
+
+    x = torch.ones(1, 2)
+    ends, registered = [], []
+
+    def end(layer):
+        registered.append(layer)
+        if len(registered) == 2:  # the call after a short one
+            ends.append(threading.Thread(target=memory.__exit__, args=(None, None, None)))
+            ends[0].start()
+            ends[0].join(0.2)
+
+    layer = _called_while_hooked(torch.nn.Linear, end)(2, 2)
+    memory = qf.track(layer)
+    memory.__enter__()
+    while not ends:
+        layer(x)
+    ends[0].join()
+    count = len(memory.samples)
+    memory._due = memory._due_in_short_calls = 0.0  # as if time had passed
+    layer(x)
+    assert not layer._forward_pre_hooks
+    assert not layer._forward_hooks
+    assert len(memory.samples) == count
