@@ -11,6 +11,7 @@ Unchanged means equal content, see `fingerprint`. Neither versions nor addresses
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -182,19 +183,21 @@ class _Kept:
         module = self.module()
         try:
             self._moves = True
+            leaving: dict[_Key, torch.Tensor] = {}
             # Subclasses (GGUF) intercept even the assignment of ``.data``, and function modes see it.
-            with torch._C.DisableTorchFunction():
+            with _without_copies_if_short(), torch._C.DisableTorchFunction():
                 leaving = self._prepare(module, fn)
             result = upstream()
-            with torch._C.DisableTorchFunction():
+            with _without_copies_if_short(), torch._C.DisableTorchFunction():
                 self._keep(module, leaving)
             return result
         finally:
             self._moves = False
             # Keep a copy only while its weight is on a device, even if the move failed midway.
-            with torch._C.DisableTorchFunction():
+            copies, self.copies = self.copies, {}
+            with _without_copies_if_short(), torch._C.DisableTorchFunction():
                 away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
-            self.copies = {key: copy for key, copy in self.copies.items() if key in away}
+                self.copies = {key: copy for key, copy in copies.items() if key in away}
 
     def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
         """Replace unchanged weights that ``fn`` would move to the CPU by their host copies.
@@ -246,6 +249,15 @@ class _Kept:
     def __reduce__(self) -> Any:
         # Every file of a module has one, and ``torch.load(weights_only=True)`` knows it.
         return OrderedDict, ()
+
+
+@contextlib.contextmanager
+def _without_copies_if_short() -> Iterator[None]:
+    """Ends the block if memory is short, also that which can be pinned: upstream moves and copies the weights then."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        heed_interruption(error)
 
 
 def _slots(module: Any) -> Iterator[_Slot]:

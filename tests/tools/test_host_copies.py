@@ -513,3 +513,26 @@ def test_the_class_is_as_it_was_once_nothing_is_kept():
         assert other.to(torch.float64).weight.dtype == torch.float64
         qf.keep_host_copies(other, keep=False)
         assert dict(vars(cls)) == before
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+@pytest.mark.parametrize("short", ["random_numbers", "_pin", "_held_by_others"])
+def test_without_memory_for_copies_the_weights_move_as_upstream(rig_devices, monkeypatch, short, error):
+    import torch
+
+    from diffusers_quantfix.memory import host_copies
+
+    model = torch.nn.Linear(64, 64)
+    expected = _state(model)
+    qf.keep_host_copies(model, pin=True)
+
+    def fail(*args):
+        raise error("can't allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_copies, short, fail)
+        for place in (rig_devices.devices[0], "cpu", rig_devices.devices[1]):
+            model.to(place)
+            assert model.weight.device == torch.device(place)
+    model.to("cpu")
+    assert _same(_state(model), expected)
