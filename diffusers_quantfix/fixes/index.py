@@ -240,6 +240,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("transformers-quantized-resave", "transformers.core_model_loading", (("transformers", ">=5.0.0,<=5.24.0"),), "", "transformers-quantized-resave", "transformers.quantized_resave"),
     ("transformers-quanto-cast", "transformers.modeling_utils", (("transformers", ">=4.46.0,<=5.24.0"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "transformers-quanto-cast", "transformers.quanto_cast"),
     ("transformers-quanto-dequantize", "transformers.quantizers.quantizer_quanto", (("transformers", ">=4.46.1,<=5.24.0"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "quanto-models-dequantize", "diffusers.quanto_models_dequantize"),
+    ("transformers-save-offloaded-tied", "transformers.modeling_utils", (("transformers", ">=4.44.2,<4.54"), ("accelerate", "")), "transformers 4.54.0", "transformers-save-offloaded-tied", "transformers.save_offloaded_tied"),
     ("transformers-sharded-companions", "transformers.modeling_utils", (("transformers", ">=4.44.2,<4.57.1"), ("bitsandbytes", "")), "transformers 4.57.1", "transformers-sharded-companions", "transformers.sharded_companions"),
     ("transformers-siglip-head-attention", "transformers.models.siglip.modeling_siglip", (("transformers", ">=4.44.2,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
     ("transformers-siglip2-head-attention", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
