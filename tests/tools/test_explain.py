@@ -170,10 +170,11 @@ NOT_ALONE = (
     "torchao-module-pickle",
     "transformers-4bit-cuda",
     "transformers-8bit-ignored-companions",
+    "transformers-clap-token-types",
     "transformers-quantized-resave",
+    "transformers-save-offloaded-tied",
     "transformers-siglip-head-attention",
     "transformers-siglip2-head-attention",
-    "transformers-clap-token-types",
 )
 
 

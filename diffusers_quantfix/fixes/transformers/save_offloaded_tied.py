@@ -12,7 +12,6 @@ Patch: for such a model the parameters that its class declares as tied are named
 
 from __future__ import annotations
 
-import re
 from types import ModuleType
 
 from ...engine.draft import Draft
@@ -53,6 +52,8 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
         return find_tied_parameters
 
     def declared(model):
+        import re
+
         patterns = declared_keys(model) or ()
         names = dict(model.named_parameters(remove_duplicate=False))
         return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
