@@ -124,6 +124,8 @@ def _with_lora(subject: Subject, pipe, placement: str, here) -> None:
 
     def on_one_device() -> list:
         pipe.to(here)
+        # bitsandbytes chooses a layer's compute dtype in its first pass, and PEFT makes an adapter in that dtype.
+        subject.run(pipe)
         lora.load(pipe)
         return subject.run(pipe)
 
