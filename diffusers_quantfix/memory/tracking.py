@@ -84,12 +84,12 @@ class Track:
         try:
             for name, component in self._components.items():
                 self._watch(name, component)
-        except BaseException:
+            # Keep no reference: a component dropped inside the block must be freed.
+            self._components = {}
+            self._take("start", 0.0)
+        except BaseException:  # `__exit__` is not called then
             self._remove_hooks()
             raise
-        # Keep no reference: a component dropped inside the block must be freed.
-        self._components = {}
-        self._take("start", 0.0)
         return self
 
     def __exit__(
@@ -104,8 +104,12 @@ class Track:
             self._bytes = None
 
     def _remove_hooks(self) -> None:
-        while self._watched:
-            self._watched.pop().remove()
+        try:
+            while self._watched:
+                self._watched.pop().remove()
+        finally:
+            if self._watched:  # Ctrl-C
+                self._remove_hooks()
 
     def mark(self, label: str) -> None:
         """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the plot."""
@@ -191,15 +195,15 @@ class Track:
     __repr__ = __str__
 
     def _watch(self, name: str, component: Any) -> None:
-        calls = _Calls(self, name)
+        calls = _Calls(self, name, self._watched)
         # A VAE is used through decode(), which calls its decoder's forward, not its own.
         bearing = (part for part in component.children() if next(part.parameters(), None) is not None)
         parts = list(islice(bearing, _PARTS + 1))
+        before = len(self._watched)
         if len(parts) <= _PARTS:
             for part in parts:
                 calls.watch(part)
-        calls.watch(component, tuple(calls.watched))
-        self._watched += calls.watched
+        calls.watch(component, tuple(self._watched[before:]))
 
 
 def _added_up(components: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -216,18 +220,18 @@ class _Calls:
     Args:
         track: takes the samples.
         name: the component's name.
+        watched: where the hooks on the component and its parts are listed.
 
     Attributes:
-        watched: the hooks on the component and its parts.
         turn: held while hooks change and calls are counted: other threads may be calling the component.
     """
 
-    def __init__(self, track: Track, name: str) -> None:
+    def __init__(self, track: Track, name: str, watched: list[Any]) -> None:
         self.track = track
         self.begins, self.ends = f"{name} begins", f"{name} ends"
         self.inside = 0
         self.turn = Lock()
-        self.watched: list[Any] = []
+        self._watched = watched
 
     def watch(self, module: Any, parts: Sequence[Any] = ()) -> None:
         """Watch the calls of ``module``, unless it is compiled in place or TorchScript, which accepts no hooks.
@@ -239,9 +243,9 @@ class _Calls:
         """
         if getattr(module, "_compiled_call_impl", None) is not None or is_script(module):
             return
-        self.watched.append(_Watched(self, module))
+        self._watched.append(_Watched(self, module))
         if parts:
-            self.watched.append(_First(self, module, parts))
+            self._watched.append(_First(self, module, parts))
 
     def sample(self, label: str) -> None:
         """Take a sample, if one is due."""

@@ -266,3 +266,33 @@ def test_a_call_in_another_thread_while_the_block_ends():
     assert not layer._forward_pre_hooks
     assert not layer._forward_hooks
     assert len(memory.samples) == count
+
+
+def _interrupted_where_hooked(base):
+    """A layer whose hooks Ctrl-C interrupts."""
+
+    class Interrupted(base):
+        def register_forward_hook(self, hook, **options):
+            raise KeyboardInterrupt
+
+    return Interrupted
+
+
+def test_an_interrupt_while_the_block_begins_leaves_no_hooks(monkeypatch):
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), _interrupted_where_hooked(torch.nn.Linear)(2, 2))
+    with pytest.raises(KeyboardInterrupt), qf.track(model):
+        pass
+    assert not model[0]._forward_hooks
+    model = torch.nn.Linear(2, 2)
+    memory = qf.track(model)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory, "_take", interrupt)
+    with pytest.raises(KeyboardInterrupt), memory:
+        pass
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
