@@ -25,7 +25,7 @@ REASONS = (
     ("kernels of a GPU", r"Requires mslk"),
     ("a library that is not installed",
      r"requires kernels|A valid HQQ version|"
-     r"No module named|ModuleNotFoundError|requires the .* library|is not installed|package isn't available"),
+     r"No module named|ModuleNotFoundError|requires .* library|is not installed|package isn't available"),
 )  # fmt: skip
 
 
