@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffusers_quantfix.verify.models.hooked import execution_devices
 from tests.fixes import four_bit
 from tests.gate import unmet
 from tests.rig import models
@@ -68,7 +69,7 @@ def test_every_hook_follows(gpu, tmp_path):
     model = _text_encoder(tmp_path)
     for move, device in ((lambda: model.to("cpu"), "cpu"), (model.cuda, "cuda:0")):
         move()
-        found = {*_execution_devices(model).values()}
+        found = {*execution_devices(model).values()}
         assert found <= {device}, f"an execution device is left: {found}"
 
 
@@ -89,14 +90,6 @@ def test_a_spread_model_keeps_its_hooks(gpu, tmp_path):
     plain = models.t5_encoder()
     spread = {"shared": 0, "encoder.embed_tokens": 0, "encoder.block": 1, "encoder.final_layer_norm": 1}
     model = four_bit.load(type(plain), models.saved(plain, tmp_path), device_map=spread)
-    before = _execution_devices(model)
+    before = execution_devices(model)
     model.to(gpu.devices[0])
-    assert _execution_devices(model) == before
-
-
-def _execution_devices(model) -> dict[str, str]:
-    return {
-        name: str(hook.execution_device)
-        for name, module in model.named_modules()
-        if (hook := getattr(module, "_hf_hook", None)) is not None
-    }
+    assert execution_devices(model) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffusers_quantfix.verify.models.hooked import execution_devices
 from tests.rig import models
 
 FIX_ID = "diffusers-device-map-hooks"
@@ -67,7 +68,7 @@ def test_every_hook_follows(gpu, tmp_path, move):
     if move == "cuda":
         model.cuda(gpu.devices[-1])
         device = str(gpu.devices[-1])
-    found = set(_execution_devices(model).values())
+    found = set(execution_devices(model).values())
     assert found <= {device}, f"an execution device is left: {found}"
 
 
@@ -109,16 +110,8 @@ def test_a_spread_model_keeps_its_hooks(gpu, tmp_path):
     plain = models.flux_transformer()
     spread = {name: int(name == "single_transformer_blocks") for name, _ in plain.named_children()}
     model = _load(plain, tmp_path, spread)
-    before = _execution_devices(model)
+    before = execution_devices(model)
     with pytest.raises(ValueError, match=GUARD):
         models.flux_pipeline(model).to(gpu.devices[0])
     model.to(gpu.devices[0])
-    assert _execution_devices(model) == before
-
-
-def _execution_devices(model) -> dict[str, str]:
-    return {
-        name: str(hook.execution_device)
-        for name, module in model.named_modules()
-        if (hook := getattr(module, "_hf_hook", None)) is not None
-    }
+    assert execution_devices(model) == before

@@ -6,7 +6,7 @@ import logging
 
 from ...engine.versions import is_installed
 from ..case import CannotReproduce
-from ..models import flux
+from ..models import flux, one_model
 from ..models.devices import cuda
 
 TYPE_CHECKING = False
@@ -23,18 +23,13 @@ def case(work: str) -> str | None:
     if is_installed("diffusers", "<0.33"):
         raise CannotReproduce("shows with text encoders of transformers only in diffusers before 0.33")
 
-    from diffusers import BitsAndBytesConfig, DiffusionPipeline, FluxTransformer2DModel
-
-    class OneModel(DiffusionPipeline):
-        def __init__(self, transformer):
-            super().__init__()
-            self.register_modules(transformer=transformer)
+    from diffusers import BitsAndBytesConfig, FluxTransformer2DModel
 
     flux.transformer().save_pretrained(work)
     model = FluxTransformer2DModel.from_pretrained(
         work, quantization_config=BitsAndBytesConfig(load_in_8bit=True), torch_dtype=torch.float16
     )
-    said = warnings_of(lambda: OneModel(model).to("cpu"))
+    said = warnings_of(lambda: one_model.pipeline(model).to("cpu"))
     assert WARNING in said, f"pipe.to('cpu') does not warn about float16 on the CPU: {said or 'no warning'}"
     return "pipe.to('cpu') warns that a float16 pipeline cannot run there"
 
