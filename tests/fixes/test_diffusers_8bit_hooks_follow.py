@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffusers_quantfix.verify.models.hooked import execution_devices
 from tests.fixes import eight_bit, eight_bit_models
 from tests.rig import models
 
@@ -39,9 +40,5 @@ def test_every_hook_follows(gpu, tmp_path, side):
         model.to("cuda:1")
     except ValueError:
         pytest.skip("the model refuses to move here (diffusers-8bit-model-gate)")
-    found = {
-        str(hook.execution_device)
-        for module in model.modules()
-        if (hook := getattr(module, "_hf_hook", None)) is not None
-    }
+    found = set(execution_devices(model).values())
     assert found <= {"cuda:1"}, f"an execution device is left: {found}"
