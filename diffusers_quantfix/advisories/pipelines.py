@@ -114,7 +114,7 @@ class Tested:
     Attributes:
         name: the class of the pipeline.
         release: of diffusers.
-        lacking: whether all pipelines of the installed diffusers were tested, and it does not have this one.
+        lacking: whether the installed diffusers was tested, and does not have this one.
         versions: distribution -> its version in that run.
         outcomes: one for each backend and placement that was run; empty where no tiny instance could be built.
         not_built: why, as a sentence; else empty.
@@ -185,8 +185,8 @@ def tested(name: str, data: dict[str, Any], installed: str | None) -> Tested:
         if row is not None or name in data["not_built"][number]
     ]
     found = _tested(name, data, _nearest(having, data, installed))
-    of_releases = [one["versions"]["diffusers"] for one in data["releases"] if not one["families"]]
-    found.lacking = found.release != installed and installed in of_releases
+    tested_releases = [one["versions"]["diffusers"] for one in data["releases"]]
+    found.lacking = found.release != installed and installed in tested_releases
     return found
 
 

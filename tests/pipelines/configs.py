@@ -865,4 +865,21 @@ OLDER: dict[str, dict[str, dict[str, Any]]] = {
             "dtype": "float32"
         },
     },
+    "diffusers<0.32": {  # which did not say what these take
+        "(DDIM|DDPM|RePaint)Pipeline": {
+            "unet": {"class": "UNet2DModel"},
+            "scheduler": {"class": "DDIMScheduler"},
+        },
+        "(DDPM|RePaint)Pipeline": {"scheduler": {"class": "DDPMScheduler"}},
+        "RePaintPipeline": {"scheduler": {"class": "RePaintScheduler"}},
+        "DanceDiffusion": {
+            "unet": {"class": "UNet1DModel"},
+            "scheduler": {"class": "IPNDMScheduler"},
+        },
+        "LuminaText2Img": {"text_encoder": {"class": "GemmaModel"}},
+        "HunyuanDiT": {
+            "text_encoder_2": {"class": "T5EncoderModel"},
+            "tokenizer_2": {"class": "T5Tokenizer"},
+        },
+    },
 }

@@ -6,8 +6,7 @@ Its keys:
 - ``reasons``: the first sentences of errors.
 - ``outcomes``: distinct rows: a string with a sign for each placement, of ``advisories/pipelines.py``, and the numbers
   of the errors in the same order.
-- ``releases``: the newest first, each with ``versions``, ``backends`` and ``families``: whether one pipeline of each
-  family was run, instead of all.
+- ``releases``: the newest first, each with ``versions`` and ``backends``.
 - ``not_built``: for each release: name -> why.
 - ``pipelines``: name -> for each release None, or for each backend the number of its row, -1 where it was not run.
 """
@@ -43,16 +42,14 @@ def packed(sets: dict[str, dict]) -> dict[str, Any]:
     reasons: dict[str, int] = {}
     rows: dict[str, int] = {}
     releases, pipelines, not_built = [], {name: [] for name in all_names}, []
-    of_families = [results.older(name).name for name in results.FAMILIES]
-    for number, (file, found) in enumerate(sets.items()):
+    for number, found in enumerate(sets.values()):
         backends = sorted({backend for one in found["outcomes"].values() for backend in one})
-        families = file in of_families
-        releases.append({"versions": found["versions"], "backends": backends, "families": families})
+        releases.append({"versions": found["versions"], "backends": backends})
         not_built.append(dict(sorted(NOT_BUILT.items())) if number == 0 else {})
         for name in all_names:
             outcomes = found["outcomes"].get(name, {})
             errors = {one.get("build", results.EXACT) for one in outcomes.values()} - {results.EXACT}
-            if errors and not families:
+            if errors:
                 not_built[-1][name] = sorted(errors)[0]
             if not outcomes or errors:
                 pipelines[name].append(None)

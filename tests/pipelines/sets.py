@@ -1,7 +1,6 @@
 """``python -m tests.pipelines.sets``: the newest release set, then older ones, each in its own environment.
 
-Every set has a file of results, and what is in it is not run again. In the oldest, one pipeline of each family is run.
-All other arguments are those of
+Every set has a file of results, and what is in it is not run again. All other arguments are those of
 ``python -m tests.pipelines``: ``--families`` for one pipeline of each family, ``--part 1/4`` and so on.
 """
 
@@ -39,8 +38,7 @@ def main(argv: list[str]) -> int:
             continue
         file = results.FILE if name == NEWEST else results.older(name)
         print(f"{name}: {file.name}", flush=True)
-        of_each = ["--families"] if name in results.FAMILIES else []
-        command = [str(python), "-m", "tests.pipelines", "--json", str(file), *of_each, *passed]
+        command = [str(python), "-m", "tests.pipelines", "--json", str(file), *passed]
         bad = bool(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode) or bad
     return int(bad)
 

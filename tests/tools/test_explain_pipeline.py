@@ -123,13 +123,13 @@ def test_a_release_that_lacks_the_pipeline(monkeypatch):
     assert "0.35.2, which is installed, does not have it" in printed(found)
 
 
-def test_a_release_of_which_one_pipeline_of_each_family_was_run(monkeypatch):
-    """It may have the pipeline: only where all were run, one that is missing is lacking."""
+def test_a_release_on_which_it_was_not_built(monkeypatch):
+    """The reason is said, and nobody is sent to another release: the installed one has the pipeline."""
     monkeypatch.setattr(pipeline, "installed_version", lambda name: "0.33.1")
-    assert "FluxInpaintPipeline" not in table.files()["results-D07.json"]["outcomes"]
-    found = pipeline.answer("FluxInpaintPipeline")
-    assert not found["lacking"] and found["release"] == "0.35.2"
-    assert "the nearest tested release to the installed 0.33.1" in printed(found)
+    assert "build" in table.files()["results-D07.json"]["outcomes"]["VQDiffusionPipeline"]["plain"]
+    found = pipeline.answer("VQDiffusionPipeline")
+    assert not found["lacking"] and found["release"] == "0.33.1"
+    assert found["not_built"]
 
 
 def printed(found) -> str:
