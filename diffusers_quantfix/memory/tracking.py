@@ -105,11 +105,12 @@ class Track:
 
     def _remove_hooks(self) -> None:
         try:
-            while self._watched:
-                self._watched.pop().remove()
-        finally:
-            if self._watched:  # Ctrl-C
-                self._remove_hooks()
+            for watched in self._watched:
+                watched.remove()
+        finally:  # once more, which is harmless: Ctrl-C may have come in the middle of one
+            for watched in self._watched:
+                watched.remove()
+            self._watched.clear()
 
     def mark(self, label: str) -> None:
         """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the plot."""

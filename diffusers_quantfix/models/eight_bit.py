@@ -37,7 +37,7 @@ def is_8bit(model: Any) -> bool:
 
 
 def can_move(model: Any) -> bool:
-    """Whether ``.to()`` moves the whole ``model``, in 8 or 4 bits, and nothing else controls its device.
+    """Whether ``.to()`` moves the whole ``model``, quantized or not, and nothing else controls its device.
 
     False for a model that is spread over devices, that hooks of accelerate or diffusers offload, or whose layers would
     not move their matrices.

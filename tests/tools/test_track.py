@@ -296,3 +296,23 @@ def test_an_interrupt_while_the_block_begins_leaves_no_hooks(monkeypatch):
         pass
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_an_interrupt_while_the_block_ends_leaves_no_hooks(monkeypatch):
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    remove, interrupts = torch.utils.hooks.RemovableHandle.remove, iter([None, KeyboardInterrupt])
+
+    def interrupted(handle):
+        if raised := next(interrupts, None):
+            raise raised
+        remove(handle)
+
+    monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "remove", interrupted)
+    with pytest.raises(KeyboardInterrupt), qf.track(model):
+        pass
+    assert next(interrupts, "none is left") == "none is left"
+    for module in (model, *model):
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
