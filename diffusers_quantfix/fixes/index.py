@@ -144,6 +144,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-lora-device-offloaded", "diffusers.loaders.lora_base", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-lora-device-offloaded", "diffusers.lora_device_offloaded"),
     ("diffusers-lora-no-adapters", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("peft", "")), "", "diffusers-lora-no-adapters", "diffusers.lora_no_adapters"),
     ("diffusers-lora-offload-flip", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("accelerate", ""), ("peft", "")), "", "diffusers-lora-offload-flip", "diffusers.lora_offload_flip"),
+    ("diffusers-lumina-caption-dtype", "diffusers.models.embeddings", (("diffusers", ">=0.31.0,<0.33.0"),), "diffusers 0.33.0", "diffusers-lumina-caption-dtype", "diffusers.lumina_caption_dtype"),
     ("diffusers-meta-component-device", "diffusers.models.modeling_utils", (("diffusers", "<=0.42.1"), ("accelerate", "")), "", "diffusers-meta-component-device", "diffusers.meta_component_device"),
     ("diffusers-meta-pipeline-device", "diffusers.pipelines.pipeline_utils", (("diffusers", "<=0.42.1"), ("accelerate", "")), "", "diffusers-meta-pipeline-device", "diffusers.meta_pipeline_device"),
     ("diffusers-motion-linear-input", "diffusers.models.unets.unet_motion_model", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-motion-linear-input", "diffusers.motion_linear_input"),

@@ -64,7 +64,7 @@ def with_called_weights(module: Any, *names: str) -> Any:
 
 
 class InPlaceOf:
-    """A module with some children replaced."""
+    """A module with some children replaced; it computes as the module itself."""
 
     def __init__(self, module: Any, children: dict[str, Any]) -> None:
         self._module = module
@@ -73,6 +73,9 @@ class InPlaceOf:
     def __getattr__(self, name: str) -> Any:
         children = self._children
         return children[name] if name in children else getattr(self._module, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module(*args, **kwargs)
 
 
 class _Called:
