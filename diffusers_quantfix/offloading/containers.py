@@ -6,8 +6,8 @@ of layers that it receives as arguments: they are onloaded when it is called.  W
 outside of a call stays on the CPU.
 
 Upstream: accelerate/hooks.py (``attach_align_device_hook``), peft/tuners/lokr/layer.py, peft/tuners/lora/dora.py,
-diffusers/models/autoencoders/vae.py, diffusers/pipelines/ace_step/pipeline_ace_step.py,
-transformers/models/siglip2/modeling_siglip2.py.
+diffusers/models/autoencoders/vae.py, diffusers/models/autoencoders/autoencoder_kl_minimax_h3_audio.py,
+diffusers/pipelines/ace_step/pipeline_ace_step.py, transformers/models/siglip2/modeling_siglip2.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-__all__ = ["hook_containers", "hook_passed_layers", "is_container", "keep_readable"]
+__all__ = ["READ", "hook_containers", "hook_passed_layers", "is_container", "keep_readable"]
 
-# Class name of a module -> its layers whose weight it reads without calling them
-_READ = {"Siglip2VisionEmbeddings": ("position_embedding",), "VectorQuantizer": ("embedding",)}
+# Class name of a module -> its layers whose weight it reads, without calling them or before it does
+READ = {
+    "MiniMaxH3AudioCausalAttention": ("qkv",),
+    "Siglip2VisionEmbeddings": ("position_embedding",),
+    "VectorQuantizer": ("embedding",),
+}
 
 # Class name of a model -> its tensors that only a pipeline reads
 _READ_BY_PIPELINE = {"AceStepConditionEncoder": {"null_condition_emb", "silence_latent"}}
@@ -94,7 +98,7 @@ def keep_readable(module: Any) -> None:
 
 def _offloaded(module: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the direct child containers of ``module`` that have an offloading hook, with that hook."""
-    read = _READ.get(type(module).__name__, ())
+    read = READ.get(type(module).__name__, ())
     for name, container in module.named_children():
         if name in read or is_container(container):
             for hook in align_hooks(container):

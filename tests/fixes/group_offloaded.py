@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.fixes.callers import interrupt, spelled
+from tests.fixes.callers import assert_goes_on, interrupt, spelled
 from tests.gate import unmet
 
 FEATURES = 128
@@ -129,6 +129,38 @@ def assert_works(gpu, device, build, run, mode) -> None:
         for _ in range(2):
             assert torch.equal(run(model), expected), f"after an interruption at {part} of a pass"
             assert_left(gpu, device, before)
+
+
+def assert_allowed(gpu, mode, build, run) -> None:
+    """A model whose class refused group offload gives the same in it as on the device, also after interrupted passes,
+    and leaves nothing there.
+
+    Args:
+        gpu: the fixture.
+        mode: options of ``enable_group_offload``.
+        build: makes the model.
+        run: gives the output of a model for inputs on a device, on the CPU.
+    """
+    import torch
+
+    device = gpu.devices[0]
+    model = build()
+    expected = run(model.to(device) if model.device != device else model, device)
+    del model
+    before = gpu.allocated(device)
+    model = build()
+    if model.device.type != "cpu":
+        model.to("cpu")
+    model.enable_group_offload(onload_device=spelled(device), **mode)
+
+    def same(output):
+        assert torch.equal(output, expected)
+
+    for _ in range(2):
+        same(run(model, device))
+    assert_goes_on(lambda: run(model, device), same)
+    same(run(model, device))
+    assert gpu.allocated(device) <= before, "bytes stayed on the device"
 
 
 def assert_works_in_every_mode(gpu, device, build, run, mode, made_in_inference_mode=False) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import modes
+from tests.fixes.group_offloaded import assert_allowed, modes
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -17,36 +16,12 @@ SHOWS = "does not support group offloading"
 POOLER = "expecting query weights shape of|mat2|dtype"  # without the package it does not run quantized at all
 
 
-def check(gpu, mode, build):
-    """The output of the model on the device, in two runs and after interrupted ones, and nothing stays there."""
-    from diffusers_quantfix.verify.models import hunyuan_dit
-
-    device = gpu.devices[0]
-    model = build()
-    expected = hunyuan_dit.run(model.to(device) if model.device != device else model, device)
-    del model
-    before = gpu.allocated(device)
-    model = build()
-    if model.device.type != "cpu":
-        model.to("cpu")
-    model.enable_group_offload(onload_device=spelled(device), **mode)
-
-    def same(output):
-        assert torch.equal(output, expected)
-
-    for _ in range(2):
-        same(hunyuan_dit.run(model, device))
-    assert_goes_on(lambda: hunyuan_dit.run(model, device), same)
-    same(hunyuan_dit.run(model, device))
-    assert gpu.allocated(device) <= before, "bytes stayed on the device"
-
-
 @modes()
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_plain_one(gpu, mode):
     from diffusers_quantfix.verify.models import hunyuan_dit
 
-    check(gpu, mode, hunyuan_dit.transformer)
+    assert_allowed(gpu, mode, hunyuan_dit.transformer, hunyuan_dit.run)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -57,7 +32,11 @@ def test_a_quantized_one(gpu, tmp_path, mode, bits):
 
     source = hunyuan_dit.transformer()
     models.saved(source, tmp_path)
-    check(gpu, mode, lambda: models.load_quantized(type(source), tmp_path, bits, dtype=torch.float16))
+
+    def build():
+        return models.load_quantized(type(source), tmp_path, bits, dtype=torch.float16)
+
+    assert_allowed(gpu, mode, build, hunyuan_dit.run)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
@@ -85,15 +64,12 @@ def test_it_trains(gpu):
 
 
 def test_other_models_that_refuse_it_still_do(gpu):
-    from diffusers import DiTTransformer2DModel
+    import diffusers
 
-    model = DiTTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        num_layers=1,
-        sample_size=8,
-        norm_num_groups=4,
-    )
+    class Refusing(diffusers.AutoencoderTiny):
+        _supports_group_offloading = False
+
+    model = Refusing(encoder_block_out_channels=(8,), decoder_block_out_channels=(8,), num_encoder_blocks=(1,),
+                     num_decoder_blocks=(1,))  # fmt: skip
     with pytest.raises(ValueError, match="does not support group offloading"):
         model.enable_group_offload(onload_device=gpu.devices[0], offload_type="leaf_level")

@@ -95,25 +95,10 @@ PLACEHOLDERS: dict[str, str] = {
 
 # Upstream's own refusals, raised before anything is changed: pattern of the outcome -> why it refuses.
 REFUSALS: dict[str, str] = {
-    r"ValueError: DiT\w+ does not support group offloading": "see NO_GROUP_OFFLOAD",
     r"ValueError: Model CPU offload cannot be enabled because no `model_cpu_offload_seq`": "it has no order of models",
     r"ValueError: \w+ControlNetXSPipeline cannot load a LoRA": "half of its layers have other names than those of the "
     "UNet that a LoRA is for; the sentence is ours",
     "ValueError: PRXPipeline cannot load a LoRA": "it has the loader of a UNet, and no UNet; the sentence is ours",
-}
-
-# Models that refuse group offload, with ``_supports_group_offloading = False`` -> the reason, which upstream
-# gives for none.
-NO_GROUP_OFFLOAD: dict[str, str] = {
-    "AutoencoderKLKVAEAudio": "weight_norm",
-    "AutoencoderKLMiniMaxH3Audio": "weight_norm, and a weight that is used past its layer",
-    "AutoencoderOobleck": "weight_norm",
-    "AutoencoderSAME": "weight_norm",
-    "ConsistencyDecoderVAE": "``decode`` reads its buffers, which no hook onloads: with the flag set in no way",
-    "Cosmos3AVAEAudioTokenizer": "weight_norm",
-    "DiTTransformer2DModel": "it calls a layer of its first block: exact by leaves with the flag set, not by blocks",
-    "LongCatAudioDiTVae": "weight_norm",
-    "VQModel": "it reads the weight of its codebook: exact by blocks with the flag set, not by leaves",
 }
 
 # What is not exact and no refusal: pipelines, placements -> what is known. Who cures one runs its rows again.
@@ -121,7 +106,7 @@ OPEN: dict[tuple[str, str], str] = {}
 
 
 def without_group_offload() -> set[str]:
-    """The models of the installed diffusers that refuse group offload."""
+    """The models of the installed diffusers that refuse group offload (``_supports_group_offloading = False``)."""
     import diffusers
 
     exported = {name: getattr(diffusers, name, None) for name in dir(diffusers)}

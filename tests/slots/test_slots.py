@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SAME = ("the same object", "an equal object")
 _OURS = "torchao.quantization.quant_api.partial"  # a class of ours, of which no pickle holds an instance
-_FLAG = "diffusers.models.transformers.hunyuan_transformer_2d.HunyuanDiT2DModel._supports_group_offloading"
+_FLAG = "._supports_group_offloading"
 Answers = dict[str, str]
 
 
@@ -65,7 +65,7 @@ def torch_compiler_disable(slot: str, asked: str, bare: Answers) -> bool:
 
 def is_a_flag(slot: str, asked: str, bare: Answers) -> bool:
     """The fix is that a flag of the class is True."""
-    return slot == _FLAG
+    return slot.endswith(_FLAG)
 
 
 def is_wrapped_by_wrapt(slot: str, asked: str, bare: Answers) -> bool:
@@ -140,7 +140,11 @@ def test_what_is_pickled_with_the_package_loads_without_it(reports):
     loaded = 0
     for slot, answers in bare.items():
         for protocol in range(6):
-            if answers.get(f"/value/unpickled/{protocol}") in SAME and slot not in (_OURS, _FLAG):
+            if (
+                answers.get(f"/value/unpickled/{protocol}") in SAME
+                and slot != _OURS
+                and not slot.endswith(_FLAG)
+            ):
                 assert answers[f"/loaded/{protocol}"] in SAME, slot
                 loaded += 1
     assert loaded > 500

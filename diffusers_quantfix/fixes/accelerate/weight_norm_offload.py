@@ -13,13 +13,13 @@ Patch: the weight is computed after accelerate's hook has onloaded the parameter
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...models.weight_norm import compute_weight, drop_weight, normalized_stand_in, norms, take_norms
 
 FIX = Fix(
     __doc__,
@@ -33,28 +33,17 @@ FIX = Fix(
 
 def broken(hooks: ModuleType) -> bool:
     """Offload one; is its weight still computed before the hook that onloads its parameters, or left behind?"""
-    layer = _normalized()
+    import torch
+
+    layer = normalized_stand_in(torch.nn.Module(), "meta")
     layer.weight = weight = _OnDevice()
     resolve(hooks, "CpuOffload")(execution_device="cpu").init_hook(_Offloaded(layer))
     if not weight.is_taken_along:
         return True
-    layer = _normalized()
+    layer = normalized_stand_in(torch.nn.Module(), "meta")
     attach = resolve(hooks, "attach_align_device_hook")
     attach(layer, "cpu", offload=True, weights_map=layer.state_dict())
-    return bool(_norms(layer))
-
-
-def _normalized() -> Any:
-    """A layer as left by ``torch.nn.utils.weight_norm``, which itself would compute and warn that it is deprecated."""
-    import torch
-
-    layer = torch.nn.Module()
-    layer.weight_g = torch.nn.Parameter(torch.empty(1, device="meta"))
-    layer.weight_v = torch.nn.Parameter(torch.empty(1, device="meta"))
-    layer.weight = torch.empty(1, device="meta")
-    norm = sys.modules["torch.nn.utils.weight_norm"].WeightNorm("weight", 0)
-    layer.register_forward_pre_hook(norm)
-    return layer
+    return bool(norms(layer))
 
 
 class _OnDevice:
@@ -91,19 +80,15 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         """Computes the weight once the parameters are onloaded."""
 
         def init_hook(self, module):
-            self.norms = _norms(module)
-            for key in self.norms:
-                del module._forward_pre_hooks[key]
+            self.norms = take_norms(module)
             return module
 
         def pre_forward(self, module, *args, **kwargs):
-            for norm in self.norms.values():
-                norm(module, args)
+            compute_weight(module, self.norms)
             return args, kwargs
 
         def post_forward(self, module, output):
-            for norm in self.norms.values():
-                setattr(module, norm.name, getattr(module, norm.name).to("meta"))
+            drop_weight(module, self.norms)
             return output
 
         def detach_hook(self, module):
@@ -113,7 +98,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     def make(original):
         def attach_align_device_hook(module, *args, **kwargs):
             original(module, *args, **kwargs)
-            if _norms(module) and hasattr(module, "_hf_hook") and next(module.parameters()).is_meta:
+            if norms(module) and hasattr(module, "_hf_hook") and next(module.parameters()).is_meta:
                 add_hook(module, NormalizeWeight(), append=True)
 
         return attach_align_device_hook
@@ -122,7 +107,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
         def init_hook(self, module):
             module = original(self, module)
             for layer in module.modules():
-                for norm in _norms(layer).values():
+                for norm in norms(layer).values():
                     weight = getattr(layer, norm.name)
                     if not weight.is_cpu and not weight.is_meta:
                         setattr(layer, norm.name, weight.detach().to("cpu"))
@@ -132,9 +117,3 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
 
     draft.wrap_plain(hooks, "attach_align_device_hook", make)
     draft.wrap_plain(resolve(hooks, "CpuOffload"), "init_hook", make_init_hook)
-
-
-def _norms(module: Any) -> dict[int, Any]:
-    """A module's ``weight_norm`` hooks, by the key of their handle."""
-    kind = sys.modules["torch.nn.utils.weight_norm"].WeightNorm  # the module: torch.nn.utils has the function
-    return {key: hook for key, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)}

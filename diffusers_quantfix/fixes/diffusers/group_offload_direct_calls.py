@@ -20,6 +20,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.direct_calls import DirectCall, forget_direct_call
 from ...offloading.hooks import child_hooks, take_off_child_hooks
 from ...offloading.trial import offloads_on_cpu
 
@@ -43,8 +44,6 @@ FIX = Fix(
     since="0.1.0",
     hot=True,
 )
-
-_ONLOADED_FOR = "_quantfix_onloaded_for"
 
 
 def broken(group_offloading: ModuleType) -> bool:
@@ -70,12 +69,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 handles = child_hooks(hook)
                 hook.fn_ref.pre_forward = partial(before_all, hook, hook.fn_ref.pre_forward)
                 for child in hook.group.modules:
-                    handles += (
-                        child.register_forward_pre_hook(
-                            partial(onload_for, group_offloading, hook), with_kwargs=True
-                        ),
-                        child.register_forward_hook(partial(offload_after, hook)),
-                    )
+                    handles += DirectCall(hook).register(child)
 
         return _apply_group_offloading_block_level
 
@@ -91,40 +85,5 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 
 def before_all(hook: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Before the model itself runs: a child call that was interrupted is over."""
-    vars(hook.group).pop(_ONLOADED_FOR, None)
+    forget_direct_call(hook.group)
     return original(module, *args, **kwargs)
-
-
-def onload_for(group_offloading: ModuleType, hook: Any, child: Any, args: Any, kwargs: Any) -> Any:
-    """Before ``child`` runs: onload its group, if it is offloaded, and move its inputs along."""
-    group = hook.group
-    held = vars(group)
-    if _ONLOADED_FOR not in held and _is_there(child, group):
-        return None
-    held[_ONLOADED_FOR] = child
-    group.onload_()
-    send = group_offloading.send_to_device
-    return send(args, group.onload_device), send(kwargs, group.onload_device)
-
-
-def offload_after(hook: Any, child: Any, args: Any, output: Any) -> None:
-    """After ``child`` has run: offload its group, if it was onloaded for it."""
-    held = vars(hook.group)
-    if held.get(_ONLOADED_FOR) is child:
-        hook.group.offload_()
-        del held[_ONLOADED_FOR]  # last: if interrupted here, the group is offloaded after the next call
-
-
-def _is_there(child: Any, group: Any) -> bool:
-    for tensors in (child.parameters(), child.buffers()):
-        for tensor in tensors:
-            device = tensor.device
-            return bool(
-                device.type != _type_of(group.offload_device) or device.type == _type_of(group.onload_device)
-            )
-    return True
-
-
-def _type_of(device: Any) -> str:
-    return str(getattr(device, "type", device)).partition(":")[0]

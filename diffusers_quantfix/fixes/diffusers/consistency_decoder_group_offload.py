@@ -1,0 +1,47 @@
+"""ConsistencyDecoderVAE refuses group offloading.
+
+Symptom: ValueError "ConsistencyDecoderVAE does not support group offloading" from ``enable_group_offload``.
+Cause: its ``decode`` reads buffers of the model itself, which are onloaded when ``forward`` runs.
+Upstream: https://github.com/huggingface/diffusers/pull/10503 made it refuse.
+Patch: it is allowed, and ``decode`` runs between the hooks of the model.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...offloading.called import as_called
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-consistency-decoder-group-offload",
+    module="diffusers.models.autoencoders.consistency_decoder_vae",
+    claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    harm="error",
+    patterns=("ConsistencyDecoderVAE does not support group offloading",),
+    frames=("enable_group_offload", "ConsistencyDecoderVAE"),
+    since="0.1.0",
+)
+
+_MODEL, _FLAG = "ConsistencyDecoderVAE", "_supports_group_offloading"
+
+
+def broken(consistency_decoder_vae: ModuleType) -> bool:
+    """Does the model say that it cannot be offloaded in groups?"""
+    return resolve(consistency_decoder_vae, f"{_MODEL}.{_FLAG}") is False
+
+
+def patch(consistency_decoder_vae: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def decode(self, *args, **kwargs):
+            return as_called(self, partial(original, self), *args, **kwargs)
+
+        return decode
+
+    model = resolve(consistency_decoder_vae, _MODEL)
+    draft.replace(model, _FLAG, True)
+    draft.wrap_plain(model, "decode", make)

@@ -1,0 +1,16 @@
+"""The audio autoencoder of Cosmos 3 runs group-offloaded by leaves."""
+
+from __future__ import annotations
+
+
+def case(work: str) -> str | None:
+    import torch
+
+    from ..models import audio, devices
+
+    where = devices.cuda()
+    expected = audio.run(audio.cosmos3().to(where), where)
+    model = audio.cosmos3()
+    model.enable_group_offload(onload_device=where, offload_type="leaf_level")
+    assert torch.equal(audio.run(model, where), expected), "the outputs differ"
+    return "the same output"
