@@ -15,11 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["attributes", "class_name", "defines", "is_a", "module_name", "mro", "namespace", "package_name"]
+__all__ = [
+    "attributes",
+    "class_name",
+    "defines",
+    "is_a",
+    "items_of",
+    "module_name",
+    "mro",
+    "namespace",
+    "package_name",
+    "text_of",
+]
 
 _of_type: dict[str, Any] = {
     name: vars(type)[name] for name in ("__dict__", "__module__", "__mro__", "__name__")
 }
+
+
+_TRIES = 20
 
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -34,7 +48,12 @@ def mro(kind: type) -> tuple[type, ...]:
 
 def class_name(kind: type) -> str:
     """The ``__name__`` of a class."""
-    return str(_of_type["__name__"].__get__(kind))
+    return text_of(_of_type["__name__"].__get__(kind))
+
+
+def text_of(value: Any) -> str:
+    """``value``, which is a string or of a class derived from it, as a plain string; "" for anything else."""
+    return str.__str__(value) if is_a(value, str) else ""
 
 
 def module_name(kind: type) -> str:
@@ -63,7 +82,7 @@ def defines(kind: type, name: str) -> bool:
 
 
 def namespace(value: Any) -> dict[str, Any] | None:
-    """The ``__dict__`` of an object that is not a class; None if it has none."""
+    """The ``__dict__`` of an object that is not a class; None if it has none, or one of a class derived from dict."""
     for cls in mro(type(value)):
         descriptor: Any = attributes(cls).get("__dict__")
         if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
@@ -71,5 +90,18 @@ def namespace(value: Any) -> dict[str, Any] | None:
                 found = descriptor.__get__(value)
             except Exception:  # of an extension type
                 return None
-            return found if issubclass(type(found), dict) else None
+            return found if type(found) is dict else None
     return None
+
+
+def items_of(held: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The items of a dictionary that changes at any time: in other threads, or in finalizers, which the collector runs
+    in the middle of ``list(held.items())`` up to Python 3.11. A copy is made in one piece."""
+    if type(held) is dict:
+        held = dict.copy(held)
+    for _ in range(_TRIES):
+        try:
+            return list(dict.items(held))
+        except RuntimeError:  # of a derived class, whose copy would run its code
+            continue
+    return []

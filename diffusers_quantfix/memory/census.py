@@ -20,7 +20,7 @@ from ..placement.components import components_of, is_module, is_pipeline_type
 from ..placement.released import released_message
 from ..placement.tensors import plain_tensors, storage_of
 from ..weights.companions import companions
-from .trees import bearing_modules, is_whole
+from .trees import is_whole, readable_modules
 
 __all__ = ["Census", "has_no_memory", "library_constants"]
 
@@ -51,14 +51,14 @@ class Census:
         self.graphs: list[Any] = []
         self._users: dict[int, list[tuple[int, str]]] | None = None
         self._visible: set[int] | None = None
-        # By id: a metaclass may make its classes unhashable. Loops in C: nearly all objects are of no interest.
+        # By id: a metaclass may make its classes unhashable. Loops in C: nearly all objects are of no interest. Each
+        # type is read once: other threads may change it.
         objects = objects_of(gc.get_objects, but=PLAIN)
-        kinds = {
-            key: _kind(kind)
-            for key, kind in dict(zip(map(id, map(type, objects)), map(type, objects), strict=True)).items()
-        }
-        for value in compress(objects, map(kinds.__getitem__, map(id, map(type, objects)))):
-            getattr(self, kinds[id(type(value))]).append(value)
+        types = list(map(type, objects))
+        kinds = {key: _kind(kind) for key, kind in dict(zip(map(id, types), types, strict=True)).items()}
+        names = list(map(kinds.__getitem__, map(id, types)))
+        for value, name in zip(compress(objects, names), filter(None, names), strict=True):
+            getattr(self, name).append(value)
         del objects
         self.modules[:] = filter(is_whole, self.modules)
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
@@ -109,7 +109,7 @@ class Census:
                 for name, component in components_of(pipeline, "release").items():
                     if is_module(component) and is_whole(component):
                         user = (id(pipeline), f"{class_name(type(pipeline))}.{name}")
-                        for module in bearing_modules(component):
+                        for module in readable_modules(component):
                             self._users.setdefault(id(module), []).append(user)
         return self._users
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..engine.classes import attributes, namespace
+from ..engine.classes import attributes, items_of, namespace
 from ..engine.interruptions import heed_interruption
 from ..placement.released import MARK
 from ..placement.tensors import Held, device_name, held_in, storage_of
@@ -91,12 +91,12 @@ def give_up(root: Any, modules: Iterable[Any], captured: set[str]) -> None:
                 continue
             # A shallow copy of the module has the same dict, and keeps its tensors.
             held[which] = rest = {}
-            for name, tensor in list(named.items()):
+            for name, tensor in items_of(named):
                 if not _goes(tensor, captured):
                     rest[name] = tensor
                 elif first is None or not first.is_floating_point():
                     first = _empty_like(tensor)
-        for name, value in list(held.items()):
+        for name, value in items_of(held):
             if name not in _OF_MODULES and _goes(value, captured):
                 held.pop(name, None)
     parameters: Any = (namespace(root) or {}).get("_parameters")

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..engine.classes import class_name, is_a, module_name, namespace
+from ..engine.classes import class_name, is_a, items_of, module_name, namespace, text_of
 from ..engine.heap import objects_of
-from ..placement.tensors import storage_of
+from ..placement.tensors import short, storage_of
 from .census import Census
 from .frames import NAMED, is_ours, place, running, users_functions, variables
 
@@ -141,9 +141,9 @@ class _Search:
         wanted = by_id.keys()
         for name, held in self._modules.values():
             if not wanted.isdisjoint(map(id, list(held.values()))):
-                for key, value in list(held.items()):
+                for key, value in items_of(held):
                     for node in by_id.get(id(value), ()):
-                        self._end(node, f"global {_key(key)} of {name}")
+                        self._end(node, f"global {short(key)} of {name}")
         for frame in self._frames:
             for name, value in variables(frame):
                 for node in by_id.get(id(value), ()):
@@ -189,8 +189,8 @@ class _Search:
         target = node.value
         if is_a(referrer, dict):
             # It may be the __dict__ of an object: the next level decides.
-            key = next((key for key, item in list(dict.items(referrer)) if item is target), None)
-            return _Node(referrer, node.closed(), node.origin, _key(key))
+            key = next((key for key, item in items_of(referrer) if item is target), None)
+            return _Node(referrer, node.closed(), node.origin, short(key))
         if is_a(referrer, types.FrameType):
             return self._of_an_error(node, referrer)
         if node.key and namespace(referrer) is target:
@@ -202,11 +202,11 @@ class _Search:
         elif is_a(referrer, types.CellType):
             step = "a closure's variable"
         elif is_a(referrer, types.FunctionType):
-            step = f"function {referrer.__qualname__}"
+            step = f"function {text_of(referrer.__qualname__)}"
         elif is_a(referrer, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
-            step = f"a local of the suspended {referrer.__qualname__}"
+            step = f"a local of the suspended {text_of(referrer.__qualname__)}"
         else:
-            names = [name for name, item in list((namespace(referrer) or {}).items()) if item is target]
+            names = [name for name, item in items_of(namespace(referrer) or {}) if item is target]
             step = f".{names[0]} of {_called(referrer)}" if names else f"in {_called(referrer)}"
         return _Node(referrer, (*node.closed(), step), node.origin)
 
@@ -229,7 +229,7 @@ def _modules() -> dict[int, tuple[str, dict[str, Any]]]:
     found: dict[int, tuple[str, dict[str, Any]]] = {}
     for name, module in sys.modules.copy().items():
         if is_a(module, types.ModuleType) and (held := namespace(module)) is not None:
-            found.setdefault(id(held), (name, held))
+            found.setdefault(id(held), (text_of(name) or "?", held))
     return found
 
 
@@ -261,10 +261,6 @@ def _text(steps: Iterable[str]) -> str:
         between = f"... {len(steps) - 2 * _STEPS} more ..."
         steps = (*steps[:_STEPS], between, *steps[-_STEPS:])
     return " <- ".join(steps)
-
-
-def _key(key: Any) -> str:
-    return repr(key)[:60] if type(key) in (str, int) else "..."
 
 
 def _is_of_this_package(referrer: Any) -> bool:

@@ -40,7 +40,8 @@ _Key = tuple[int, str]
 _PATIENCE = 30.0  # seconds; the other thread's move may itself wait for this one
 _NOBODYS: _Key = (0, "")
 _lock = Lock()  # a garbage collection may call `_let_go` at any time
-_of_classes: dict[type, tuple[Any, Any, weakref.WeakSet[_Kept]]] = {}
+# By the id of a class, which it holds: a metaclass may make its classes unhashable.
+_of_classes: dict[int, tuple[type, Any, Any, weakref.WeakSet[_Kept]]] = {}
 
 
 def keep(models: list[Any], pin: bool) -> None:
@@ -80,34 +81,35 @@ def _intercept(cls: type) -> weakref.WeakSet[_Kept]:
     Returns:
         The `_Kept` objects of its instances.
     """
-    if cls not in _of_classes:
+    if id(cls) not in _of_classes:
         own = attributes(cls).get(_METHOD)
 
         @functools.wraps(getattr(cls, _METHOD))
         def _apply(self: Any, fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
-            upstream = functools.partial(own, self) if own is not None else getattr(super(cls, self), _METHOD)
+            # not always a function: what it is bound by is its own matter
+            upstream = getattr(super(cls, self), _METHOD) if own is None else own.__get__(self, type(self))
             kept = vars(self).get(_KEPT)
             if not isinstance(kept, _Kept) or kept.module() is not self:
                 return upstream(fn, *args, **kwargs)
             return kept.move(functools.partial(upstream, fn, *args, **kwargs), fn)
 
         # In this order: in a child forked in between, the wrapper may be missing but is never applied twice.
-        _of_classes[cls] = _apply, own, weakref.WeakSet()
+        _of_classes[id(cls)] = cls, _apply, own, weakref.WeakSet()
         setattr(cls, _METHOD, _apply)
-    return _of_classes[cls][2]
+    return _of_classes[id(cls)][3]
 
 
 def _let_go(cls: type) -> None:
     """Restore ``cls`` once none of its instances has copies."""
     with _lock.held:
-        function, own, kept = _of_classes.get(cls, (None, None, ()))
+        _, function, own, kept = _of_classes.get(id(cls), (None, None, None, ()))
         if function is None or list(kept) or attributes(cls).get(_METHOD) is not function:
             return
         if own is None:
             delattr(cls, _METHOD)
         else:
             setattr(cls, _METHOD, own)
-        del _of_classes[cls]
+        del _of_classes[id(cls)]
 
 
 class _Slot:

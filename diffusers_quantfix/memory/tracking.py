@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
-from string import Formatter
 from typing import Any
 
-from ..engine.locks import Lock
-from ..placement.components import components_of, is_module, is_script, readable_name
+from ..placement.components import components_of, is_module, readable_name
 from .samples import Recording, Sample, peak_of
+from .watching import Calls
 
 __all__ = ["Track", "track"]
 
@@ -26,8 +24,8 @@ _FIRST, _SHARE = 12, 0.02
 # If samples take more seconds than this on average (a model with tens of thousands of layers), even the first ones stay
 # within the share.
 _SLOW = 0.05
-# Calls shorter than _SHORT seconds are only counted, until the last sample is _GAP seconds ago.
-_SHORT, _GAP = 0.001, 0.02
+# Short calls are only counted until the last sample is this many seconds ago.
+_GAP = 0.02
 # A component with more children than this is watched only as a whole.
 _PARTS = 32
 
@@ -87,10 +85,10 @@ class Track:
             # Keep no reference: a component dropped inside the block must be freed.
             self._components = {}
             self._take("start", 0.0)
+            return self
         except BaseException:  # `__exit__` is not called then
             self._remove_hooks()
             raise
-        return self
 
     def __exit__(
         self,
@@ -196,7 +194,7 @@ class Track:
     __repr__ = __str__
 
     def _watch(self, name: str, component: Any) -> None:
-        calls = _Calls(self, name, self._watched)
+        calls = Calls(self, name, self._watched)
         # A VAE is used through decode(), which calls its decoder's forward, not its own.
         bearing = (part for part in component.children() if next(part.parameters(), None) is not None)
         parts = list(islice(bearing, _PARTS + 1))
@@ -213,174 +211,6 @@ def _added_up(components: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         for device, count in counts.items():
             total[device] = total.get(device, 0) + count
     return total
-
-
-class _Calls:
-    """Samples the beginning and end of a component's calls, except calls inside another call of it.
-
-    Args:
-        track: takes the samples.
-        name: the component's name.
-        watched: where the hooks on the component and its parts are listed.
-
-    Attributes:
-        turn: held while hooks change and calls are counted: other threads may be calling the component.
-    """
-
-    def __init__(self, track: Track, name: str, watched: list[Any]) -> None:
-        self.track = track
-        self.begins, self.ends = f"{name} begins", f"{name} ends"
-        self.inside = 0
-        self.turn = Lock()
-        self._watched = watched
-
-    def watch(self, module: Any, parts: Sequence[Any] = ()) -> None:
-        """Watch the calls of ``module``, unless it is compiled in place or TorchScript, which accepts no hooks.
-
-        Args:
-            module: the component or one of its parts.
-            parts: for the component: the watched parts. Once the component itself is called, its parts are called
-                inside, and are no longer watched.
-        """
-        if getattr(module, "_compiled_call_impl", None) is not None or is_script(module):
-            return
-        self._watched.append(_Watched(self, module))
-        if parts:
-            self._watched.append(_First(self, module, parts))
-
-    def sample(self, label: str) -> None:
-        """Take a sample, if one is due."""
-        track = self.track
-        if time.perf_counter() < track._due:
-            track.left_out += 1
-        else:
-            track._take(label)
-
-
-class _Hook:
-    """A hook of this package. In a copy or pickle of its module, a standard library function that does nothing replaces
-    it, so that the file can be loaded without this package."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    @property
-    def __name__(self) -> str:  # which only torch.jit.script asks for
-        raise AttributeError(
-            "torch.jit.script() cannot compile a model inside of track(): do it before the block"
-        )
-
-    def __call__(self, *arguments: Any) -> None:
-        import torch  # not needed where nothing with hooks is tracked
-
-        # torch.compile, which does not ask for the hooks again, would keep one of them, or break its graph.
-        if not torch.compiler.is_compiling():
-            self._call(*arguments)
-
-    def __reduce__(self) -> Any:
-        of_three = getattr, (Formatter(), "check_unused_args")
-        return of_three if self._call.__name__ == "_end" else (partial, (Formatter().check_unused_args, None))
-
-
-class _First:
-    """The hook that ends the watch of a component's parts once the component itself is called."""
-
-    def __init__(self, calls: _Calls, module: Any, parts: Sequence[Any]) -> None:
-        self._calls, self._parts = calls, parts
-        self._handle: Any = None  # another thread may call the module before it is known
-        self._handle = module.register_forward_pre_hook(_Hook(self._first), prepend=True)
-
-    def remove(self) -> None:
-        """Remove the hook."""
-        with self._calls.turn.held:
-            if self._handle is not None:
-                self._handle.remove()
-
-    def _first(self, module: Any, args: Any) -> None:
-        if not self._calls.inside:
-            for each in (self, *self._parts):
-                each.remove()
-
-
-class _Watched:
-    """The hooks of one module.
-
-    A module with short calls has one hook only, which counts them until a sample is due: two hooks per call take as
-    long as a small layer. A call in another thread may have begun with hooks that were removed meanwhile.
-    """
-
-    def __init__(self, calls: _Calls, module: Any) -> None:
-        self._calls = calls
-        self._began = 0.0
-        self._short = False
-        self._counts = False
-        self._counted = 0
-        self._over = False
-        self._handles: tuple[Any, ...] = ()
-        with calls.turn.held:
-            self._watch(module)
-
-    def remove(self) -> None:
-        """Remove the hooks for good."""
-        with self._calls.turn.held:
-            self._over = True
-            self._drop()
-
-    def _drop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = ()
-        self._calls.track.left_out += 2 * self._counted
-        self._counted = 0
-
-    def _watch(self, module: Any) -> None:
-        at_end = module.register_forward_hook(_Hook(self._end), always_call=True)
-        self._handles = module.register_forward_pre_hook(_Hook(self._begin)), at_end
-        self._counts = False
-
-    def _begin(self, module: Any, args: Any) -> None:
-        calls = self._calls
-        with calls.turn.held:
-            if self._over or self._counts:
-                return
-            # Not in `_end`: torch is iterating over those hooks then.
-            if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
-                self._drop()
-                self._counted = 1
-                self._handles = (module.register_forward_pre_hook(_Hook(self._count)),)
-                self._counts = True
-                return
-            calls.inside += 1
-            is_outermost = calls.inside == 1
-        if is_outermost:
-            calls.sample(calls.begins)
-            self._began = time.perf_counter()
-
-    def _end(self, module: Any, args: Any, output: Any) -> None:
-        calls = self._calls
-        with calls.turn.held:
-            if calls.inside > 1:
-                calls.inside -= 1
-                return
-            # A call that failed before `_begin` (another hook raised) ends too.
-            calls.inside = 0
-            if self._over:
-                return
-        self._short = time.perf_counter() - self._began < _SHORT
-        calls.sample(calls.ends)
-
-    def _count(self, module: Any, args: Any) -> None:
-        if time.perf_counter() < self._calls.track._due_in_short_calls:
-            self._counted += 1
-            return
-        with self._calls.turn.held:
-            if self._over or not self._counts:
-                return
-            self._drop()
-            self._watch(module)
-        self._begin(module, args)
 
 
 def track(pipe: Any, interval: float | None = None) -> Track:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..engine.classes import namespace
+from ..engine.classes import is_a, namespace
+from ..engine.interruptions import heed_interruption
+from ..placement.components import is_module
 from ..placement.modules import named_modules
 from ..weights.companions import companions
 
-__all__ = ["bearing_modules", "is_whole"]
+__all__ = ["bearing_modules", "is_whole", "readable_modules"]
 
 # What `torch.nn.Module.__init__` gives every module.
-_OF_EVERY_MODULE = {"_parameters", "_buffers", "_modules"}
+_OF_EVERY_MODULE = ("_parameters", "_buffers", "_modules")
 
 
 def is_whole(module: Any) -> bool:
     """Whether a module is initialized: its constructor may have failed, or may be running in another thread."""
-    return (namespace(module) or {}).keys() >= _OF_EVERY_MODULE
+    held = namespace(module) or {}
+    return all(held.get(name) is not None for name in _OF_EVERY_MODULE)
 
 
 def bearing_modules(root: Any) -> list[Any]:
@@ -28,6 +31,24 @@ def bearing_modules(root: Any) -> list[Any]:
     modules = [module for _, module in named_modules(root)]
     bearing = _with_ancestors([module for module in modules if _bears(module)], modules)
     return [module for module in modules if module is root or id(module) in bearing]
+
+
+def readable_modules(root: Any) -> list[Any]:
+    """`bearing_modules` of a module that may have parts that are no modules, half made, or raise: then all the whole
+    modules that are found in it."""
+    try:
+        return bearing_modules(root)
+    except Exception as error:
+        heed_interruption(error)
+    found: dict[int, Any] = {}
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) not in found and is_module(module) and is_whole(module):
+            found[id(module)] = module
+            children: Any = (namespace(module) or {})["_modules"]
+            pending += dict.values(children) if is_a(children, dict) else ()
+    return list(found.values())
 
 
 def _with_ancestors(starts: Iterable[Any], modules: Iterable[Any]) -> set[int]:

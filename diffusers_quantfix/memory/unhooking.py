@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..engine.classes import namespace
+from ..engine.classes import items_of, namespace
 from ..offloading.hooks import accelerate_hooks, take_off_child_hooks
 from ..placement.components import is_module
 from .census import Census
@@ -44,7 +44,7 @@ def forget_in_managers(census: Census, released: set[int]) -> None:
         components: Any = held.get("components")
         if not issubclass(type(components), dict):
             continue  # one under construction
-        for key, component in list(components.items()):
+        for key, component in items_of(components):
             if id(component) in released:
                 components.pop(key, None)
                 held.get("added_time", {}).pop(key, None)

@@ -10,8 +10,8 @@ Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/mod
 from __future__ import annotations
 
 import sys
-from contextvars import ContextVar
 
+from ..engine.task_value import TaskValue
 from ..weights.method import method_of
 from . import eight_bit
 
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 # Whether a pipeline that holds quantized components is being cast, in this thread or task.
-_casting: ContextVar[bool] = ContextVar("diffusers_quantfix_casting", default=False)
+_casting = TaskValue(__name__, "_casting", default=False)
 
 
 def is_casting() -> bool:
     """Whether this thread or task is casting a pipeline without its quantized components."""
-    return _casting.get()
+    return bool(_casting.get())
 
 
 def is_quantized(component: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..engine.classes import class_name, is_a, mro, namespace
+from ..engine.classes import class_name, is_a, items_of, mro, namespace
 
 __all__ = [
     "accelerators_first",
@@ -87,12 +87,16 @@ def accelerators_first(device: str) -> tuple[bool, str]:
 
 def readable_name(target: Any) -> str:
     """A name for ``target`` in messages: the class of a pipeline or model, "dict of components" for a mapping."""
-    return "dict of components" if isinstance(target, Mapping) else type(target).__name__
+    # A metaclass may make the class of a module unhashable, which the check for a mapping does not accept.
+    known = is_module(target) or is_pipeline(target)
+    return class_name(type(target)) if known or not isinstance(target, Mapping) else "dict of components"
 
 
 def _of_pipeline(prefix: str, pipeline: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     seen.add(id(pipeline))
-    for name, value in list((namespace(pipeline) or {}).items()):
+    for name, value in items_of(namespace(pipeline) or {}):
+        if type(name) is not str:
+            continue
         if not is_pipeline(value):
             if _may_be_component(name, value):
                 yield prefix + name, value

@@ -21,7 +21,9 @@ def named_modules(root: Any) -> list[tuple[str, Any]]:
         if module._modules:
             prefix = f"{path}." if path else ""
             children = [
-                (prefix + name, child) for name, child in list(module._modules.items()) if child is not None
+                (f"{prefix}{name}", child)
+                for name, child in list(module._modules.items())
+                if child is not None
             ]
             pending += reversed(children)
     return found

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..adapters.before_merge import KEPT
-from ..engine.classes import class_name, is_a, namespace
+from ..engine.classes import class_name, is_a, items_of, namespace, text_of
 from ..engine.interruptions import heed_interruption
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
@@ -38,6 +38,7 @@ __all__ = [
     "is_lazy",
     "nbytes",
     "plain_tensors",
+    "short",
     "span",
     "storage_of",
     "tensors_of",
@@ -50,6 +51,7 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 # The kind of the packed weights that our fixes keep while an adapter is merged.
 BEFORE_MERGE = "before merge"
 _DEPTH = 6
+_LONGEST = 200  # bits of a number that is written out
 _LEAVES = (
     str,
     bytes,
@@ -143,9 +145,13 @@ def tensors_of(modules: Iterable[Any]) -> Iterator[torch.Tensor]:
 def _only_registered(module: Any) -> bool:
     """Whether all tensors of ``module`` itself are plain parameters and buffers, and their gradients."""
     state = module.__dict__
-    for name in _own_names(tuple(state)):
-        if type(state[name]) not in _LEAF_TYPES:
-            return False
+    try:
+        for name in _own_names(tuple(state)):
+            if type(state[name]) not in _LEAF_TYPES:
+                return False
+    except Exception as error:  # a metaclass may make its classes unhashable
+        heed_interruption(error)
+        return False
     return PLAIN.issuperset(map(type, module._parameters.values())) and PLAIN.issuperset(
         map(type, module._buffers.values())
     )
@@ -167,7 +173,7 @@ def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) 
             for kind, named in registered:
                 for name, tensor in named.items():
                     if tensor is not None:
-                        yield Held(component, prefix + name, kind, tensor, module)
+                        yield Held(component, f"{prefix}{name}", kind, tensor, module)
                         if tensor.is_leaf and (gradient := tensor.grad) is not None:
                             yield Held(component, f"{prefix}{name}.grad", "gradient", gradient, module)
             continue
@@ -175,7 +181,7 @@ def _of_modules(component: str, modules: list[tuple[str, Any]], seen: set[int]) 
             for name, tensor in named.items():
                 if not isinstance(tensor, torch.Tensor):
                     continue
-                for inner, plain, is_inner in plain_tensors(prefix + name, tensor):
+                for inner, plain, is_inner in plain_tensors(f"{prefix}{name}", tensor):
                     yield Held(component, inner, kind, plain, module, tensor if is_inner else None)
                 # torch warns on a read of ``.grad`` of a non-leaf tensor.
                 if tensor.is_leaf and (gradient := tensor.grad) is not None:
@@ -217,12 +223,12 @@ def _of_object(
     children: Iterator[tuple[str, Any]]
     # Through the base class: a subclass may compute or fetch its items.
     if is_a(value, dict):
-        children = ((f"{name}[{_short(key)}]", item) for key, item in list(dict.items(value)))
+        children = ((f"{name}[{short(key)}]", item) for key, item in items_of(value))
         # diffusers' group offloading has dicts with parameters as keys, which are walked as weights.
     elif (base := next((base for base in _LISTS if is_a(value, base)), None)) is not None:
         children = ((f"{name}[{index}]", item) for index, item in enumerate(list(base.__iter__(value))))
     elif (held := namespace(value)) is not None:
-        children = ((f"{name}.{key}" if name else key, item) for key, item in list(held.items()))
+        children = ((f"{name}.{key}" if name else text_of(key), item) for key, item in items_of(held))
     else:
         return
     for child, item in children:
@@ -289,7 +295,10 @@ def nbytes(tensor: torch.Tensor) -> int:
     return int(tensor.numel()) * int(tensor.element_size())
 
 
-def _short(key: Any) -> str:
+def short(key: Any) -> str:
+    """A dictionary's key for messages."""
+    if type(key) is int and key.bit_length() > _LONGEST:
+        return "..."  # Python refuses to write the longest out
     if type(key) in (str, int, float, bool):
         return repr(key)[:60]
     return class_name(type(key))

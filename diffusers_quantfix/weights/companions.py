@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 
 from ..engine.classes import class_name, is_a, mro
+from ..engine.interruptions import heed_interruption
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,12 +126,25 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
     held = vars(module)
     if not found:
         # Nearly all attributes carry none, and a model may have a million of them.
-        if _no_carriers.issuperset(map(type, held.values())):
-            return found
-        _no_carriers.update(kind for kind in map(type, held.values()) if not _carriers[kind])
+        try:
+            if _no_carriers.issuperset(map(type, held.values())):
+                return found
+            _no_carriers.update(kind for kind in map(type, held.values()) if not _carriers[kind])
+        except Exception as error:  # a metaclass may make its classes unhashable
+            heed_interruption(error)
+            held = {name: value for name, value in held.items() if _is_hashable(type(value))}
     for name in _layout(held)[1]:
         _walk(name, held[name], seen, found)
     return found
+
+
+def _is_hashable(kind: type) -> bool:
+    try:
+        hash(kind)
+    except Exception as error:
+        heed_interruption(error)
+        return False
+    return True
 
 
 def move_quant_state(state: Any, device: Any, non_blocking: bool = False) -> None:

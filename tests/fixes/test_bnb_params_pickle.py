@@ -351,6 +351,18 @@ with torch.no_grad():
 """
 
 
+def test_a_weight_on_meta(gpu):
+    """As sequential offload leaves it. Before: RuntimeError "Attempted to call `variable.set_data(tensor)`" on load."""
+    weight = four_bit.linear(gpu.devices[0]).weight
+    offloaded = type(weight)(
+        weight.data.to("meta"), requires_grad=False, quant_state=weight.quant_state, bnb_quantized=True
+    )
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        loaded = pickle.loads(pickle.dumps(offloaded, protocol))
+        assert type(loaded) is type(weight) and loaded.is_meta
+        assert loaded.bnb_quantized and loaded.quant_state is not None
+
+
 @pytest.mark.thorough
 def test_it_is_read_without_this_package(tmp_path):
     import torch

@@ -221,10 +221,6 @@ def test_in_the_model_itself(hostile, place):
         model = _model()
         held = {"attribute": value, "list": [value], "dict": {"key": value}}[place]
         model.__dict__["mine"] = held
-        try:
-            hash(type(value))
-        except Touched:
-            continue  # tables of types are keyed by them
         with qf.track(model):
             qf.audit(model)
             qf.keep_host_copies(model)
@@ -233,6 +229,172 @@ def test_in_the_model_itself(hostile, place):
             qf.keep_host_copies(model, keep=False)
         report = qf.release(model, verify=False)
         assert report.released == ("Sequential",) and report.ok, report
+
+
+class Text(str):
+    """A string that refuses to be written."""
+
+    __str__ = __format__ = __repr__ = _touch  # type: ignore[assignment]
+
+
+def _suspended():
+    def generator(held):
+        yield held
+
+    suspended = generator(KEPT)
+    suspended.__qualname__ = Text("suspended")
+    next(suspended)
+    return suspended
+
+
+def _pipeline(**attributes):
+    """An object of a class of this name, as `release` knows pipelines, with a model of the same weights."""
+    import torch
+
+    made = type("DiffusionPipeline", (), {})()
+    part = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    vars(part).update(attributes)
+    vars(made).update(part=part, unet=torch.nn.Linear(2, 2))
+    return made
+
+
+LAWFUL = {
+    "a key of 5000 digits": lambda weight: {10**5000: weight},
+    "a class with another name": lambda weight: [type(Text("Named"), (), {})(), weight],
+    "a suspended generator": lambda weight: [_suspended(), weight],
+    "a pipeline without parameters": lambda weight: _pipeline(_parameters=None),
+    "a pipeline without children": lambda weight: _pipeline(_modules=None),
+    "a pipeline with a number for a child": lambda weight: _pipeline(_modules={"one": 1}),
+    "a pipeline with a number for a name": lambda weight: [
+        pipe := _pipeline(),
+        vars(pipe).update({3: weight}),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", LAWFUL)
+def test_odd_objects_elsewhere_in_the_process(kind):
+    """Before: the error of the object, some of them after the model was emptied."""
+    model = _model()
+    KEPT.append(LAWFUL[kind](model[0].weight))
+    try:
+        report = qf.release(model)
+    finally:
+        KEPT.clear()
+    assert report.released == ("Sequential",)
+    str(report)
+
+
+def test_odd_names_of_modules():
+    name = Text("odd")
+    sys.modules[name] = odd = types.ModuleType("odd")
+    sys.modules[3] = odd  # type: ignore[index]
+    model = _model()
+    odd.weight = model[0].weight
+    try:
+        report = qf.release(model)
+    finally:
+        del sys.modules[name], sys.modules[3]  # type: ignore[arg-type]
+    assert [survivor.path for survivor in report.survivors] == ["Sequential.0.weight"]
+    str(report)
+
+
+@pytest.mark.parametrize("place", ["module", "object", "dict"])
+def test_a_finalizer_that_adds_to_what_holds_a_weight(place):
+    """Before, up to Python 3.11: RuntimeError "dictionary changed size during iteration", the report was lost."""
+    big = types.ModuleType("big")
+    owner, plain = types.SimpleNamespace(), {}
+    held = {"module": vars(big), "object": vars(owner), "dict": plain}[place]
+    held.update((f"name{i}", i) for i in range(3000))
+    active = [True]
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            if active:
+                held[f"new{len(held)}"] = 1
+                Garbage()
+
+    for _ in range(20):
+        Garbage()
+    sys.modules["big"] = big
+    model = _model()
+    held["weight"] = model[0].weight
+    try:
+        report = qf.release(model, wait=0)
+    finally:
+        active.clear()
+        del sys.modules["big"]
+    assert report.released == ("Sequential",)
+
+
+def test_a_thread_that_changes_the_classes_of_objects():
+    """Before: KeyError, of a class that had no instance a moment before."""
+
+    class State:
+        pass
+
+    kept, active = [State() for _ in range(50)], [True]
+
+    def change():
+        number = 0
+        while active:
+            number += 1
+            kept[number % 50].__class__ = type("Next", (State,), {})
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert qf.release(_model(), verify=False, wait=0).released == ("Sequential",)
+    finally:
+        active.clear()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["partial method", "descriptor"])
+def test_host_copies_of_a_model_whose_apply_is_no_function(kind):
+    """Before: TypeError "the first argument must be callable" from ``.to()``."""
+    import functools
+
+    import torch
+
+    class Descriptor:
+        def __get__(self, model, cls=None):
+            return self if model is None else functools.partial(torch.nn.Module._apply, model)
+
+    class Model(torch.nn.Sequential):
+        def _apply_with(self, extra, fn, recurse=True):
+            return super()._apply(fn, recurse)
+
+        _apply = functools.partialmethod(_apply_with, 1) if kind == "partial method" else Descriptor()
+
+    model = Model(torch.nn.Linear(2, 2))
+    qf.keep_host_copies(model)
+    assert model.to(torch.float64)[0].weight.dtype == torch.float64
+    qf.keep_host_copies(model, keep=False)
+
+
+def test_a_model_whose_class_has_no_hash():
+    import torch
+
+    class Equal(type):
+        def __eq__(cls, other):
+            return cls is other
+
+    class Model(torch.nn.Sequential, metaclass=Equal):
+        pass
+
+    model = Model(torch.nn.Linear(2, 2))
+    vars(model)["other"] = Equal("Other", (), {})()
+    with qf.track(model):
+        assert qf.audit(model).ok
+    qf.keep_host_copies(model)
+    model.to(torch.float64)
+    qf.keep_host_copies(model, keep=False)
+    assert qf.release(model).released == ("Model",)
 
 
 def test_a_model_that_looks_unknown_names_up_in_a_dictionary():

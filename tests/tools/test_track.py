@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 import diffusers_quantfix as qf
+from diffusers_quantfix.memory import watching
 from tests.rig import models
 from tests.tools.pipelines import flux
 
@@ -298,18 +299,42 @@ def test_an_interrupt_while_the_block_begins_leaves_no_hooks(monkeypatch):
     assert not model._forward_pre_hooks
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_interrupt_just_after_a_hook_was_registered_leaves_none(times):
+    import torch
+
+    class Interrupted(torch.nn.Linear):
+        left = times
+
+        def register_forward_hook(self, hook, **options):
+            handle = super().register_forward_hook(hook, **options)
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return handle
+
+    x, model = torch.ones(1, 2), Interrupted(2, 2)
+    with pytest.raises(KeyboardInterrupt), qf.track(model) as memory:
+        for _ in range(100):  # short calls: the hook at the end goes and comes back
+            model(x)
+            memory._due_in_short_calls = 0.0
+            model(x)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
 def test_an_interrupt_while_the_block_ends_leaves_no_hooks(monkeypatch):
     import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    remove, interrupts = torch.utils.hooks.RemovableHandle.remove, iter([None, KeyboardInterrupt])
+    take_off, interrupts = watching._take_off, iter([None, KeyboardInterrupt])
 
-    def interrupted(handle):
+    def interrupted(module, owner):
         if raised := next(interrupts, None):
             raise raised
-        remove(handle)
+        take_off(module, owner)
 
-    monkeypatch.setattr(torch.utils.hooks.RemovableHandle, "remove", interrupted)
+    monkeypatch.setattr(watching, "_take_off", interrupted)
     with pytest.raises(KeyboardInterrupt), qf.track(model):
         pass
     assert next(interrupts, "none is left") == "none is left"

@@ -89,7 +89,9 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             # It requires these.
             state.update((name, None) for name in restored if name not in state)
             # The parameter is created first and filled later, since its layer refers back to it.
-            reduced = (cls, (), state) if cls is class_4bit else rebuilt(self, state["data"], state)
+            # On meta, where sequential offload leaves a weight, it cannot be filled: it is created as it is.
+            fills = cls is class_4bit and not self.is_meta
+            reduced = (cls, (), state) if fills else rebuilt(self, state["data"], state)
             return with_others(self, reduced, others) if others else reduced
 
         return __reduce_ex__

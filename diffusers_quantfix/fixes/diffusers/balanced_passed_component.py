@@ -15,13 +15,13 @@ Patch: a passed component that is on a GPU stays there, and the plan says so; on
 from __future__ import annotations
 
 import sys
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...engine.task_value import TaskValue
 from ...models.compiled import uncompiled
 from ...offloading.hooks import accelerate_hooks, is_group_offloaded
 
@@ -40,7 +40,7 @@ FIX = Fix(
 )
 
 # The components passed to the pipeline being loaded in this thread or task.
-_passed: ContextVar[dict[str, list[Any]] | None] = ContextVar("diffusers_quantfix_passed", default=None)
+_passed = TaskValue(__name__, "_passed")
 
 
 def broken(pipeline_utils: ModuleType) -> bool:

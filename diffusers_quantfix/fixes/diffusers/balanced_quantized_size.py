@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +22,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.interruptions import heed_interruption
 from ...engine.probe import names_used, resolve
+from ...engine.task_value import TaskValue
 from ...loading.sizes import shrink
 
 FIX = Fix(
@@ -36,9 +36,9 @@ FIX = Fix(
 )
 
 # The quantization config of the pipeline being loaded in this thread or task.
-_asked: ContextVar[Any] = ContextVar("diffusers_quantfix_pipeline_quantization", default=None)
+_asked = TaskValue(__name__, "_asked")
 # While the plan is made: the names of its components measured as quantized; otherwise None.
-_measured: ContextVar[list[str] | None] = ContextVar("diffusers_quantfix_measured", default=None)
+_measured = TaskValue(__name__, "_measured")
 
 _KNOWS = {"quantization_config", "hf_quantizer", "quantizer", "adjust_target_dtype"}
 

@@ -13,13 +13,12 @@ Patch: without a dtype argument nothing is cast. With one, in a pipeline with a 
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...engine.task_value import TaskValue
 from ...models import casting
 
 FIX = Fix(
@@ -34,7 +33,7 @@ FIX = Fix(
 )
 
 # The dtypes to which ``from_pipe`` casts its new pipeline, in this thread or task; None outside ``from_pipe``.
-_held: ContextVar[list[Any] | None] = ContextVar("diffusers_quantfix_from_pipe", default=None)
+_held = TaskValue(__name__, "_held")
 
 
 def broken(pipeline_utils: ModuleType) -> bool:

@@ -1,4 +1,4 @@
-"""A layer whose weight its parent reads cannot run under leaf-level group offloading: torch's MultiheadAttention.
+"""Leaf-level group offloading leaves a layer on the CPU whose weight its parent reads.
 
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
     (when checking argument for argument self in method wrapper_CUDA_addmm)" from ``multi_head_attention_forward`` after
