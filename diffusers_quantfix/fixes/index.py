@@ -256,6 +256,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("transformers-siglip-head-attention", "transformers.models.siglip.modeling_siglip", (("transformers", ">=4.44.2,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
     ("transformers-siglip2-head-attention", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
     ("transformers-siglip2-patch-dtype", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "transformers-siglip2-patch-dtype", "transformers.siglip2_patch_dtype"),
+    ("transformers-torchao-buffer-size", "transformers.quantizers.quantizer_torchao", (("transformers", ">=5.0.0,<=5.24.0"), ("torchao", ">=0.15")), "", "transformers-torchao-buffer-size", "transformers.torchao_buffer_size"),
     ("transformers-torchao-embeddings", "transformers.quantizers.quantizer_torchao", (("transformers", ">=4.52.1,<=5.24.0"), ("torchao", "")), "", "transformers-torchao-embeddings", "transformers.torchao_embeddings"),
 )
 

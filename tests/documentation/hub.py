@@ -61,6 +61,7 @@ LANGUAGE = {
     "bigscience/bloom-560m": "bigscience/bloom-560m",
     "facebook/opt-125m": "facebook/opt-125m",
     "facebook/opt-350m": "facebook/opt-350m",
+    "meta-llama/Llama-3.1-8B-Instruct": "peft-internal-testing/tiny-random-LlamaForCausalLM",
     "meta-llama/Llama-2-13b-chat-hf": "peft-internal-testing/tiny-random-LlamaForCausalLM",
     "mistralai/Mistral-7B-v0.1": "peft-internal-testing/tiny-random-LlamaForCausalLM",
 }

@@ -36,7 +36,10 @@ PAGES = {
         ),
     ),
     "peft": ("docs/source", ("developer_guides/quantization",)),
-    "transformers": ("docs/source/en", ("quantization/bitsandbytes", "quantization/quanto")),
+    "transformers": (
+        "docs/source/en",
+        ("quantization/bitsandbytes", "quantization/quanto", "quantization/torchao", "gguf"),
+    ),
 }
 _BLOCK = re.compile(r"^```(?:py|python)\n(.*?)^```", re.S | re.M)
 # Sizes of the documentation's programs -> sizes for tiny models on a CPU.
@@ -51,6 +54,7 @@ _SMALLER = (
     (r"\]\s*\*\s*32\b", "] * 2"),
     # Without a network, diffusers wants the name of the file.
     (r"(steamboat-willie-14b\", )", r"\g<1>weight_name='steamboat-willie-14b.safetensors', "),
+    (r"(?i)(max_new_tokens\s*=\s*)\d{2,4}", r"\g<1>4"),
     (r"(max_sequence_length\"?\s*[=:]\s*)\d{2,3}", r"\g<1>16"),
 )
 
