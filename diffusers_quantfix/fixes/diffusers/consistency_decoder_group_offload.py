@@ -14,6 +14,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.allowed import allow_group_offload, refuses_group_offload
 from ...offloading.called import as_called
 
 FIX = Fix(
@@ -27,12 +28,12 @@ FIX = Fix(
     since="0.1.0",
 )
 
-_MODEL, _FLAG = "ConsistencyDecoderVAE", "_supports_group_offloading"
+_MODEL = "ConsistencyDecoderVAE"
 
 
 def broken(consistency_decoder_vae: ModuleType) -> bool:
     """Does the model say that it cannot be offloaded in groups?"""
-    return resolve(consistency_decoder_vae, f"{_MODEL}.{_FLAG}") is False
+    return refuses_group_offload(consistency_decoder_vae, _MODEL)
 
 
 def patch(consistency_decoder_vae: ModuleType, draft: Draft) -> None:
@@ -43,5 +44,5 @@ def patch(consistency_decoder_vae: ModuleType, draft: Draft) -> None:
         return decode
 
     model = resolve(consistency_decoder_vae, _MODEL)
-    draft.replace(model, _FLAG, True)
+    allow_group_offload(draft, consistency_decoder_vae, _MODEL)
     draft.wrap_plain(model, "decode", make)

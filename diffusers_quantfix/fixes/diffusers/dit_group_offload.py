@@ -19,6 +19,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...models.plain_weights import InPlaceOf
+from ...offloading.allowed import allow_group_offload, refuses_group_offload
 from ...offloading.called import called_with
 from ...offloading.direct_calls import DirectCall
 
@@ -34,12 +35,12 @@ FIX = Fix(
     hot=True,
 )
 
-_MODEL, _FLAG = "DiTTransformer2DModel", "_supports_group_offloading"
+_MODEL = "DiTTransformer2DModel"
 
 
 def broken(dit_transformer_2d: ModuleType) -> bool:
     """Does the model say that it cannot be offloaded in groups?"""
-    return resolve(dit_transformer_2d, f"{_MODEL}.{_FLAG}") is False
+    return refuses_group_offload(dit_transformer_2d, _MODEL)
 
 
 def patch(dit_transformer_2d: ModuleType, draft: Draft) -> None:
@@ -55,7 +56,7 @@ def patch(dit_transformer_2d: ModuleType, draft: Draft) -> None:
         return forward
 
     model = resolve(dit_transformer_2d, _MODEL)
-    draft.replace(model, _FLAG, True)
+    allow_group_offload(draft, dit_transformer_2d, _MODEL)
     draft.wrap_plain(model, "forward", make)
 
 

@@ -21,6 +21,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 from ...engine.probe import resolve, written_in
 from ...models.weight_norm import compute_weight, drop_weight, normalized_stand_in, norms, take_norms
+from ...offloading.allowed import allow_group_offload, refuses_group_offload
 from ...offloading.trial import offloads_on_cpu
 
 _AUTOENCODERS = "diffusers.models.autoencoders"
@@ -33,7 +34,6 @@ _REFUSE = {
     f"{_AUTOENCODERS}.autoencoder_kl_minimax_h3_audio": "AutoencoderKLMiniMaxH3Audio",
     f"{_AUTOENCODERS}.autoencoder_same": "AutoencoderSAME",
 }
-_FLAG = "_supports_group_offloading"
 _LEVELS = ("_apply_group_offloading_block_level", "_apply_group_offloading_leaf_level")
 _HOOK = "quantfix_weight_norm"
 
@@ -93,7 +93,7 @@ def broken(module: ModuleType) -> bool:
     import torch
 
     if module.__name__ in _REFUSE:
-        return resolve(module, f"{_REFUSE[module.__name__]}.{_FLAG}") is False
+        return refuses_group_offload(module, _REFUSE[module.__name__])
     layer = torch.nn.Linear(1, 1, bias=False, device="meta")
     del layer.weight
     layer = normalized_stand_in(layer, "cpu")
@@ -104,7 +104,7 @@ def broken(module: ModuleType) -> bool:
 
 def patch(module: ModuleType, draft: Draft) -> None:
     if module.__name__ in _REFUSE:
-        draft.replace(resolve(module, _REFUSE[module.__name__]), _FLAG, True)
+        allow_group_offload(draft, module, _REFUSE[module.__name__])
     else:
         _normalize_later(module, draft)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import resolve
+from ...offloading.allowed import allow_group_offload, refuses_group_offload
 
 FIX = Fix(
     __doc__,
@@ -26,13 +26,13 @@ FIX = Fix(
     since="0.1.0",
 )
 
-_MODEL, _FLAG = "HunyuanDiT2DModel", "_supports_group_offloading"
+_MODEL = "HunyuanDiT2DModel"
 
 
 def broken(hunyuan_transformer_2d: ModuleType) -> bool:
     """Does the model say that it cannot be offloaded in groups?"""
-    return resolve(hunyuan_transformer_2d, f"{_MODEL}.{_FLAG}") is False
+    return refuses_group_offload(hunyuan_transformer_2d, _MODEL)
 
 
 def patch(hunyuan_transformer_2d: ModuleType, draft: Draft) -> None:
-    draft.replace(resolve(hunyuan_transformer_2d, _MODEL), _FLAG, True)
+    allow_group_offload(draft, hunyuan_transformer_2d, _MODEL)

@@ -17,6 +17,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.allowed import allow_group_offload, refuses_group_offload
 from ...offloading.called import as_called
 
 FIX = Fix(
@@ -30,12 +31,12 @@ FIX = Fix(
     since="0.1.0",
 )
 
-_MODEL, _FLAG = "VQModel", "_supports_group_offloading"
+_MODEL = "VQModel"
 
 
 def broken(vq_model: ModuleType) -> bool:
     """Does the model say that it cannot be offloaded in groups?"""
-    return resolve(vq_model, f"{_MODEL}.{_FLAG}") is False
+    return refuses_group_offload(vq_model, _MODEL)
 
 
 def patch(vq_model: ModuleType, draft: Draft) -> None:
@@ -45,5 +46,5 @@ def patch(vq_model: ModuleType, draft: Draft) -> None:
 
         return get_codebook_entry
 
-    draft.replace(resolve(vq_model, _MODEL), _FLAG, True)
+    allow_group_offload(draft, vq_model, _MODEL)
     draft.wrap_plain(resolve(vq_model, "VectorQuantizer"), "get_codebook_entry", make)
