@@ -63,8 +63,6 @@ NOT_BUILT: dict[str, str] = {
     "EasyAnimateControlPipeline": "upstream: TypeError: encode_prompt() has no 'text_encoder_index'",
     "I2VGenXLPipeline": "upstream: AttributeError: 'CLIPTextModel' object has no attribute 'text_model'",
     "JoyImageEditPipeline": "works at 1024 x 1024 only: too slow here",
-    "Kandinsky6SRPipeline": "works from 256 x 256 on: no rule yet",
-    "LTX2DFRTemporalRefinePipeline": "is called with the output of another pipeline: no rule yet",
     "LTX2VideoDiffusionDecodePipeline": "its tiny instance does not end in 100 s: it compiles its attention",
     "MiniMaxH3ModularPipeline": "its tiny instance does not end in 100 s",
     "MiniMaxMusic3ModularPipeline": "knows its audio tokens by their numbers, from 151675 on: no rule yet",
@@ -72,7 +70,6 @@ NOT_BUILT: dict[str, str] = {
     "MusicLDMPipeline": "upstream: AttributeError: 'BaseModelOutputWithPooling' object has no attribute 'to'",
     "OmniGenPipeline": "needs torchvision, whose wheels need a CUDA build of torch",
     "RFD4ProteinaPipeline": "its autoencoder wants tables of residues and atoms: no rule yet",
-    "SanaWMLTX2Refiner": "is called with the output of another pipeline: no rule yet",
     "UniDiffuserPipeline": "upstream: RuntimeError: Some tensors share memory, from save_pretrained",
     "VersatileDiffusionPipeline": "has no call of its own",
 }
