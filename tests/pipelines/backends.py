@@ -64,6 +64,9 @@ REFUSED = {
     "unflatten_tensor_state_dict wants a dot in each name",
 }
 
+# Pipelines of convolutions alone, which no backend quantizes: they run un-quantized
+CONVOLUTIONS = {"LTXLatentUpsamplePipeline", "LTX2LatentUpsamplePipeline"}
+
 # What a backend has no way to do
 CANNOT: dict[str, set[str]] = {
     GGUF: {"saved under offload", "device map"},  # it is written by other programs; a file has no string map
@@ -85,8 +88,8 @@ def is_installed(backend: str) -> bool:
 
 
 def takes(kind: type, backend: str) -> bool:
-    """Whether a backend is installed, and has a way to quantize a model of a class of pipelines."""
-    if not is_installed(backend):
+    """Whether a backend is installed, and has a way to quantize a model of a class of pipelines, or is ``plain``."""
+    if not is_installed(backend) or (backend != PLAIN and kind.__name__ in CONVOLUTIONS):
         return False
     if backend != GGUF:
         return True

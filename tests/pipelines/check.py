@@ -18,7 +18,7 @@ from tests.pipelines import inputs
 from tests.pipelines.forked import forked
 from tests.pipelines.outcomes import EXACT, compare, outcome
 from tests.pipelines.placing import place
-from tests.pipelines.subject import DENOISER, PLAIN, Subject, quantized_parts
+from tests.pipelines.subject import DENOISER, PLAIN, Subject, layers, quantized_parts
 
 # Pipelines whose text encoder has no effect on so small a picture: a long template is cut off with all of the prompt,
 # a norm follows, or the denoiser has no use for a prompt of a few words.
@@ -32,9 +32,8 @@ def reference(subject: Subject, pipe, here) -> list:
     pipe.to(here)
     reached: set[str] = set()
     for name, model in quantized_parts(pipe).items():
-        for layer in model.modules():
-            if isinstance(layer, torch.nn.Linear):
-                layer.register_forward_hook(functools.partial(_note, reached, name))
+        for layer in layers(model):
+            layer.register_forward_hook(functools.partial(_note, reached, name))
         model.register_forward_hook(functools.partial(_assert_number, name))
     outputs = subject.run(pipe)
     if not outputs:
@@ -94,9 +93,8 @@ class Source:
 
         ran: list[torch.nn.Module] = []
         self.pipe.to(self.devices[0])
-        for layer in model.modules():
-            if isinstance(layer, torch.nn.Linear):
-                layer.register_forward_hook(disturb)
+        for layer in layers(model):
+            layer.register_forward_hook(disturb)
         outputs = self.subject.run(self.pipe)
         return outputs if ran else None
 

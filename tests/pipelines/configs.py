@@ -664,6 +664,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "audio_vae": {"hidden_channels": 32, "layers_per_block": 1},
         "vocoder": {"upsample_initial_channel": 64},
     },
+    "Kandinsky6SR": {
+        "transformer": {"out_visual_dim": 64, "tile_sizes": ((128, 128),)},
+        "latent_upscaler": {},
+    },
     "Kolors": {
         "tokenizer": {"positions": True},
         "unet": {"cross_attention_dim": WIDTH},
@@ -776,6 +780,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "processor": {"class": "PreTrainedTokenizerFast"},
     },
     "LTX2DFR": {"transformer": {"use_keyframes_abs_pos_embedding": True}},
+    "LTX2DFRTemporalRefine": {
+        "scheduler": {"eta": 0.5},
+        "temporal_latent_upsampler": {"spatial_upsample": False, "temporal_upsample": True},
+    },
     "LTX2VideoDiffusionDecode": {"scheduler": {"class": "FlowMatchEulerDiscreteScheduler"}},
     "LDMPipeline": {"unet": {"in_channels": 4, "out_channels": 4}},
     "LDMTextToImage": {"unet": {"class": "UNet2DConditionModel"}},
@@ -803,6 +811,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "QwenImageControlNetInpaint": {"controlnet": {"extra_condition_channels": 4}},
     "Sana(Image|Video)": {"vae": {"class": "AutoencoderKLWan"}},
     "SanaSprint": {"scheduler": {"class": "SCMScheduler"}, "transformer": {"guidance_embeds": True}},
+    "SanaWMLTX2Refiner": {"text_max_sequence_length": 64},
     "SkyReelsV2ImageToVideo": {"transformer": {"image_dim": WIDTH, "added_kv_proj_dim": WIDTH}},
     "StableAudioPipeline": {"transformer": {"global_states_input_dim": 2 * WIDTH}},
     "StableCascade": {

@@ -177,6 +177,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "num_frames": 21
     },  # its first four latent frames take their scale from those behind them
     "Kandinsky6TI2VA": {"image": ...},
+    "Kandinsky6SR": {"video": lambda: video(size=64), "resolution_scale": 2},
     "HeliosPyramidDistilledPipeline": {"pyramid_num_inference_steps_list": [1, 1, 1]},
     "GlmImage": {"image": ...},
     "HunyuanVideoImageToVideo": {
@@ -190,6 +191,12 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
     "LTX2DFR": {"num_frames": 17},
+    "LTX2DFRTemporalRefine": {
+        "latents": lambda: noise(1, 128, 3, 2, 2),
+        "keyframes_latents": lambda: noise(1, 128, 2, 2, 2, seed=2),
+        "keyframe_positions": [8, 16],
+        "audio_latents": lambda: noise(1, 8, 18, 16),
+    },
     "Echo": {"num_frames": 9, "height": 64, "width": 64},
     "Flux3": {"max_new_tokens": 4, "text_encoder_out_layers": (1, 1, 1)},
     "SanaWMPipeline": {
@@ -199,6 +206,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "height": 64,
         "width": 64,
     },
+    "SanaWMLTX2Refiner": {"sana_latent": lambda: noise(1, 128, 5, 2, 2), "fps": 8.0},
     "Wan(22)?Image2Video": {"image": image},
     "WanAnimate2": {"image": image, "driving_video": video, "segment_frame_length": FRAMES},
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},

@@ -9,7 +9,7 @@ from tests.pipelines import lora
 from tests.pipelines.forked import forked
 from tests.pipelines.left import left
 from tests.pipelines.outcomes import EXACT, compare
-from tests.pipelines.subject import DENOISER, PLAIN, Subject, quantized_parts
+from tests.pipelines.subject import DENOISER, PLAIN, Subject, layers, quantized_parts
 from tests.sweep.placements import OFFLOADS, PLACEMENTS
 
 
@@ -149,20 +149,18 @@ class Interrupted(Exception):
 
 
 def _interrupt(subject: Subject, pipe) -> None:
-    import torch
-
     parts = quantized_parts(pipe)
     # The prior of Flux Redux has encoders alone.
     model = next((part for name, part in parts.items() if DENOISER.fullmatch(name)), None) or next(
         iter(parts.values())
     )
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    every = layers(model)
 
     def stop(module, arguments):
         raise Interrupted
 
     # The very first layer may stand before the hook of a model that is not reached yet: one in the middle will do.
-    handles = [layer.register_forward_pre_hook(stop) for layer in layers[len(layers) // 2 :]]
+    handles = [layer.register_forward_pre_hook(stop) for layer in every[len(every) // 2 :]]
     try:
         subject.run(pipe)
     except Interrupted:

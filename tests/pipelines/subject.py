@@ -12,7 +12,7 @@ from tests.pipelines.backends import BACKENDS, GGUF, PLAIN, REFUSED, UNSAVED
 
 DENOISER = re.compile(
     r"(transformer|unconditional_transformer|unet|prior|decoder|prior_prior|image_unet|text_unet|controlnet|model"
-    r"|diffusion_decoder|super_res_first|super_res_last)(_\d)?"
+    r"|diffusion_decoder|super_res_first|super_res_last|latent_upsampler)(_\d)?"
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
 
@@ -28,6 +28,16 @@ def quantized_parts(pipe) -> dict[str, Any]:
         if (isinstance(part, diffusers.ModelMixin) and DENOISER.fullmatch(name))
         or (isinstance(part, transformers.PreTrainedModel) and (ENCODER.fullmatch(name) or name == "model"))
     }
+
+
+def layers(model) -> list:
+    """The linear layers of a model; its convolutions where it has no others."""
+    import torch
+
+    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    return linear or [
+        layer for layer in model.modules() if isinstance(layer, (torch.nn.Conv2d, torch.nn.Conv3d))
+    ]
 
 
 class Subject:
