@@ -23,7 +23,7 @@ ALL = ("to", "there and back", "to the other", "group, leaf, stream", "group, bl
 # What a call is given although no block requires it; the rest of ``inputs.VALUES`` would choose other blocks.
 GIVEN = re.compile("prompt|height|width|.*num_inference_steps|.*num_frames|max_sequence_length|output_type")
 # What is read of the state after a run
-OUTPUTS = ("images", "image", "videos", "video", "audio", "latents")
+OUTPUTS = ("images", "image", "videos", "video", "audio", "audios", "latents")
 
 
 def possible() -> list[str]:
