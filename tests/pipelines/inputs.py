@@ -244,20 +244,8 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def _any_size(pipe) -> None:
-    """Give a pipeline of JoyImage a processor that makes small images; its own knows sizes of a megapixel."""
-    own = type(pipe.vae_image_processor)
-
-    class Small(own):
-        def get_default_height_width(self, image, height=None, width=None):
-            return SIZE, SIZE
-
-    pipe.vae_image_processor = Small(**pipe.vae_image_processor.config)
-
-
 # pattern over pipeline names -> what is called before the pipeline
 BEFORE: dict[str, Callable] = {
-    "JoyImageEditPipeline": _any_size,
     "Kandinsky5(T2I|I2I)": lambda pipe: setattr(pipe, "resolutions", [(SIZE, SIZE)]),
     "BriaFibo2": lambda pipe: setattr(pipe, "text_encoder_out_layers", ((0, 1, 2),) * 6),
     "LongCatImagePipeline": lambda pipe: setattr(
