@@ -92,8 +92,8 @@ REFUSALS: dict[str, str] = {
     r"ValueError: Model CPU offload cannot be enabled because no `model_cpu_offload_seq`": "it has no order of models",
     r"ValueError: \w+ControlNetXSPipeline cannot load a LoRA": "half of its layers have other names than those of the "
     "UNet that a LoRA is for; the sentence is ours",
-    "RuntimeError: The language model and the RVQ depth decoder must fit on the device together": "it measures the free "
-    "memory, of which the rig's devices have little",
+    "RuntimeError: The language model and the RVQ depth decoder must fit on the device together": "it measures the "
+    "free memory, of which the rig's devices have little",
     "ValueError: PRXPipeline cannot load a LoRA": "it has the loader of a UNet, and no UNet; the sentence is ours",
 }
 
