@@ -9,6 +9,7 @@ REASONS = (
      r"Cannot find an appropriate cached|LocalEntryNotFound|couldn't connect|is not a local folder|"
      r"Could not find or load 'modular_model_index.json'|path/to/your/cache|"
      r"'\./stable-diffusion-v1-5'|found in directory (\./)?stable-diffusion-v1-5|"  # a clone of its repository
+     r"'NoneType' object has no attribute 'expected_components'|KeyError: 'sdxl'|"  # a pipeline of modular blocks
      r"no such modeling files are available|CLIPTokenizer.__init__\(\) missing 2 required|"
      r"Required input 'control_image' is missing"),  # made by a block that is not there
     ("the page's own mistake", r"NameError: name|SyntaxError|IndentationError|auto not supported|"
@@ -17,6 +18,7 @@ REASONS = (
      r"path should be string, bytes, os.PathLike or integer, not ellipsis|\{your_username\}|"
      r"OPTForCausalLM.__init__\(\) takes 2 positional arguments but 3 were given|"
      r"ModelMixin.__init__\(\) takes 1 positional argument|"
+     r"cannot import name 'StableDiffusionXLAutoIPAdapterStep'|"
      r"has no attribute 'sag_unload_ip_adapter'|"
      r"BatchEncoding.to\(\) takes 2 positional arguments|"
      r"cannot import name 'Int8DynamicActivationInt4WeightConfig'|"
