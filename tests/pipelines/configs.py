@@ -308,8 +308,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_head_dim": 16,
         "decoder_stage_channels": (32,) * 5,
         "decoder_stage_depths": (1,) * 5,
-        "decoder_stage_kernels": ((2, 2, 2),) * 4,
-        "decoder_stage5_kernel": (2, 2, 2),
+        "decoder_stage_kernels": ((1, 1, 1),) * 4,
+        "decoder_stage5_kernel": (1, 1, 1),
         "decoder_upsample_channel_reductions": (1,) * 4,
     },
     "LTX2TextConnectors": {
@@ -839,22 +839,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "StableDiffusionLDM3D": {"vae": {"in_channels": 6, "out_channels": 6}},  # colours and depth
     "StableUnCLIP": {
         "unet": {"class_embed_type": "projection", "projection_class_embeddings_input_dim": 2 * WIDTH}
-    },
-    "RFD4Proteina": {
-        "transformer": {
-            "nlayers": 2,
-            "dim_cond": WIDTH,
-            "pair_repr_dim": WIDTH,
-            "tri_mult_c": WIDTH,
-            "t_emb_dim": WIDTH,
-        },
-        "vae": {
-            "dim_cond": WIDTH,
-            "pair_repr_dim": WIDTH,
-            "atom37_mask": [[True] * 37] * 147,  # of each residue
-            "allowed_residue_types": [[True] * 147] * 7,  # of each type of tokens
-        },
-        "recycle_depths": [1, 2],
     },
     "ScoreSdeVe": {"scheduler": {"sigma_max": 1.0}},  # else the noise is all
     "StableDiffusionAdapter": {

@@ -42,27 +42,6 @@ def noise(*shape: int, seed: int = 1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def protein(tokens: int = 8) -> dict[str, Any]:
-    """The features of a chain of residues, nothing of which is known."""
-    import torch
-
-    each = dict.fromkeys(
-        (
-            "condition_sequence_1_residue",
-            "molecule_iid",
-            "molecule_entity_id",
-            "na_ss_state",
-            "na_ss_state_mask",
-        ),
-        torch.zeros(1, tokens, dtype=torch.long),
-    )
-    atoms = dict.fromkeys(("charge", "element"), torch.ones(1, tokens, 37, dtype=torch.long))
-    pairs = dict.fromkeys(
-        ("token_bond_path_length", "na_ss_pair", "na_ss_pair_mask"), torch.ones(1, tokens, tokens)
-    )
-    return {**each, **atoms, **pairs}
-
-
 HEAD = "<|start_header_id|><|end_header_id|>"  # of a message, in Llama 3's template
 
 # parameter -> value; a function is called for it. Given only where the constructor or the task asks for it, see GIVEN
@@ -210,7 +189,7 @@ CALLS: dict[str, dict[str, Any]] = {
             "double_return_token_id": 223,  # a line's end in our tokenizer; asked for up to 0.36
         },
     },
-    "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 2, 2)},
+    "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
     "LTX2DFR": {"num_frames": 17},
     "LTX2DFRTemporalRefine": {
         "latents": lambda: noise(1, 128, 3, 2, 2),
@@ -229,14 +208,6 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "SanaWMLTX2Refiner": {"sana_latent": lambda: noise(1, 128, 5, 2, 2), "fps": 8.0},
     "MiniMaxMusic3": {"lyrics": "a cat", "audio_duration": 0.2},
-    "RFD4Proteina": {
-        "padding_mask": lambda: noise(1, 8) < 9,  # all of them
-        "is_in_context_conditioning": lambda: noise(1, 8) > 9,
-        "supports_local_latent": lambda: noise(1, 8) < 9,
-        "token_type": lambda: noise(1, 8).long() * 0,
-        "atom37_mask": lambda: noise(1, 8, 37) < 9,
-        "conditioning_features": protein,
-    },
     "Wan(22)?Image2Video": {"image": image},
     "WanAnimate2": {"image": image, "driving_video": video, "segment_frame_length": FRAMES},
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
