@@ -17,13 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["DirectCall", "forget_direct_call"]
 
 _ONLOADED_FOR = "_quantfix_onloaded_for"
+_BEING_ONLOADED = object()  # no call was entered: an interrupted onload is done again
 
 
 class DirectCall:
-    """The hooks of one child of the module that ``hook``, a ``GroupOffloadingHook``, belongs to."""
+    """The hooks of one child of the module that ``hook``, a ``GroupOffloadingHook``, belongs to.
 
-    def __init__(self, hook: Any) -> None:
+    Parameters:
+        hook: its group holds the child.
+        within: for a layer of a child: the child. Where that runs, the layer is onloaded with it.
+    """
+
+    def __init__(self, hook: Any, within: Any = None) -> None:
         self._hook = hook
+        self._within = within
 
     def pre_forward(self, child: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         return self.onload(child, args, kwargs) or (args, kwargs)
@@ -36,10 +43,12 @@ class DirectCall:
         """Before ``child`` runs: onload its group, if it is offloaded, and move its inputs along."""
         group = self._hook.group
         held = vars(group)
-        if _ONLOADED_FOR not in held and _is_there(child, group):
+        caller = held.get(_ONLOADED_FOR)
+        if (caller is None or caller is self._within) and _is_there(child, group):
             return None
-        held[_ONLOADED_FOR] = child
+        held[_ONLOADED_FOR] = _BEING_ONLOADED
         group.onload_()
+        held[_ONLOADED_FOR] = child
         send = sys.modules["diffusers.hooks.group_offloading"].send_to_device
         return send(args, group.onload_device), send(kwargs, group.onload_device)
 

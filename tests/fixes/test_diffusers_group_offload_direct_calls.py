@@ -48,17 +48,38 @@ class Part(torch.nn.Module):
         return (x,)
 
 
+class LanguageModel(torch.nn.Module):
+    """Its embedding is a layer of another layer; pipelines call it, that layer, and the head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = Encoder()
+        self.head = torch.nn.Linear(8, 8)
+        self.requires_grad_(False)
+
+    def get_input_embeddings(self):
+        return self.model.embeddings
+
+    def forward(self, ids):
+        return self.head(self.model(ids))
+
+
 def of_all_parts(model, ids):
     """Called as a whole, by parts, and as a whole again."""
     return torch.stack([model(ids), model.embeddings(ids), model.features(ids), model(ids)])
 
 
-def check(gpu, mode, run):
+def of_its_language_model(model, ids):
+    return torch.stack([model.head(model.model.embeddings(ids)), model.model(ids), model(ids)])
+
+
+def check(gpu, mode, run, kind=Encoder):
     device = gpu.devices[0]
     ids = torch.arange(4, device=device)
-    expected = run(Encoder().to(device), ids)
+    expected = run(kind().to(device), ids)
     before = gpu.allocated(device)
-    model = Encoder()
+    model = kind()
     offload(model, device, mode)
 
     def right(output):
@@ -85,9 +106,15 @@ def test_a_method(gpu):
     check(gpu, BLOCK | STREAM, lambda model, ids: model.features(ids.to(gpu.devices[0])))
 
 
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_the_embedding_of_a_language_model(gpu):
+    check(gpu, BLOCK, lambda model, ids: model.model.embeddings(ids.to(gpu.devices[0])), LanguageModel)
+
+
 @modes()
 def test_every_way(gpu, mode):
     check(gpu, mode, of_all_parts)
+    check(gpu, mode, of_its_language_model, LanguageModel)
 
 
 def test_the_hooks_go_with_those_of_diffusers(gpu):

@@ -98,12 +98,7 @@ REFUSALS: dict[str, str] = {
 }
 
 # What is not exact and no refusal: pipelines, placements -> what is known. Who cures one runs its rows again.
-OPEN: dict[tuple[str, str], str] = {
-    (
-        "MiniMaxMusic3ModularPipeline",
-        "group, block",
-    ): "the embedding of its language model is called past the model, and is no direct child of it",
-}
+OPEN: dict[tuple[str, str], str] = {}
 
 
 def without_group_offload() -> set[str]:
