@@ -34,12 +34,18 @@ SHOWS = (
 
 
 def modes(*names):
-    """Parametrize ``mode`` with these of ``MODES``, all of them without names; the devices are late with a stream."""
-    mark = pytest.mark.late(needs="diffusers>=0.42")
-    chosen = names or tuple(MODES)
-    marks = {name: mark if "use_stream" in MODES[name] else () for name in chosen}
+    """Parametrize ``mode`` with these of ``MODES``, all of them without names; the devices are late with a stream.
+
+    Without names, one kind of groups without a stream and the other with one run with every test; the rest is long.
+    """
+    late = pytest.mark.late(needs="diffusers>=0.42")
+    now = names or ("block", "leaf-stream")
+    marks = {
+        name: [late] * ("use_stream" in mode) + [pytest.mark.long] * (name not in now)
+        for name, mode in MODES.items()
+    }
     return pytest.mark.parametrize(
-        "mode", [pytest.param(MODES[name], id=name, marks=marks[name]) for name in chosen]
+        "mode", [pytest.param(MODES[name], id=name, marks=marks[name]) for name in names or MODES]
     )
 
 
