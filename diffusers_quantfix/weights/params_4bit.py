@@ -98,8 +98,16 @@ def unpack(parameter: Any) -> None:
         return
     data = parameter.data
     if data.dtype is sys.modules["torch"].uint8 and data.shape == (state.shape[0], state.shape[1] // 2):
-        parameter.data = unpacked_bytes(data, state)
-        restore(state)
+        _exchange(parameter, unpacked_bytes(data, state), state)
+
+
+def _exchange(parameter: Any, data: Any, state: Any) -> None:
+    """Set the bytes and restore the state in one call: Ctrl-C in between would leave a weight that computes noise.
+
+    torch's own setter, because that of the class is Python.
+    """
+    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+        list(map(object.__setattr__, (parameter, state), ("data", "__dict__"), (data, _before(state))))
 
 
 def unpacked_bytes(packed: Any, state: Any) -> Any:
@@ -125,6 +133,8 @@ def unpacked_bytes(packed: Any, state: Any) -> Any:
 
 def restore(state: Any) -> None:
     """Restore the original attributes of a repacked quant state, in place."""
-    before = vars(state)[UNPACKED]
-    vars(state).clear()
-    vars(state).update(vars(before))
+    state.__dict__ = _before(state)
+
+
+def _before(state: Any) -> dict[str, Any]:
+    return dict(vars(vars(state)[UNPACKED]))
