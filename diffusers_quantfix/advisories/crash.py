@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = __name__.partition(".")[0]
 _COMMAND = f"python -m {_PACKAGE}"
-_LONGEST = (
-    20_000  # characters; the program waits for the search, which would take ten seconds for the longest texts
-)
+_LONGEST = 20_000  # characters: the program ends after the search, which takes seconds for a longer text
 _NEAR = 1.0  # scores that differ by less do not decide
 
 # What to do, by the state of a fix whose bug has ended the program.

@@ -104,10 +104,10 @@ def unpack(parameter: Any) -> None:
 def _exchange(parameter: Any, data: Any, state: Any) -> None:
     """Set the bytes and restore the state in one call: Ctrl-C in between would leave a weight that computes noise.
 
-    torch's own setter, because that of the class is Python.
+    Torch's own setter, because that of the class is Python; and no ``with``, which Ctrl-C may leave without its end.
     """
-    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-        list(map(object.__setattr__, (parameter, state), ("data", "__dict__"), (data, _before(state))))
+    both = map(object.__setattr__, (parameter, state), ("data", "__dict__"), (data, _before(state)))
+    sys.modules["torch"]._C._disabled_torch_function_impl(list, (), (both,))
 
 
 def unpacked_bytes(packed: Any, state: Any) -> Any:

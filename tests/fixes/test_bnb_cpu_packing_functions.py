@@ -175,6 +175,7 @@ def test_ctrl_c_while_it_is_undone(double_quant, work):
         assert is_packed == (layer.weight.shape == packed)
         assert torch.equal(packing.dequantized(layer), weight)
     assert count > 5
+    assert torch._C._is_torch_function_enabled()
 
 
 @nf4

@@ -107,10 +107,12 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
 def _fake_kernels() -> list[Any]:
     """What torch calls for a product with a weight on ``meta``: it gives memory that nobody has written to."""
+    import torch
     from torch._library.simple_registry import singleton
 
     kernels = []
     for name in ("gemm_4bit", "gemv_4bit"):
-        fake = getattr(singleton.find(f"bitsandbytes::{name}"), "fake_impl", None)
-        kernels.append(getattr(fake, "kernel", None))
+        if hasattr(torch.ops.bitsandbytes, name):  # else `find` would add it
+            fake = getattr(singleton.find(f"bitsandbytes::{name}"), "fake_impl", None)
+            kernels.append(getattr(fake, "kernel", None))
     return [kernel for kernel in kernels if kernel is not None]
