@@ -328,6 +328,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_kernel_sizes": (4, 4),
         "resblock_kernel_sizes": (3,),
         "resblock_dilation_sizes": ((1,),),
+        "latents_mean": [0.0] * 32,
+        "latents_std": [1.0] * 32,
     },
     "MiniMaxH3Transformer3DModel": {"time_embed_hidden_dim": WIDTH, "rope_freq_dim": 4},
     "LTX2TextConnectors": {
@@ -703,13 +705,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "LFE_output_dim": WIDTH,
             "LFE_num_scale": 2,
         }
-    },
-    "AudioDiffusion": {
-        "dtype": "float32",
-        "unet": {"class": "UNet2DModel", "in_channels": 1, "out_channels": 1},
-        "vqvae": {"in_channels": 1, "out_channels": 1, "latent_channels": 1},
-        "mel": {"x_res": 32, "y_res": 32, "n_fft": 256, "hop_length": 64, "n_iter": 1},
-        "scheduler": {"class": "DDIMScheduler"},
     },
     "Motif": {"guider": {"class": "ClassifierFreeGuidance"}},
     "Krea2": {"text_encoder_select_layers": (1,) * 12, "transformer": {"num_text_layers": 12}},

@@ -63,7 +63,6 @@ NOT_BUILT: dict[str, str] = {
     "DiffusionGemmaPipeline": "calls CUDA graphs, which a CPU build of torch lacks",
     "EasyAnimateControlPipeline": "upstream: TypeError: encode_prompt() has no 'text_encoder_index'",
     "I2VGenXLPipeline": "upstream: AttributeError: 'CLIPTextModel' object has no attribute 'text_model'",
-    "MiniMaxH3ModularPipeline": "writes to a host tensor by indices of the device, which the rig refuses and CUDA does",
     "MusicLDMPipeline": "upstream: AttributeError: 'BaseModelOutputWithPooling' object has no attribute 'to'",
 }
 
@@ -73,7 +72,6 @@ BUILT_WITH: dict[str, str] = {"I2VGenXLPipeline": "transformers<5", "MusicLDMPip
 
 # Pipeline -> the module that it asks for, which the tests do not install: it is run by the set ``optional``.
 OPTIONAL: dict[str, str] = {
-    "AudioDiffusionPipeline": "librosa",
     "ConsisIDPipeline": "cv2",
     "Cosmos2_5_PredictBasePipeline": "torchvision",
     "Cosmos2_5_TransferPipeline": "torchvision",
@@ -126,6 +124,14 @@ OPEN: dict[tuple[str, str], str] = {
         "VersatileDiffusionPipeline",
         "group, block, stream",
     ): "each of its calls swaps blocks of its two UNets, whose groups know other parameters",
+    (
+        "MiniMaxH3ModularPipeline",
+        "auto offload",
+    ): "75488 bytes stay on the device after auto offload was disabled: not looked into yet",
+    (
+        "UniDiffuserPipeline",
+        "model offload$|interrupted",
+    ): "it calls text_decoder.encode, past the hook of model offload",
     (
         "OmniGenPipeline",
         "group, leaf",

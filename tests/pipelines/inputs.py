@@ -160,7 +160,6 @@ CALLS: dict[str, dict[str, Any]] = {
         "id_cond": lambda: noise(1, 64),
         "kps_cond": [(8, 8), (24, 8), (16, 16), (10, 24), (22, 24)],
     },
-    "AudioDiffusion": {"steps": 2},
     "OmniGen": {
         "prompt": "a cat <img><|image_1|></img>",
         "input_images": lambda: [image()],
@@ -249,7 +248,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "width": 64,
     },
     "SanaWMLTX2Refiner": {"sana_latent": lambda: noise(1, 128, 5, 2, 2), "fps": 8.0},
-    "MiniMaxH3": {"num_frames": 124},  # five seconds at least
+    "MiniMaxH3": {"num_frames": 124, "num_inference_steps": 3},  # five seconds at least
     "MiniMaxMusic3": {"lyrics": "a cat", "audio_duration": 0.2},
     "RFD4Proteina": {
         "padding_mask": lambda: noise(1, RESIDUES) < 9,  # all of them
