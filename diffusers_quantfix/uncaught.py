@@ -71,9 +71,9 @@ def _at_exit() -> None:
 def _print(error: BaseException | None) -> None:
     """Print the sentence for an error, once."""
     global _last
-    if not isinstance(error, Exception) or _sentence is None:
-        return
     try:
+        if not isinstance(error, Exception) or _sentence is None:
+            return
         sentence = _sentence(error)
         last, _last = _last, (id(error), sentence)
         if sentence and _last != last and sys.stderr is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = __name__.partition(".")[0]
 _COMMAND = f"python -m {_PACKAGE}"
+_LONGEST = 20_000  # characters: the program ends after the search, which takes seconds for a longer text
 _NEAR = 1.0  # scores that differ by less do not decide
 
 # What to do, by the state of a fix whose bug has ended the program.
@@ -38,6 +39,8 @@ def _hint(error: BaseException) -> str:
     from ..activation import status
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}\n{text[-_LONGEST // 2 :]}"
     found = [match for match in search(text, declarations()) if match.by_message]
     if not found:
         return ""

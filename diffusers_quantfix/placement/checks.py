@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from ..engine.interruptions import heed_interruption
 from .components import is_module
 from .modules import modules_of
 from .offloaded import HOOK_ATTRIBUTES, offload_kind, onloaded_by_hooks
 from .report import Misplaced, TensorRecord
-from .tensors import BEFORE_MERGE, Held, device_name, is_lazy, nbytes
+from .tensors import BEFORE_MERGE, Held, device_name, nbytes
 
 __all__ = ["Examined", "examine"]
 
@@ -67,9 +68,17 @@ def _record(held: Held, size: int) -> TensorRecord:
         held.kind,
         device_name(tensor.device),
         _dtype_name(tensor.dtype),
-        () if is_lazy(tensor) else tuple(tensor.shape),
+        _shape(tensor),
         size,
     )
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError as error:  # a lazy parameter, and a nested tensor, whose rows differ in length
+        heed_interruption(error)
+        return ()
 
 
 @functools.cache

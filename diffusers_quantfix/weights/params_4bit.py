@@ -98,8 +98,16 @@ def unpack(parameter: Any) -> None:
         return
     data = parameter.data
     if data.dtype is sys.modules["torch"].uint8 and data.shape == (state.shape[0], state.shape[1] // 2):
-        parameter.data = unpacked_bytes(data, state)
-        restore(state)
+        _exchange(parameter, unpacked_bytes(data, state), state)
+
+
+def _exchange(parameter: Any, data: Any, state: Any) -> None:
+    """Set the bytes and restore the state in one call: Ctrl-C in between would leave a weight that computes noise.
+
+    Torch's own setter, because that of the class is Python; and no ``with``, which Ctrl-C may leave without its end.
+    """
+    both = map(object.__setattr__, (parameter, state), ("data", "__dict__"), (data, _before(state)))
+    sys.modules["torch"]._C._disabled_torch_function_impl(list, (), (both,))
 
 
 def unpacked_bytes(packed: Any, state: Any) -> Any:
@@ -125,6 +133,8 @@ def unpacked_bytes(packed: Any, state: Any) -> Any:
 
 def restore(state: Any) -> None:
     """Restore the original attributes of a repacked quant state, in place."""
-    before = vars(state)[UNPACKED]
-    vars(state).clear()
-    vars(state).update(vars(before))
+    state.__dict__ = _before(state)
+
+
+def _before(state: Any) -> dict[str, Any]:
+    return dict(vars(vars(state)[UNPACKED]))

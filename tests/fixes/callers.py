@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import pytest
 
 from tests.marks import rest_is_long
@@ -71,6 +74,32 @@ def interrupt(run, part: float) -> None:
     with pytest.raises(Exception), Count(last) as count:  # noqa: B017
         run()
     assert count.seen == last, "it was raised, and nothing ran after it"
+
+
+def stopped_at_each_line(prepare, work, *modules):
+    """Yield what ``prepare()`` gives after Ctrl-C in ``work(it)``: at its first line in ``modules``, its second..."""
+    files = {module.__file__ for module in modules}
+
+    def start(frame, event, argument):
+        return local if frame.f_code.co_filename in files else None
+
+    def local(frame, event, argument):
+        if event == "line" and next(lines) == last:
+            raise KeyboardInterrupt
+        return local
+
+    for last in itertools.count():  # noqa: B007  # `local` reads it
+        lines, prepared = itertools.count(), prepare()
+        before = sys.gettrace()
+        sys.settrace(start)
+        try:
+            work(prepared)
+            return
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        yield prepared
 
 
 def assert_goes_on(run, check, parts=(0.3, 0.8), inference_mode=True) -> None:

@@ -10,7 +10,9 @@ import pytest
 import diffusers_quantfix
 from diffusers_quantfix.engine.draft import Draft
 from diffusers_quantfix.fixes.bitsandbytes import cpu_packing
+from diffusers_quantfix.weights import params_4bit
 from tests.fixes import four_bit, packing
+from tests.fixes.callers import stopped_at_each_line
 from tests.gate import unmet
 
 FIX_ID = "bnb-cpu-packing"
@@ -136,3 +138,58 @@ def test_nothing_stands_in_a_forward_pass_until_a_weight_is_repacked():
     finally:
         diffusers_quantfix.apply(FIX_ID)
     assert is_watched(), "a weight may be repacked already"
+
+
+def _repack(layer) -> None:
+    """What the first forward pass does on a CPU with AVX512-BF16."""
+    from bitsandbytes.nn import modules
+
+    layer.weight.data, _ = modules._convert_weight_packed_for_cpu(layer.weight.data, layer.weight.quant_state)
+
+
+@nf4
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda layer: layer.train(), id="train"),
+        pytest.param(lambda layer: layer.state_dict(), id="state_dict"),
+        pytest.param(lambda layer: layer.weight.to("cpu"), id="to"),
+    ],
+)
+def test_ctrl_c_while_it_is_undone(double_quant, work):
+    """At no line are the bytes those of one layout and the quant state that of the other."""
+    import torch
+
+    packing.needs_packing()
+
+    def repacked():
+        layer = four_bit.linear("cpu", "nf4", double_quant)
+        _repack(layer)
+        return layer
+
+    weight = packing.dequantized(four_bit.linear("cpu", "nf4", double_quant))
+    packed = repacked().weight.shape
+    count = 0
+    for count, layer in enumerate(stopped_at_each_line(repacked, work, params_4bit, cpu_packing), 1):  # noqa: B007
+        is_packed = getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
+        assert is_packed == (layer.weight.shape == packed)
+        assert torch.equal(packing.dequantized(layer), weight)
+    assert count > 5
+    assert torch._C._is_torch_function_enabled()
+
+
+@nf4
+def test_ctrl_c_while_a_weight_is_repacked(double_quant):
+    """The quant state changes at once, with the last line. Upstream sets the bytes afterwards."""
+    from bitsandbytes import functional
+
+    packing.needs_packing()
+    unpacked = four_bit.linear("cpu", "nf4", double_quant).weight.quant_state
+    seen = [
+        packing.same_state(layer.weight.quant_state, unpacked)
+        for layer in stopped_at_each_line(
+            lambda: four_bit.linear("cpu", "nf4", double_quant), _repack, functional, cpu_packing
+        )
+    ]
+    assert len(seen) > 20
+    assert all(seen[:-1])

@@ -10,6 +10,7 @@ import pytest
 import diffusers_quantfix
 from diffusers_quantfix.weights.companions import companions
 from tests.fixes import four_bit
+from tests.gate import unmet
 
 FIX_ID = "bnb-quant-state-meta"
 # From bitsandbytes 0.46.1 on; up to 0.46.0 the weight is quantized a second time.
@@ -306,3 +307,17 @@ def test_torch_compile():
         assert torch.equal(compiled(inputs), expected)
         layer.to("cpu")
         assert torch.equal(compiled(inputs), expected)
+
+
+@nf4
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_product_with_a_weight_on_meta_raises(double_quant, rows):
+    """As with a plain weight. The quant state has its data, and bitsandbytes gave memory that nobody had written to."""
+    import torch
+    from bitsandbytes.nn import Linear4bit
+
+    if sentence := unmet(ON_THE_CPU):
+        pytest.skip(sentence)
+    layer = offload(four_bit.linear("cpu", "nf4", double_quant, bias=False), "cpu")
+    with torch.no_grad(), pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        Linear4bit.forward(layer, four_bit.batch("cpu", rows))  # past the hook

@@ -7,6 +7,7 @@ import pytest
 from diffusers_quantfix.verify.models import dit
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, assert_allowed, modes
+from tests.gate import unmet
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -52,6 +53,8 @@ def test_without_offload_nothing_is_added(gpu):
 
 
 def test_it_trains(gpu):
+    if sentence := unmet("torch>=2.8"):
+        pytest.skip(f"diffusers-group-offload-backward does nothing before; {sentence}")
     device = gpu.devices[0]
     gradients = []
     for offloaded in (False, True):

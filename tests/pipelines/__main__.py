@@ -26,7 +26,7 @@ from typing import Any
 from tests.part import HELP, WHOLE, part_of, read_part
 from tests.pipelines import check, lora, modular, placing, results
 from tests.pipelines.backends import BACKENDS, CANNOT, takes
-from tests.pipelines.families import NOT_BUILT, every, families
+from tests.pipelines.families import OPTIONAL, every, families, is_built
 from tests.pipelines.forked import renew_threads
 from tests.pipelines.outcomes import EXACT
 
@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         "--slice", action="store_true", help="each pipeline with one backend and one placement"
     )
     parser.add_argument("--families", action="store_true", help="one pipeline of each family")
+    parser.add_argument(
+        "--optional", action="store_true", help="those that ask for a package that the tests do not install"
+    )
     parser.add_argument("--part", type=read_part, default=WHOLE, metavar="K/M", help=HELP)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=300, help="seconds for one step of a pipeline")
@@ -59,10 +62,11 @@ def main(argv: list[str] | None = None) -> int:
 def run(given: argparse.Namespace) -> int:
     """What the command line asks for; 1 where something went wrong that is not upstream's."""
     names = sorted(min(one) for one in families().values()) if given.families else sorted(every())
+    names = [name for name in names if name in OPTIONAL or not given.optional]
     chosen = [one for one in (*placing.ALL, *modular.ALL) if re.search(given.placement, one)]
     work = []
     for index, name in enumerate(names):
-        if name in NOT_BUILT or not re.search(given.family, name):
+        if not is_built(name) or not re.search(given.family, name):
             continue
         if given.slice:
             work.append((name, *portion(index, name)))

@@ -22,7 +22,9 @@ from tests.pipelines.subject import DENOISER, PLAIN, Subject, layers, quantized_
 
 # Pipelines whose text encoder has no effect on so small a picture: a long template is cut off with all of the prompt,
 # a norm follows, or the denoiser has no use for a prompt of a few words.
-UNSEEN = re.compile(r"AudioLDM|Hunyuan(Video15|Image)|LTX2(Condition|HDR|DFR|InContext)|Latte|VQDiffusion")
+UNSEEN = re.compile(
+    r"(Audio|Music)LDM|Hunyuan(Video15|Image)|LTX2(Condition|HDR|DFR|InContext)|Latte|VQDiffusion"
+)
 
 
 def reference(subject: Subject, pipe, here) -> list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 from typing import Any
 
@@ -62,9 +63,13 @@ class Unchecked:
 
 
 def _named(name: str) -> type:
+    """The class of that name, which names its module as well where neither library exports it."""
     import diffusers
     import transformers
 
+    module, _, plain = name.rpartition(".")
+    if module:
+        return getattr(importlib.import_module(module), plain)
     for library in (diffusers, transformers):
         if hasattr(library, name):
             return getattr(library, name)
@@ -124,6 +129,8 @@ def transformers_model(kind: type, overrides: dict[str, Any]):
 def transformers_config(kind: type, overrides: dict[str, Any]):
     given = {**copy.deepcopy(CONFIGS.get(kind.__name__, {})), **overrides}
     config_class = _named(given.pop("config_class")) if "config_class" in given else kind.config_class
+    if "text_config" in given and config_class is not None and not hasattr(config_class(), "text_config"):
+        given.update(given.pop("text_config"))  # transformers before 4.52: Qwen 2 VL has it all in one
     return config_class(**_shrunk(config_class, given))
 
 
@@ -244,21 +251,23 @@ def processor(kind: type, overrides: dict[str, Any]):
 
     name = kind.__name__
     if issubclass(kind, transformers.ProcessorMixin):
+        # The class of videos' processors needs torchvision, even to say that there is none.
+        # Its module is the library's: modular pipelines look the class up by its name.
+        unchecked: dict[str, Any] = {
+            "check_argument_for_proper_class": lambda self, name, argument: type(argument),
+            "__module__": kind.__module__,
+        }
         parts = {}
         # transformers before 5 has a list instead
         for part in kind.get_attributes() if hasattr(kind, "get_attributes") else kind.attributes:
             if "tokenizer" in part:
                 parts[part] = tokenizer(4096, **overrides.pop(part, {}))
+                if hasattr(kind, "attributes"):  # these check the class themselves
+                    unchecked[f"{part}_class"] = "AutoTokenizer"
             else:
                 parts[part] = _part(kind, part)
         if "chat_template" in inspect.signature(kind.__init__).parameters:
             parts["chat_template"] = CHAT
-        # The class of videos' processors needs torchvision, even to say that there is none.
-        # Its module is the library's: modular pipelines look the class up by its name.
-        unchecked = {
-            "check_argument_for_proper_class": lambda self, name, argument: type(argument),
-            "__module__": kind.__module__,
-        }
         return type(name, (kind,), unchecked)(**{**parts, **overrides})
     if name == "AutoProcessor":
         kind = _pil("CLIPImageProcessor")

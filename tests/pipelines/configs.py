@@ -305,13 +305,33 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_resolution": (16, 16),
     },
     "LTX2VideoDiffusionDecoderModel": {
-        "decoder_head_dim": 16,
-        "decoder_stage_channels": (32,) * 5,
+        "decoder_head_dim": 32,
+        "decoder_stage_channels": (WIDTH,) * 5,
         "decoder_stage_depths": (1,) * 5,
-        "decoder_stage_kernels": ((1, 1, 1),) * 4,
-        "decoder_stage5_kernel": (1, 1, 1),
+        "decoder_stage_kernels": ((2, 2, 2),) * 4,
+        "decoder_stage5_kernel": (2, 2, 2),
         "decoder_upsample_channel_reductions": (1,) * 4,
+        "decoder_upsample_strides": ((1, 1, 1), (2, 1, 1), (2, 1, 1), (2, 2, 2)),
     },
+    "AutoencoderKLMiniMaxH3": {
+        "block_out_channels": (16,) * 6,
+        "decoder_num_layers": 1,
+        "decoder_num_attention_heads": 2,
+        "decoder_attention_head_dim": 32,
+    },
+    "AutoencoderKLMiniMaxH3Audio": {
+        "encoder_dim": 8,
+        "encoder_rates": (2, 2),
+        "latent_dim": WIDTH,
+        "decoder_dim": 32,
+        "decoder_rates": (2, 2),
+        "decoder_kernel_sizes": (4, 4),
+        "resblock_kernel_sizes": (3,),
+        "resblock_dilation_sizes": ((1,),),
+        "latents_mean": [0.0] * 32,
+        "latents_std": [1.0] * 32,
+    },
+    "MiniMaxH3Transformer3DModel": {"time_embed_hidden_dim": WIDTH, "rope_freq_dim": 4},
     "LTX2TextConnectors": {
         "text_proj_in_factor": 3,
         "video_connector_num_learnable_registers": 16,
@@ -503,6 +523,13 @@ _XL_UNET = {
     "projection_class_embeddings_input_dim": 6 * 8 + WIDTH,
 }
 _XL_CONTROL = {key: _XL_UNET[key] for key in _XL_UNET}
+_PROTEIN_STEPS = {
+    "schedule_mode": "log",
+    "noise_mode": "1/t",
+    "tsr_k": 1.0,
+    "tsr_sigma": 1.0,
+    "tail_steps": 1,
+}
 _VAE_8 = {  # four levels: a factor of 8, which some pipelines take for granted
     "block_out_channels": (16, 16, 32, 32),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
@@ -655,6 +682,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "LDMSuperResolution": {"unet": {"in_channels": 6, "out_channels": 3}, "vqvae": {"latent_channels": 3}},
     "BriaFibo2": {"vae": {"latent_channels": 32}, "transformer": {"cap_feat_dim": 3 * WIDTH}},
+    "OmniGen": {"vae": _VAE_8},
+    "MotifVideoImage2Video": {"transformer": {"image_embed_dim": WIDTH}},
+    "ConsisID": {  # with the parts that see a face
+        "transformer": {
+            "num_attention_heads": 3,
+            "in_channels": 32,
+            "use_rotary_positional_embeddings": True,
+            "sample_frames": 9,
+            "is_train_face": True,
+            "is_kps": True,
+            "cross_attn_interval": 1,
+            "cross_attn_dim_head": 32,
+            "cross_attn_num_heads": 2,
+            "LFE_id_dim": WIDTH,
+            "LFE_vit_dim": WIDTH,
+            "LFE_depth": 2,
+            "LFE_dim_head": 32,
+            "LFE_num_heads": 2,
+            "LFE_num_id_token": 2,
+            "LFE_num_querie": 4,
+            "LFE_output_dim": WIDTH,
+            "LFE_num_scale": 2,
+        }
+    },
     "Motif": {"guider": {"class": "ClassifierFreeGuidance"}},
     "Krea2": {"text_encoder_select_layers": (1,) * 12, "transformer": {"num_text_layers": 12}},
     "LucyEdit": {"dtype": "float32", "transformer": {"in_channels": 32}},
@@ -779,6 +830,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "processor": {"class": "PreTrainedTokenizerFast"},
     },
+    "MiniMaxH3": {"text_encoder": {"text_config": {"num_hidden_layers": 51}}},  # it asks for the fiftieth
     "MiniMaxMusic3": {
         "language_model": {"vocab_size": 151675 + 16384},  # it knows its audio tokens by their numbers
         "rvq_depth_decoder": {"audio_vocab_size": 64},
@@ -786,12 +838,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "transformer": {"ff_inner_dim": 2 * WIDTH, "rotary_dim": 16, "fourier_embedding_dim": 16},
         "vocoder": {"decoder_input_dim": 16, "decoder_hidden_dim": 64},
     },
+    "LTX2VideoDiffusionDecode": {"scheduler": {"class": "FlowMatchEulerDiscreteScheduler"}},
     "LTX2DFR": {"transformer": {"use_keyframes_abs_pos_embedding": True}},
     "LTX2DFRTemporalRefine": {
         "scheduler": {"eta": 0.5},
         "temporal_latent_upsampler": {"spatial_upsample": False, "temporal_upsample": True},
     },
-    "LTX2VideoDiffusionDecode": {"scheduler": {"class": "FlowMatchEulerDiscreteScheduler"}},
     "LDMPipeline": {"unet": {"in_channels": 4, "out_channels": 4}},
     "LDMTextToImage": {"unet": {"class": "UNet2DConditionModel"}},
     "LatentConsistency": {"unet": {"time_cond_proj_dim": WIDTH}},
@@ -809,9 +861,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         }
     },
-    "I2VGenXL": {"unet": {"num_attention_heads": 2}},
+    "I2VGenXL": {"unet": {"num_attention_heads": 2, "cross_attention_dim": WIDTH}},
     "HunyuanDiT": {"vae": _VAE_8},
-    "Cosmos|Anima": {"transformer": {"concat_padding_mask": False}},
+    "Cosmos(?!2_5)|Anima": {"transformer": {"concat_padding_mask": False}},  # else they need torchvision
+    "Cosmos2_5": {
+        "transformer": {
+            "in_channels": 17,
+            "extra_pos_embed_type": None,
+            "use_crossattn_projection": True,
+            "crossattn_proj_in_channels": 2 * WIDTH,  # of all layers of the text encoder
+        }
+    },
+    "Cosmos2_5_Transfer": {
+        "transformer": {
+            "controlnet_block_every_n": 1,
+            "img_context_dim_in": WIDTH,
+            "img_context_num_tokens": 16,
+        },
+        "controlnet": {
+            "img_context_dim_in": WIDTH,
+            "use_crossattn_projection": True,
+            "crossattn_proj_in_channels": 2 * WIDTH,
+        },
+    },
     "Flux2Pipeline": {"tokenizer": {"class": "PreTrainedTokenizerFast"}},
     "HunyuanVideo15ImageToVideo": {"transformer": {"target_size": 32}},
     "NucleusMoE": {"transformer": {"out_channels": 16, "num_experts": 4}},
@@ -840,6 +912,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "StableUnCLIP": {
         "unet": {"class_embed_type": "projection", "projection_class_embeddings_input_dim": 2 * WIDTH}
     },
+    "RFD4Proteina": {
+        "transformer": {
+            "nlayers": 2,  # the first one is followed by an update of the pairs
+            "dim_cond": WIDTH,
+            "pair_repr_dim": WIDTH,
+            "tri_mult_c": WIDTH,
+            "t_emb_dim": WIDTH,
+        },
+        "vae": {
+            "dim_cond": WIDTH,
+            "pair_repr_dim": WIDTH,
+            "atom37_mask": [[True] * 37] * 147,  # of each residue
+            "allowed_residue_types": [[True] * 147] * 7,  # of each type of tokens
+        },
+        "bb_ca_scheduler": _PROTEIN_STEPS,
+        "local_latents_scheduler": _PROTEIN_STEPS,
+        "recycle_depths": [1, 2],
+    },
     "ScoreSdeVe": {"scheduler": {"sigma_max": 1.0}},  # else the noise is all
     "StableDiffusionAdapter": {
         "unet": {
@@ -857,6 +947,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "unet": {"in_channels": 8, "out_channels": 5, "time_cond_proj_dim": 192}
     },
     "VisualCloze": {"resolution": 32},
+    "VersatileDiffusionPipeline": {  # whose annotations are older than the pipelines that it makes
+        "text_encoder": {"class": "CLIPTextModelWithProjection"},
+        "image_encoder": {"class": "CLIPVisionModelWithProjection"},
+        "text_unet": {
+            "class": "diffusers.pipelines.deprecated.versatile_diffusion.modeling_text_unet.UNetFlatConditionModel"
+        },
+    },
     "QwenImage21": {"processor": {"tokenizer": {"framed": False}}},
     "GlmImage": {"vae": {**_VAE_8, "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}},
     "Flux3Distilled": {"transformer": {"flow_map": True}},
@@ -881,7 +978,19 @@ OLDER: dict[str, dict[str, dict[str, Any]]] = {
             "dtype": "float32"
         },
     },
+    "diffusers<0.34": {
+        "WanImageToVideo": {  # which asks for an image encoder
+            "dtype": "float32",
+            "transformer": {"image_dim": WIDTH, "added_kv_proj_dim": WIDTH},
+        },
+    },
     "diffusers<0.32": {  # which did not say what these take
+        "LDMTextToImage": {"bert": {"class": "BertModel"}},
+        "StableCascade(Combined|Decoder)": {
+            "text_encoder": {"class": "CLIPTextModelWithProjection"},
+            "prior_text_encoder": {"class": "CLIPTextModelWithProjection"},
+        },
+        "StableUnCLIPPipeline": {"text_encoder": {"class": "CLIPTextModel"}},
         "(DDIM|DDPM|RePaint)Pipeline": {
             "unet": {"class": "UNet2DModel"},
             "scheduler": {"class": "DDIMScheduler"},

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -40,6 +40,30 @@ def noise(*shape: int, seed: int = 1):
     import torch
 
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+RESIDUES = 8
+
+
+def protein() -> dict[str, Any]:
+    """The features of a chain of residues of which little is known."""
+    import torch
+
+    whole = torch.zeros(1, RESIDUES, dtype=torch.long)
+    chain = (
+        "condition_sequence_1_residue",
+        "condition_index-group_1_token",
+        "molecule_iid",
+        "molecule_entity_id",
+    )
+    kinds = ("hbond", "pistack", "pication", "saltbridge", "hydrophobic", "metal-coord")
+    atoms = [*(f"condition_{kind}_1_atom" for kind in kinds), "charge", "element"]
+    pairs = ("token_bond_path_length", "bond_mask", "na_ss_pair", "na_ss_pair_mask")
+    return {
+        **dict.fromkeys((*chain, "na_ss_state", "na_ss_state_mask"), whole),
+        **dict.fromkeys(atoms, torch.ones(1, RESIDUES, 37, dtype=torch.long)),
+        **dict.fromkeys(pairs, torch.ones(1, RESIDUES, RESIDUES)),
+    }
 
 
 HEAD = "<|start_header_id|><|end_header_id|>"  # of a message, in Llama 3's template
@@ -124,6 +148,23 @@ CALLS: dict[str, dict[str, Any]] = {
     "CogVideoXFunControl": {"control_video": video},
     "Cosmos.*VideoToWorld|Cosmos3|Helios|LTXCondition": {"video": ...},
     "CosmosVideoTo": {"image": image, "num_frames": 9},
+    "Cosmos2_5_PredictBase": {"image": image},
+    "Cosmos2_5_Transfer": {  # two chunks
+        "controls": lambda: video(9),
+        "num_frames": 9,
+        "num_frames_per_chunk": FRAMES,
+    },
+    "ConsisID": {
+        "num_frames": 9,
+        "id_vit_hidden": lambda: [noise(1, 4, 64), noise(1, 4, 64, seed=2)],
+        "id_cond": lambda: noise(1, 64),
+        "kps_cond": [(8, 8), (24, 8), (16, 16), (10, 24), (22, 24)],
+    },
+    "OmniGen": {
+        "prompt": "a cat <img><|image_1|></img>",
+        "input_images": lambda: [image()],
+        "max_input_image_size": SIZE,
+    },
     "Ideogram4": {"guidance_schedule": (7.0, 7.0), "max_sequence_length": 64},
     "LTX2": {
         "stg_scale": 0.0,
@@ -189,7 +230,7 @@ CALLS: dict[str, dict[str, Any]] = {
             "double_return_token_id": 223,  # a line's end in our tokenizer; asked for up to 0.36
         },
     },
-    "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 7, 7)},
+    "LTX2VideoDiffusionDecode": {"latents": lambda: noise(1, 128, 2, 2, 2)},
     "LTX2DFR": {"num_frames": 17},
     "LTX2DFRTemporalRefine": {
         "latents": lambda: noise(1, 128, 3, 2, 2),
@@ -207,7 +248,16 @@ CALLS: dict[str, dict[str, Any]] = {
         "width": 64,
     },
     "SanaWMLTX2Refiner": {"sana_latent": lambda: noise(1, 128, 5, 2, 2), "fps": 8.0},
+    "MiniMaxH3": {"num_frames": 124, "num_inference_steps": 3},  # five seconds at least
     "MiniMaxMusic3": {"lyrics": "a cat", "audio_duration": 0.2},
+    "RFD4Proteina": {
+        "padding_mask": lambda: noise(1, RESIDUES) < 9,  # all of them
+        "is_in_context_conditioning": lambda: noise(1, RESIDUES) > 9,
+        "supports_local_latent": lambda: noise(1, RESIDUES) < 9,
+        "token_type": lambda: noise(1, RESIDUES).long() * 0,
+        "atom37_mask": lambda: noise(1, RESIDUES, 37) < 9,
+        "conditioning_features": protein,
+    },
     "Wan(22)?Image2Video": {"image": image},
     "WanAnimate2": {"image": image, "driving_video": video, "segment_frame_length": FRAMES},
     "LLaDA2|DiffusionGemma": {"gen_length": 16, "block_length": 8, "output_type": "seq"},
@@ -244,6 +294,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "LongCatImagePipeline": {"SYSTEM_PROMPT_EN": "Rewrite", "SYSTEM_PROMPT_ZH": "Rewrite"},
     "Krea2(Turbo)?Modular": {"KREA2_TEXT_ENCODER_SELECT_LAYERS": (1,) * 12},
+    "JoyImageEdit": {"diffusers.pipelines.joyimage.image_processor.BUCKETS": {1024: [(SIZE, SIZE)]}},
     "Ideogram4": {"QWEN3_VL_ACTIVATION_LAYERS": (0,) * 13},
     "QwenImage(EditPlus|Layered)Pipeline|LongCatImageEdit": {
         "calculate_dimensions": lambda area, ratio: (SIZE, SIZE)
@@ -254,10 +305,19 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+# Pipelines that have no call of their own: name -> method that is called instead
+METHODS = {"VersatileDiffusionPipeline": "text_to_image"}
+
+
+def parameters_of(name: str, kind: type) -> Mapping[str, inspect.Parameter]:
+    """The parameters of what is called."""
+    return inspect.signature(getattr(kind, METHODS.get(name, "__call__"))).parameters
+
+
 def arguments(name: str, kind: type) -> dict[str, Any]:
     """The keyword arguments of one run; no seed yet."""
     given: dict[str, Any] = {}
-    parameters = inspect.signature(kind.__call__).parameters
+    parameters = parameters_of(name, kind)
     for parameter in parameters.values():
         wanted = parameter.default is inspect.Parameter.empty or parameter.name in ALWAYS
         if parameter.name in VALUES and wanted:
@@ -281,7 +341,7 @@ def run(pipe, name: str):
     given = {
         key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in given.items()
     }
-    if "generator" in inspect.signature(type(pipe).__call__).parameters:
+    if "generator" in parameters_of(name, type(pipe)):
         given.setdefault("generator", torch.Generator("cpu").manual_seed(0))
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
@@ -290,7 +350,8 @@ def run(pipe, name: str):
         for pattern, prepare in BEFORE.items():
             if re.match(pattern, name):
                 prepare(pipe)
-        return flatten(pipe(**given))
+        called = getattr(pipe, METHODS[name]) if name in METHODS else pipe
+        return flatten(called(**given))
 
 
 @contextlib.contextmanager

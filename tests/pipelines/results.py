@@ -14,7 +14,10 @@ from tests.pipelines.outcomes import EXACT
 FILE = Path(__file__).parent / "results.json"  # of the newest releases
 OLDER = ("D12", "D09", "D07", "D02")  # rows of tests/upstream/cells.toml
 LATE = "TimeoutError: not done"
-LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum-quanto", "torchao")
+LIBRARIES = (
+    *("torch", "diffusers", "transformers", "accelerate", "bitsandbytes", "optimum-quanto", "torchao"),
+    *("torchvision", "opencv-python-headless", "librosa"),
+)
 
 
 def read(path: Path | None) -> dict:

@@ -15,6 +15,7 @@ DENOISER = re.compile(
     r"|diffusion_decoder|super_res_first|super_res_last|latent_upsampler)(_\d)?"
 )
 ENCODER = re.compile(r"(prior_)?text_encoder(_\d)?|bert|vision_language_encoder|language_model")
+TIED = {"UniDiffuserTextDecoder"}
 
 
 def quantized_parts(pipe) -> dict[str, Any]:
@@ -63,7 +64,9 @@ class Subject:
             if isinstance(model, torch.nn.Module):
                 self.classes[part] = type(model)
                 self.dtypes[part] = next((p.dtype for p in model.parameters()), torch.bfloat16)
-                model.save_pretrained(self.folder / PLAIN / part)
+                # Tied weights of a diffusers model cannot be saved as safetensors.
+                more = {"safe_serialization": False} if type(model).__name__ in TIED else {}
+                model.save_pretrained(self.folder / PLAIN / part, **more)
 
     def quantize(self, backend: str) -> None:
         """Quantize while loading, and save: what ``load`` with this backend loads from then on."""

@@ -136,6 +136,8 @@ def _torch_module(ops) -> dict:
 
     return {
         "_initialized": True,
+        # A CUDA build says it in a forked process once its devices were counted; these are memory of the host.
+        "_is_in_bad_fork": lambda: False,
         "_cached_device_count": 2,
         "default_generators": tuple(ops.default_generator(i) for i in range(2)),
         "_exchange_device": getattr(torch._C, f"_{KIND}_exchangeDevice"),

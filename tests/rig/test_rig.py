@@ -123,6 +123,18 @@ def test_mixed_devices_in_an_index_raise(rig_devices):
         torch.zeros(2, device=first)[torch.tensor([0], device=other)]
 
 
+def test_indices_of_a_device_may_write_to_the_host(rig_devices):
+    """CUDA's kernels move them; what is written must lie on the host, or be one number."""
+    index = torch.tensor([1, 2], device=rig_devices.pair[0])
+    written = torch.zeros(4)
+    written[index] = 2.0
+    assert written.tolist() == [0, 2, 2, 0]
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        written[index] = torch.ones(2, device=rig_devices.pair[0])
+    with pytest.raises(RuntimeError, match="indices should be either on cpu or on the same device"):
+        written[index]
+
+
 def test_views_in_inference_mode(second):
     """Of a normal tensor they are normal ones, whose changes are counted; of one that was made there they are not."""
     normal = torch.zeros(2, 3, device=second)

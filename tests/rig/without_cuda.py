@@ -2,8 +2,8 @@
 
 The loader takes a library that is in the process already for any other of the same SONAME. So an empty
 ``libtorch_cuda.so``, loaded before torch is imported, keeps the real one out, and with it all its kernels and hooks,
-whose place the rig takes. What ``libtorch_python.so`` needs from it by name is there, and raises when it is called
-after `arm`. Nothing on disk is changed.
+whose place the rig takes. What ``libtorch_python.so`` and torchvision need from it by name is there, and raises when it
+is called after `arm`. Nothing on disk is changed.
 """
 
 from __future__ import annotations
@@ -86,23 +86,31 @@ def arm() -> None:
 
 def library(torch: Torch) -> Path | None:
     """The empty library for this torch, from the cache or freshly built; None where there is nothing to replace."""
-    replaced, asking = torch.libraries / _REPLACED, torch.libraries / "libtorch_python.so"
+    replaced, asking = torch.libraries / _REPLACED, _asking(torch)
     if not replaced.exists():
         return None
-    sizes = [path.stat().st_size for path in (replaced, asking)]
+    sizes = [path.stat().st_size for path in (replaced, *asking)]
     about = (torch.version, sizes, Path(__file__).read_bytes())
     target = cache_folder() / f"stub-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
     with built_once(target) as unfinished:
         if unfinished is not None:
             flags = ["-O0", "-w", "-fPIC", "-shared", f"-Wl,-soname,{_REPLACED}", "-x", "c++", "-"]
             command = [find_compiler(), *flags, "-o", str(unfinished)]
-            run(command, f"compiling an empty {_REPLACED} failed", stdin=_source(torch.libraries))
+            run(command, f"compiling an empty {_REPLACED} failed", stdin=_source(torch.libraries, asking))
     return target
 
 
-def _source(libraries: Path) -> str:
-    """A definition for every symbol that ``libtorch_python.so`` asks for and one of the absent libraries defines."""
-    wanted = {name for name, _, _ in _symbols(libraries / "libtorch_python.so", "--undefined-only")}
+def _asking(torch: Torch) -> list[Path]:
+    """The libraries that cannot be loaded without some symbols of the absent one."""
+    return [
+        torch.libraries / "libtorch_python.so",
+        *sorted((torch.folder.parent / "torchvision").glob("*.so")),
+    ]
+
+
+def _source(libraries: Path, asking: list[Path]) -> str:
+    """A definition for every symbol that one of ``asking`` wants and one of the absent libraries defines."""
+    wanted = {name for path in asking for name, _, _ in _symbols(path, "--undefined-only")}
     absent = [libraries / name for name in (_REPLACED, _BROUGHT) if (libraries / name).exists()]
     defined = [found for path in absent for found in _symbols(path, "--defined-only")]
     tables = {name for name, _, _ in defined if name.startswith("_ZTV")}

@@ -236,6 +236,14 @@ def test_a_lazy_parameter_has_no_bytes_yet():
     assert ("1.weight", (4, 3)) in {(record.name, record.shape) for record in qf.audit(model).tensors}
 
 
+def test_a_nested_tensor_has_no_shape():
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    model.cache = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]
+    assert ("cache[0]", ()) in {(record.name, record.shape) for record in qf.audit(model).tensors}
+
+
 @pytest.mark.parametrize(
     ("target", "what"),
     [

@@ -508,3 +508,24 @@ def _safely(hint, error) -> str:
         return hint(error)
     except Exception:
         return ""
+
+
+def test_a_long_error_does_not_hold_up_the_end_of_a_program(monkeypatch):
+    """The first frames and the last words are searched."""
+    from diffusers_quantfix.advisories import crash
+
+    texts = []
+    monkeypatch.setattr(crash, "search", lambda text, fixes: texts.append(text) or [])
+    assert crash.hint(RuntimeError("first " + "words " * 100_000 + "last")) == ""
+    (text,) = texts
+    assert len(text) < 30_000
+    assert "RuntimeError: first words" in text
+    assert text.endswith("words last\n")
+
+
+def test_an_error_that_lies_about_its_class(capsys):
+    """Its hook has printed it; ours adds nothing."""
+    from diffusers_quantfix import uncaught
+
+    uncaught._print(type("Odd", (KeyboardInterrupt,), {"__class__": property(_touch)})())
+    assert capsys.readouterr().err == ""

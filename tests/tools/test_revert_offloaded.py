@@ -132,12 +132,11 @@ def test_every_offloaded_model_runs_after_revert_and_after_apply(
         return models.call_flux(pipe, device=device, dtype=torch.bfloat16).cpu()
 
     wanted = run(pipe)
-    for _ in range(2):
-        for answer in qf.revert().answers:
-            assert answer.state != "applied" or "not removed by revert(): " in answer.reason
-        assert torch.equal(run(pipe), wanted) and torch.equal(run(pipe), wanted), "after revert()"
-        qf.apply()
-        assert torch.equal(run(pipe), wanted), "after apply()"
+    for answer in qf.revert().answers:
+        assert answer.state != "applied" or "not removed by revert(): " in answer.reason
+    assert torch.equal(run(pipe), wanted) and torch.equal(run(pipe), wanted), "after revert()"
+    qf.apply()
+    assert torch.equal(run(pipe), wanted), "after apply()"
     del pipe
     gc.collect()
     assert not [answer.id for answer in qf.revert().answers if answer.state == "applied"]

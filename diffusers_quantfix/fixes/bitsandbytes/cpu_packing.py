@@ -99,13 +99,13 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
         return of_a_parameter
 
-    def make_load(original):
-        def _load_from_state_dict(self, *args, **kwargs):
+    def first_unpack_weight(original):
+        def of_a_layer(self, *args, **kwargs):
             if isinstance(self.weight, params4bit):
                 params_4bit.unpack(self.weight)
             return original(self, *args, **kwargs)
 
-        return _load_from_state_dict
+        return of_a_layer
 
     def make_train(original):
         def train(self, mode=True):
@@ -116,10 +116,12 @@ def patch(modules: ModuleType, draft: Draft) -> None:
 
         return train
 
-    draft.wrap_plain(linear4bit, "_load_from_state_dict", make_load)
+    # Some of them undo it themselves, but may be interrupted between the bytes and the quant state.
+    for name in ("_load_from_state_dict", "_save_to_state_dict"):
+        draft.wrap_plain(linear4bit, name, first_unpack_weight)
     draft.wrap_plain(linear4bit, "train", make_train)
-    draft.wrap_plain(params4bit, "to", first_unpack)
-    draft.wrap_plain(params4bit, "__getstate__", first_unpack)
+    for name in ("to", "cuda", "xpu", "__getstate__"):
+        draft.wrap_plain(params4bit, name, first_unpack)
 
 
 def wrap_functions(functional: ModuleType, draft: Draft, is_watched: Callable[[], bool]) -> None:
@@ -135,12 +137,13 @@ def wrap_functions(functional: ModuleType, draft: Draft, is_watched: Callable[[]
                 return qweight, quant_state  # the kernel does not support it: the ordinary code path is used
             if _ON_TRIAL not in vars(quant_state) and not is_watched():
                 return qweight, quant_state
-            before = object.__new__(type(quant_state))
+            before, packed = (object.__new__(type(quant_state)) for _ in range(2))
             vars(before).update(vars(quant_state))
-            result = original(qweight, quant_state, *args, **kwargs)
-            quant_state.dtype = before.dtype
-            setattr(quant_state, _KEPT, before)
-            return result
+            vars(packed).update(vars(quant_state))
+            data, _ = original(qweight, packed, *args, **kwargs)
+            # All at once: Ctrl-C in between would leave a state that fits neither bytes.
+            quant_state.__dict__ = {**vars(packed), "dtype": before.dtype, _KEPT: before}
+            return data, quant_state
 
         return _convert_weight_packed_for_cpu
 

@@ -12,12 +12,14 @@ Upstream: https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1525, c
 Patch: every offload calls ``Params4bit.to``. A parameter moved to ``meta`` gets a host copy of the quant state, and the
     source keeps its own unchanged. A parameter moved back gets its own quant state on the device, created from the host
     copy and freed with the parameter: nothing is ever copied back to the host. All other moves are left to upstream,
-    which changes the shared quant state in place: ``nn.Module.to`` relies on it.
+    which changes the shared quant state in place: ``nn.Module.to`` relies on it. A product with a weight that is still
+    on ``meta`` raises torch's error, as with a plain weight.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
@@ -90,4 +92,27 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             params_4bit.follow(self, state, new_state)
         return result
 
+    def make_fake(original):
+        def kernel(A, B, *args, **kwargs):
+            if B.device.type == "meta" != A.device.type:
+                raise RuntimeError(f"Tensor on device meta is not on the expected device {A.device}!")
+            return original(A, B, *args, **kwargs)
+
+        return kernel
+
     draft.wrap_plain(resolve(modules, "Params4bit"), "to", make)
+    for kernel in _fake_kernels():
+        draft.wrap_plain(kernel, "func", make_fake)
+
+
+def _fake_kernels() -> list[Any]:
+    """What torch calls for a product with a weight on ``meta``: it gives memory that nobody has written to."""
+    import torch
+    from torch._library.simple_registry import singleton
+
+    kernels = []
+    for name in ("gemm_4bit", "gemv_4bit"):
+        if hasattr(torch.ops.bitsandbytes, name):  # else `find` would add it
+            fake = getattr(singleton.find(f"bitsandbytes::{name}"), "fake_impl", None)
+            kernels.append(getattr(fake, "kernel", None))
+    return [kernel for kernel in kernels if kernel is not None]

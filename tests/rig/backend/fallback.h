@@ -81,6 +81,10 @@ class HostCall {
   HostCall(const c10::OperatorHandle& op, torch::jit::Stack& stack) : op_(op), stack_(stack) {}
 
   void run() {
+    if (move_indices_to_host()) {
+      op_.callBoxed(&stack_);
+      return;
+    }
     choose_device();
     CurrentDevice guard(device_);
     const auto& arguments = op_.schema().arguments();
@@ -133,6 +137,23 @@ class HostCall {
       });
     }
     return found;
+  }
+  // What is written to a tensor of the host by indices of a device: CUDA's own kernels move the indices.
+  bool move_indices_to_host() {
+    static const std::unordered_set<std::string> names{
+        "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+    if (names.count(op_.schema().name()) == 0) return false;
+    const size_t first = stack_.size() - op_.schema().arguments().size();
+    if (!stack_[first].toTensor().is_cpu()) return false;
+    bool moved = false;
+    c10::List<std::optional<at::Tensor>> indices;
+    for (const std::optional<at::Tensor> tensor : stack_[first + 1].toOptionalTensorList()) {
+      const bool ours = tensor && tensor->defined() && is_ours(*tensor);
+      indices.push_back(ours ? std::optional(tensor->cpu()) : tensor);
+      moved |= ours;
+    }
+    if (moved) stack_[first + 1] = indices;
+    return moved;
   }
   // The common device of the tensors, or CUDA's complaint. A zero-dimensional CPU tensor may join any device.
   void choose_device() {
