@@ -24,6 +24,7 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
         "asked beside torch.version.hip",
     ),
     ("advisories/quanto.py", ""): ({"'cuda'"}, ITS_KERNELS),
+    ("fixes/bitsandbytes/cpu_packing.py", "patch"): ({"'cuda'"}, UPSTREAM),
     ("fixes/bitsandbytes/current_device.py", "patch"): (
         {"from torch import cuda"},
         "the kernels change CUDA's current device",

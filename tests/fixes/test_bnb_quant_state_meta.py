@@ -312,12 +312,16 @@ def test_torch_compile():
 @nf4
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_product_with_a_weight_on_meta_raises(double_quant, rows):
-    """As with a plain weight. The quant state has its data, and bitsandbytes gave memory that nobody had written to."""
+    """The quant state has its data, and bitsandbytes gave memory that nobody had written to."""
     import torch
     from bitsandbytes.nn import Linear4bit
 
     if sentence := unmet(ON_THE_CPU):
         pytest.skip(sentence)
     layer = offload(four_bit.linear("cpu", "nf4", double_quant, bias=False), "cpu")
+    if rows > 1 and (sentence := unmet("bitsandbytes>=0.49")):
+        pytest.skip(
+            f"it is torch's product before, which does not raise for a plain weight either; {sentence}"
+        )
     with torch.no_grad(), pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         Linear4bit.forward(layer, four_bit.batch("cpu", rows))  # past the hook

@@ -13,7 +13,7 @@ Patch: every offload calls ``Params4bit.to``. A parameter moved to ``meta`` gets
     source keeps its own unchanged. A parameter moved back gets its own quant state on the device, created from the host
     copy and freed with the parameter: nothing is ever copied back to the host. All other moves are left to upstream,
     which changes the shared quant state in place: ``nn.Module.to`` relies on it. A product with a weight that is still
-    on ``meta`` raises torch's error, as with a plain weight.
+    on ``meta`` raises torch's error.
 """
 
 from __future__ import annotations
