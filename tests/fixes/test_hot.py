@@ -24,6 +24,7 @@ def board():
 
 @pytest.mark.parametrize("fix_id", TARGETS)
 def test_hot_code(board, fix_id, side):
+    assert board[fix_id].state != "failed", board[fix_id].reason
     if side == "bare" or board[fix_id].state != "applied":
         pytest.skip(f"not applied here: {board[fix_id].state}")
     hot = declaration(fix_id).hot
