@@ -15,7 +15,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["compute_weight", "drop_weight", "normalized_stand_in", "norms", "take_norms"]
+__all__ = [
+    "OffloadedModel",
+    "compute_weight",
+    "drop_weight",
+    "normalized_stand_in",
+    "norms",
+    "offload_weights",
+    "take_norms",
+]
 
 
 def norms(module: Any) -> dict[int, Any]:
@@ -42,6 +50,45 @@ def drop_weight(module: Any, taken: dict[int, Any]) -> None:
     """Free the weight of ``module`` after its ``forward``; it keeps its shape and dtype."""
     for norm in taken.values():
         setattr(module, norm.name, getattr(module, norm.name).to("meta"))
+
+
+def offload_weights(model: Any) -> None:
+    """Move the computed weights of ``model``, whose parameters were moved to the CPU, after them."""
+    for layer in model.modules():
+        for norm in norms(layer).values():
+            weight = getattr(layer, norm.name)
+            if not weight.is_cpu and not weight.is_meta:
+                setattr(layer, norm.name, weight.detach().to("cpu"))
+
+
+class ComputedWeight:
+    """A computed weight on some device, for a probe: was it moved?"""
+
+    is_cpu = is_meta = is_taken_along = False
+
+    def detach(self) -> ComputedWeight:
+        return self
+
+    def to(self, device: Any) -> ComputedWeight:
+        self.is_taken_along = True
+        return self
+
+
+class OffloadedModel:
+    """A model with one layer that has a `ComputedWeight`, for a probe; its parameters stay where they are."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.weight = ComputedWeight()
+        self.layer = normalized_stand_in(torch.nn.Module(), "meta")
+        self.layer.weight = self.weight
+
+    def modules(self) -> tuple[Any, ...]:
+        return (self.layer,)
+
+    def to(self, device: Any) -> OffloadedModel:
+        return self
 
 
 def normalized_stand_in(layer: Any, device: str) -> Any:

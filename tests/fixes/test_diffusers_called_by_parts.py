@@ -11,10 +11,12 @@ from tests.fixes.group_offloaded import modes, offload
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-ENCODER, MODULAR, BOTTLENECK = (
+ENCODER, MODULAR, BOTTLENECK, DECODER, OLD_DECODER = (
     "diffusers-ideogram4-encoder",
     "diffusers-ideogram4-modular-encoder",
     "diffusers-same-bottleneck",
+    "diffusers-unidiffuser-decoder",
+    "diffusers-unidiffuser-decoder-old",
 )
 CPU = "the text encoder ran on the CPU"
 SHOWS = rf"{CPU}|Expected all tensors to be on the same device"
@@ -118,3 +120,47 @@ def test_bottleneck_under_sequential_offload(gpu, method):
         assert not output.is_meta, "the output has no data"
         assert torch.equal(output.cpu(), expected)
     assert all(parameter.is_meta for parameter in bottleneck.parameters())
+
+
+@pytest.mark.parametrize("run", ["encode", "captions"])
+@pytest.mark.defect(DECODER, shows="same device", needs="diffusers>=0.38")
+@pytest.mark.defect(OLD_DECODER, shows="same device", needs="diffusers<0.38")
+def test_the_decoder_of_unidiffuser_under_model_offload(gpu, run):
+    from accelerate import cpu_offload_with_hook
+
+    from diffusers_quantfix.verify.models import unidiffuser
+
+    device = gpu.devices[0]
+    run = getattr(unidiffuser, run)
+    expected = run(unidiffuser.text_decoder().to(device), device)
+    before = gpu.allocated(device)
+    decoder, hook = cpu_offload_with_hook(unidiffuser.text_decoder(), spelled(device))
+
+    def run_and_offload():
+        output = run(decoder, device)
+        hook.offload()
+        return output
+
+    def right(output):
+        assert torch.equal(output, expected)
+        assert gpu.allocated(device) == before, "bytes stayed on the device"
+
+    for _ in range(2):
+        right(run_and_offload())
+    assert_goes_on(run_and_offload, right)
+
+
+@modes("leaf", "block", "leaf-stream", "block-stream")
+@pytest.mark.parametrize("run", ["encode", "captions"])
+def test_the_decoder_of_unidiffuser_in_groups(gpu, run, mode):
+    from diffusers_quantfix.verify.models import unidiffuser
+
+    device = gpu.devices[0]
+    run = getattr(unidiffuser, run)
+    expected = run(unidiffuser.text_decoder().to(device), device)
+    before = gpu.allocated(device)
+    decoder = unidiffuser.text_decoder()
+    offload(decoder, device, mode)
+    for _ in range(2):
+        assert torch.equal(run(decoder, device), expected)
+        assert gpu.allocated(device) <= before, "bytes stayed on the device"

@@ -131,6 +131,85 @@ def test_what_a_model_writes_to_its_own_buffer_is_kept(gpu, mode, inference):
     assert_left(gpu, device, 0)
 
 
+class Replacing(torch.nn.Module):
+    """Computes its frequencies in each call, as OmniGen's rotary embedding does; or only in the first ones."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.register_buffer("frequencies", torch.ones(64), persistent=False)
+        self.register_buffer("unused", torch.ones(64))
+        self.calls = calls
+
+    def forward(self, x):
+        if self.calls:
+            self.calls -= 1
+            self.frequencies = torch.arange(64.0, device=x.device) * self.frequencies.sum()
+        return x * self.frequencies[None]
+
+
+replacing = pytest.mark.parametrize("calls", [99, 2], ids=["each call", "the first calls"])
+beside_a_layer = pytest.mark.parametrize("beside", [False, True], ids=["", "beside a layer"])
+
+
+@modes("leaf", "leaf-stream", "leaf-low", "leaf-record")
+@replacing
+@beside_a_layer
+@pytest.mark.defect(FIX_ID, shows="bytes stayed on cuda")
+def test_a_buffer_that_forward_replaces(gpu, mode, calls, beside):
+    check_replacing(gpu, mode, calls, beside)
+
+
+@modes("block", "block-stream")
+@replacing
+@beside_a_layer
+def test_a_buffer_of_a_block_that_forward_replaces(gpu, mode, calls, beside):
+    check_replacing(gpu, mode, calls, beside)
+
+
+def check_replacing(gpu, mode, calls, beside):
+    device = gpu.devices[0]
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(64, 64)
+            self.rotary = Replacing(calls)
+            if beside:
+                self.rotary.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.rotary(self.layer(x))
+
+    unmoved, model = Scaled().to(device).eval(), Scaled().eval()
+    expected = [run(unmoved, device) for _ in range(4)]
+    del unmoved
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    for number, one in enumerate(expected):
+        assert torch.equal(run(model, device), one), f"run {number} differs"
+        assert_left(gpu, device, before)
+
+
+@modes("leaf", "leaf-stream")
+def test_a_buffer_that_forward_replaces_in_inference_mode_and_out_of_it(gpu, mode):
+    device = gpu.devices[0]
+
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(64, 64), Replacing(99)).to(device).eval()
+
+    model, unmoved = build(), build()
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    left = gpu.allocated(device)
+    for inference in (True, False, True, True, False, False):
+        with torch.inference_mode(inference):
+            assert torch.equal(run(model, device), run(unmoved, device))
+    assert left < before
+    assert gpu.allocated(device) == left
+
+
 def test_unchanged_buffers_are_not_copied_back(rig_devices):
     device = rig_devices.devices[0]
     torch.manual_seed(0)

@@ -65,6 +65,27 @@ class LanguageModel(torch.nn.Module):
         return self.head(self.model(ids))
 
 
+class Clip(LanguageModel):
+    """Its last norm is a layer of another layer; pipelines call it on a state in the middle (``clip_skip``)."""
+
+    def __init__(self):
+        super().__init__()
+        self.text_model, self.model = self.model, None
+        self.text_model.final_layer_norm = torch.nn.LayerNorm(8)
+        self.requires_grad_(False)
+
+    def get_input_embeddings(self):
+        return self.text_model.embeddings
+
+    def forward(self, ids):
+        return self.head(self.text_model.final_layer_norm(self.text_model(ids)))
+
+
+def of_its_last_norm(model, ids):
+    states = model.text_model.embeddings(ids)
+    return torch.stack([model(ids), model.text_model.final_layer_norm(states), model(ids)])
+
+
 def of_all_parts(model, ids):
     """Called as a whole, by parts, and as a whole again."""
     return torch.stack([model(ids), model.embeddings(ids), model.features(ids), model(ids)])
@@ -111,8 +132,16 @@ def test_the_embedding_of_a_language_model(gpu):
     check(gpu, BLOCK, lambda model, ids: model.model.embeddings(ids.to(gpu.devices[0])), LanguageModel)
 
 
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_the_last_norm_of_clip(gpu):
+    device = gpu.devices[0]
+    states = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).to(device)
+    check(gpu, BLOCK, lambda model, ids: model.text_model.final_layer_norm(states), Clip)
+
+
 @modes()
 def test_every_way(gpu, mode):
+    check(gpu, mode, of_its_last_norm, Clip)
     check(gpu, mode, of_all_parts)
     check(gpu, mode, of_its_language_model, LanguageModel)
 

@@ -19,7 +19,15 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.weight_norm import compute_weight, drop_weight, normalized_stand_in, norms, take_norms
+from ...models.weight_norm import (
+    OffloadedModel,
+    compute_weight,
+    drop_weight,
+    normalized_stand_in,
+    norms,
+    offload_weights,
+    take_norms,
+)
 
 FIX = Fix(
     __doc__,
@@ -35,41 +43,14 @@ def broken(hooks: ModuleType) -> bool:
     """Offload one; is its weight still computed before the hook that onloads its parameters, or left behind?"""
     import torch
 
-    layer = normalized_stand_in(torch.nn.Module(), "meta")
-    layer.weight = weight = _OnDevice()
-    resolve(hooks, "CpuOffload")(execution_device="cpu").init_hook(_Offloaded(layer))
-    if not weight.is_taken_along:
+    model = OffloadedModel()
+    resolve(hooks, "CpuOffload")(execution_device="cpu").init_hook(model)
+    if not model.weight.is_taken_along:
         return True
     layer = normalized_stand_in(torch.nn.Module(), "meta")
     attach = resolve(hooks, "attach_align_device_hook")
     attach(layer, "cpu", offload=True, weights_map=layer.state_dict())
     return bool(norms(layer))
-
-
-class _OnDevice:
-    """A computed weight on some device, for the probe."""
-
-    is_cpu = is_meta = is_taken_along = False
-
-    def detach(self) -> _OnDevice:
-        return self
-
-    def to(self, device: Any) -> _OnDevice:
-        self.is_taken_along = True
-        return self
-
-
-class _Offloaded:
-    """A model with one layer, for the probe; its parameters stay where they are."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
-    def modules(self) -> tuple[Any, ...]:
-        return (self.layer,)
-
-    def to(self, device: Any) -> _Offloaded:
-        return self
 
 
 def patch(hooks: ModuleType, draft: Draft) -> None:
@@ -106,11 +87,7 @@ def patch(hooks: ModuleType, draft: Draft) -> None:
     def make_init_hook(original):
         def init_hook(self, module):
             module = original(self, module)
-            for layer in module.modules():
-                for norm in norms(layer).values():
-                    weight = getattr(layer, norm.name)
-                    if not weight.is_cpu and not weight.is_meta:
-                        setattr(layer, norm.name, weight.detach().to("cpu"))
+            offload_weights(module)
             return module
 
         return init_hook

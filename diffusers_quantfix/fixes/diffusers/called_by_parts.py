@@ -3,10 +3,12 @@
 Symptom: no error, but Ideogram 4 runs its text encoder on the CPU under ``enable_model_cpu_offload()`` and block-level
     group offload: slow, and with CPU results. RuntimeError "Expected all tensors to be on the same device" from it
     under leaf-level group offload, and as a modular pipeline. "Tensor on device meta is not on the expected device
-    cuda:0!" from Stable Audio 3 with given audio (inpainting, audio to audio) under sequential offload.
+    cuda:0!" from Stable Audio 3 with given audio (inpainting, audio to audio) under sequential offload. RuntimeError
+    "Expected all tensors to be on the same device" from UniDiffuser under model offload.
 Cause: the hooks of accelerate and diffusers onload a module's weights when its ``forward`` is called.
     ``Ideogram4Pipeline._get_text_encoder_hidden_states`` runs the layers of its text encoder one by one, and
-    ``SoftNormBottleneck`` in Stable Audio 3's autoencoder has ``encode`` and ``decode`` instead of ``forward``.
+    ``SoftNormBottleneck`` in Stable Audio 3's autoencoder has ``encode`` and ``decode`` instead of ``forward``, and of
+    UniDiffuser's text decoder its pipeline calls ``encode`` and ``generate_captions``.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/pipelines/ideogram4/pipeline_ideogram4.py#L371
     says so in a comment; not reported.
 Patch: these functions run between the module's hooks, as its ``forward`` does.
@@ -14,6 +16,7 @@ Patch: these functions run between the module's hooks, as its ``forward`` does.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -41,12 +44,28 @@ FIX = Fix(
             "diffusers.models.autoencoders.autoencoder_same",
             {"diffusers": ">=0.40.0,<=0.42.1"},
         ),
+        Target(
+            "diffusers-unidiffuser-decoder",
+            "diffusers.pipelines.deprecated.unidiffuser.modeling_text_decoder",
+            {"diffusers": ">=0.38.0,<=0.42.1"},
+        ),
+        Target(
+            "diffusers-unidiffuser-decoder-old",
+            "diffusers.pipelines.unidiffuser.modeling_text_decoder",
+            {"diffusers": ">=0.31.0,<0.38.0"},
+        ),
     ),
     patterns=(
         r"ideogram4.{0,4000}Expected all tensors to be on the same device",
         r"autoencoder_same.{0,4000}Tensor on device meta is not on the expected device",
+        r"modeling_text_decoder.{0,4000}Expected all tensors to be on the same device",
     ),
-    frames=("ideogram4", "_get_text_encoder_hidden_states", "autoencoder_same.py:encode"),
+    frames=(
+        "ideogram4",
+        "_get_text_encoder_hidden_states",
+        "autoencoder_same.py:encode",
+        "modeling_text_decoder.py:encode|modeling_text_decoder.py:generate_captions",
+    ),
     since="0.1.0",
 )
 
@@ -55,7 +74,9 @@ _RUN_PAST_FORWARD = {
     "pipeline_ideogram4": ("Ideogram4Pipeline", ("_get_text_encoder_hidden_states",)),
     "encoders": ("Ideogram4TextEncoderStep", ("_get_text_encoder_hidden_states",)),
     "autoencoder_same": ("SoftNormBottleneck", ("encode", "decode")),
+    "modeling_text_decoder": ("UniDiffuserTextDecoder", ("encode", "generate_captions")),
 }
+_METHODS = ("SoftNormBottleneck", "UniDiffuserTextDecoder")  # of the module itself
 
 
 def broken(module: ModuleType) -> bool:
@@ -110,11 +131,11 @@ def patch(module: ModuleType, draft: Draft) -> None:
         return _get_text_encoder_hidden_states
 
     def make_method(original):
-        def method(self, x):
-            return as_called(self, lambda x: original(self, x), x)
+        def method(self, *args, **kwargs):
+            return as_called(self, partial(original, self), *args, **kwargs)
 
         return method
 
-    make = make_method if name == "SoftNormBottleneck" else make_encode
+    make = make_method if name in _METHODS else make_encode
     for function in functions:
         draft.wrap_plain(cls, function, make)

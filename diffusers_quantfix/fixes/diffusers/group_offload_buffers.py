@@ -6,17 +6,19 @@ Symptom: GPU memory is not released after a run under ``enable_group_offload(use
     a stream, the memory of a buffer that is a view is never freed: transformers 4.51 to 4.56 makes all buffers of a
     quantized model views of what it read. And after a run in inference mode, one outside of it ends with RuntimeError
     "Inference tensors do not track version counter." in a layer that takes a view of its buffer, as rotary embeddings
-    do.
+    do. A buffer that ``forward`` replaces, as OmniGen's rotary embedding does it, stays on the GPU after each run.
 Cause: ``ModuleGroup`` onloads the parameters and buffers of its modules, but restores the host copies only of the
     parameters, and of buffers of a module that is not a layer, without what was written to them. The next run onloads a
     buffer's first host copy again. It assigns a buffer's ``.data``, but a view keeps its base, and so the memory of
     both. It offloads modules without a stream by their ``to``, which replaces their buffers: in inference mode by
-    tensors without a counter of changes, which they lack wherever their ``.data`` is assigned later.
+    tensors without a counter of changes, which they lack wherever their ``.data`` is assigned later. Of a buffer that
+    is beside the layers it knows the tensor that was there when it was set up.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321; not
     reported.
 Patch: the buffers get their host copies back too; one that was changed in place is first copied to its host copy. When
     a model's offloading is set up, its buffers that are views are replaced by plain ones. In inference mode, buffers
-    stay the tensors that they were, with the ``.data`` of what would replace them.
+    stay the tensors that they were, with the ``.data`` of what would replace them. A group takes what is in a buffer's
+    place now.
 """
 
 from __future__ import annotations
@@ -47,14 +49,16 @@ _APPLY = "apply_group_offloading"
 _BUFFERS = "_quantfix_buffers"
 _MARK = "_quantfix_takes_buffers_back"
 _VERSIONS = "_quantfix_buffer_versions"
+_PLACES = "_quantfix_places_of_buffers"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Do buffers stay on the device, views stay views, or inference tensors replace buffers?"""
+    """Do buffers stay on the device, views stay views, inference tensors replace buffers, or buffers get lost?"""
     return (
         _keeps_views(group_offloading)
         or _leaves_buffers(group_offloading)
         or _replaces_buffers(group_offloading)
+        or _loses_buffers(group_offloading)
     )
 
 
@@ -119,6 +123,27 @@ def _replaces_buffers(group_offloading: ModuleType) -> bool:
     return module.buffer is not buffer
 
 
+def _loses_buffers(group_offloading: ModuleType) -> bool:
+    """Replace the buffer of a module while its group is onloaded: does the group offload the one before?"""
+    import torch
+
+    cls = resolve(group_offloading, "ModuleGroup")
+    module = torch.nn.Module()
+    module.register_buffer("buffer", torch.zeros(1))
+    group = cls.__new__(cls)
+    group.modules, group.parameters, group.buffers = [], [], [module.buffer]
+    group.offload_leader, group.stream, group.record_stream = module, None, False
+    group.onload_device = group.offload_device = torch.device("cpu")
+    group.offload_to_disk_path, group.cpu_param_dict, group.non_blocking = None, {}, False
+    try:
+        group.onload_()
+        module.buffer = torch.ones(1)
+        group.offload_()
+    except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
+        return not hasattr(cls.offload_, _MARK)
+    return not any(buffer is module.buffer for buffer in group.buffers)
+
+
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
     import torch
 
@@ -129,6 +154,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
+            if self.buffers and _PLACES not in vars(self):
+                vars(self)[_PLACES] = places_of(self)
             original(self)
             if vars(self).get("cpu_param_dict") and (buffers := held_buffers(self)):
                 setattr(self, _VERSIONS, {buffer: version_of(buffer) for buffer in buffers})
@@ -139,6 +166,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
+            if self.buffers:
+                take_replaced(self)
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else ()
             if (
                 buffers
@@ -146,7 +175,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 keep_changes(self, buffers)
             named = named_buffers(self) if torch.is_inference_mode_enabled() else ()
             original(self)
-            for buffer in buffers:
+            for buffer in held_buffers(self) if buffers else ():  # there may be host copies of others now
                 buffer.data = self.cpu_param_dict[buffer]
             put_back(named)
 
@@ -198,13 +227,38 @@ def put_back(named: Any) -> None:
             places[name] = buffer
 
 
+def places_of(group: Any) -> list[tuple[dict[str, Any], str]]:
+    """Where each of the buffers is that ``group`` has beside its modules; none, if one is not found."""
+    found = {
+        id(buffer): (module._buffers, name)
+        for module in group.offload_leader.modules()
+        for name, buffer in module._buffers.items()
+    }
+    places = [found.get(id(buffer)) for buffer in group.buffers]
+    return [place for place in places if place is not None] if None not in places else []
+
+
+def take_replaced(group: Any) -> None:
+    """Give ``group`` what is in the places of its buffers now, with a host copy each if it has those."""
+    for i, (places, name) in enumerate(vars(group).get(_PLACES, ())):
+        old, new = group.buffers[i], places.get(name)
+        if new is old or new is None:
+            continue
+        if vars(group).get("cpu_param_dict"):
+            kept = {tensor: copy for tensor, copy in group.cpu_param_dict.items() if tensor is not old}
+            group.cpu_param_dict = {**kept, new: new.data.to(group.offload_device)}
+        group.buffers[i] = new
+
+
 def held_buffers(group: Any) -> tuple[Any, ...]:
-    known: tuple[Any, ...] | None = vars(group).get(_BUFFERS)
-    if known is None:
+    copied: Any
+    known: tuple[Any, ...]
+    copied, known = vars(group).get(_BUFFERS, (None, ()))
+    if copied is not group.cpu_param_dict:
         found = {id(buffer): buffer for module in group.modules for buffer in module.buffers()}
         found |= {id(buffer): buffer for buffer in group.buffers}
         known = tuple(buffer for buffer in found.values() if buffer in group.cpu_param_dict)
-        setattr(group, _BUFFERS, known)
+        setattr(group, _BUFFERS, (group.cpu_param_dict, known))
     return known
 
 

@@ -3,13 +3,14 @@
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
     after ``enable_group_offload(offload_type="block_level")``: from ``text_encoder.get_input_embeddings()`` (ACE-Step),
     ``language_model.model.embed_tokens`` (MiniMax Music 3), ``get_text_features`` of CLAP (AudioLDM 2),
-    ``text_encoder.text_projection`` (Versatile Diffusion), ``decode`` of LTX 2.5's diffusion decoder.
+    ``text_encoder.text_projection`` (Versatile Diffusion), ``decode`` of LTX 2.5's diffusion decoder, and
+    ``text_model.final_layer_norm`` of CLIP (I2VGen-XL; with ``clip_skip`` all of Stable Diffusion).
 Cause: all children of a model that are not blocks form one group, which is onloaded when the model's ``forward`` is
     called, and offloaded after it.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L793; not
     reported.
-Patch: a call of such a child, or of the embedding of a language model, wherever it is in the group, onloads the group
-    if it is offloaded, and offloads it again afterwards.
+Patch: a call of such a child, or of the embedding of a language model or CLIP's last norm, wherever they are in the
+    group, onloads the group if it is offloaded, and offloads it again afterwards.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ FIX = Fix(
     module="diffusers.hooks.group_offloading",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
     patterns=(
-        r"(get_text_features|embed_layer|text_projection|ltx2_diffusion_decoder).{0,4000}"
+        r"(get_text_features|embed_layer|text_projection|final_layer_norm|ltx2_diffusion_decoder).{0,4000}"
         r"Expected all tensors to be on the same device",
     ),
     frames=(
-        "get_text_features|get_input_embeddings|text_projection|embed_layer",
+        "get_text_features|get_input_embeddings|text_projection|embed_layer|final_layer_norm",
         "ltx2_diffusion_decoder",
         "modeling_clap.py:get_text_features",
         "pipeline_audioldm2.py:encode_prompt",
@@ -71,8 +72,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 hook.fn_ref.pre_forward = partial(before_all, hook, hook.fn_ref.pre_forward)
                 for child in hook.group.modules:
                     handles += DirectCall(hook).register(child)
-                    for embedding in embeddings_in(child, module):
-                        handles += DirectCall(hook, child).register(embedding)
+                    for layer in called_alone_in(child, module):
+                        handles += DirectCall(hook, child).register(layer)
 
         return _apply_group_offloading_block_level
 
@@ -87,13 +88,15 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(hook_class, "deinitalize_hook", make_deinitialize)
 
 
-def embeddings_in(child: Any, model: Any) -> list[Any]:
-    """What ``get_input_embeddings`` of a model answers, if it is a layer of ``child``: called directly, too."""
+def called_alone_in(child: Any, model: Any) -> list[Any]:
+    """The layers of ``child`` that pipelines call alone: the embedding, and the last norm of CLIP."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # no model of transformers, or one without text
         return []
-    return [layer for layer in child.modules() if layer is embedding and layer is not child]
+    norm = getattr(getattr(model, "text_model", None), "final_layer_norm", None)
+    called = {id(layer) for layer in (embedding, norm) if layer is not None}
+    return [layer for layer in child.modules() if id(layer) in called and layer is not child]
 
 
 def before_all(hook: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:

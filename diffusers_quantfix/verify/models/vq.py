@@ -1,4 +1,4 @@
-"""A tiny VQModel."""
+"""A tiny VQModel, and a tiny transformer of VQ Diffusion."""
 
 from __future__ import annotations
 
@@ -33,3 +33,24 @@ def run(model: Any, device: Any) -> Any:
         else:
             outputs.append(model.decode(latents, force_not_quantize=True).sample)
     return torch.cat([output.flatten() for output in outputs]).cpu()
+
+
+def transformer() -> Any:
+    """A ``Transformer2DModel`` of one layer for 16 tokens of 6 kinds with random weights, in float32 on the CPU."""
+    import torch
+    from diffusers import Transformer2DModel
+
+    torch.manual_seed(0)
+    return Transformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, num_layers=1, cross_attention_dim=16, norm_num_groups=2,
+        sample_size=4, num_vector_embeds=6, num_embeds_ada_norm=10, norm_type="ada_norm",
+    ).eval()  # fmt: skip
+
+
+def predict(model: Any) -> Any:
+    """What the transformer makes of fixed tokens and a fixed text."""
+    import torch
+
+    text = torch.randn(1, 3, 16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model(torch.arange(16)[None] % 6, encoder_hidden_states=text, timestep=torch.tensor(3)).sample
