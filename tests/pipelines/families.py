@@ -111,28 +111,7 @@ REFUSALS: dict[str, str] = {
 }
 
 # What is not exact and no refusal: pipelines, placements -> what is known. Who cures one runs its rows again.
-OPEN: dict[tuple[str, str], str] = {
-    (
-        "RFD4ProteinaPipeline",
-        "load",
-    ): "a saved 4-bit layer named to_bias is taken for a bias, which is of another shape",
-    (
-        "VersatileDiffusionPipeline",
-        "group, block, stream",
-    ): "each of its calls swaps blocks of its two UNets, whose groups know other parameters",
-    (
-        "MiniMaxH3ModularPipeline",
-        "auto offload",
-    ): "what weight_norm computed in its audio VAE, plain attributes, stays: 75488 bytes",
-    (
-        "UniDiffuserPipeline",
-        "model offload$|interrupted",
-    ): "it calls text_decoder.encode, past the hook of model offload",
-    (
-        "OmniGenPipeline",
-        "group, leaf",
-    ): "its rotary embedding replaces its buffer in each call, and the group knows the first one only: 64 bytes",
-}
+OPEN: dict[tuple[str, str], str] = {}
 
 
 def without_group_offload() -> set[str]:

@@ -39,6 +39,7 @@ ERRORS = {
 # Frames of this one are those of the next two as well: the component's input was made on the device of its pipeline.
 SHARED_FRAMES = {
     "diffusers-meta-pipeline-device": 3,
+    "diffusers-meta-component-device": 2,  # the same frames, whether the pipeline or the program read the device
     "bnb-cpu-half-blockwise": 2,
     "diffusers-group-offload-pipeline-device": 2,  # LEdits++ does the same under model offload
 }
@@ -149,6 +150,7 @@ NOT_ALONE = (
     "diffusers-group-offload-bnb",
     "diffusers-group-offload-containers",
     "diffusers-group-offload-direct-calls",
+    "diffusers-group-offload-exchanged",
     "diffusers-group-offload-modular-device",
     "diffusers-group-offload-nested-lists",
     "diffusers-group-offload-quanto",
@@ -157,11 +159,15 @@ NOT_ALONE = (
     "diffusers-ideogram4-encoder",
     "diffusers-latte-position-dtype",
     "diffusers-layerwise-casting-lora",
+    "diffusers-legacy-model-config",
+    "diffusers-legacy-model-load",
     "diffusers-pix2pix-zero-grad",
     "diffusers-prior-group-offload",
     "diffusers-quanto-reload",
     "diffusers-shap-e-quantized-renderer",
     "diffusers-text-kv-cache-group-offload",
+    "diffusers-unidiffuser-decoder",
+    "diffusers-unidiffuser-decoder-old",
     "peft-8bit-dequantize-cpu",
     "peft-loha-packed-weight",
     "quanto-offloaded-backward",
