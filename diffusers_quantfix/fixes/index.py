@@ -33,6 +33,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("bnb-cpu-packing-sharded", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.49.0,<=0.50.2"),), "", "bnb-cpu-packing-sharded", "bitsandbytes.cpu_packing_sharded"),
     ("bnb-cpu-zero-block", "bitsandbytes.cextension", (("bitsandbytes", ">=0.43.0,<0.49.0"),), "bitsandbytes 0.49.0", "bnb-cpu-zero-block", "bitsandbytes.cpu_zero_block"),
     ("bnb-current-device", "bitsandbytes.functional", (("bitsandbytes", ">=0.43.0,<0.45.0"),), "bitsandbytes 0.45.0", "bnb-current-device", "bitsandbytes.current_device"),
+    ("bnb-gemv-shape", "bitsandbytes.functional", (("bitsandbytes", ">=0.43.0,<0.46.0"),), "bitsandbytes 0.46.0", "bnb-gemv-shape", "bitsandbytes.gemv_shape"),
     ("bnb-int8-assign", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-assign", "bitsandbytes.int8_assign"),
     ("bnb-int8-checkpoint-names", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-checkpoint-names", "bitsandbytes.int8_checkpoint_names"),
     ("bnb-int8-fp16-weights", "bitsandbytes.nn.modules", (("bitsandbytes", ">=0.43.0,<=0.50.2"),), "", "bnb-int8-fp16-weights", "bitsandbytes.int8_fp16_weights"),

@@ -134,6 +134,7 @@ NOT_ALONE = (
     "accelerate-torchao-save-model",
     "accelerate-torchao-save-state",
     "bnb-cpu-half-blockwise",
+    "bnb-gemv-shape",
     "bnb-int8-input-layout",
     "bnb-linear8bit-move",
     "bnb-params4bit-shared-state",
