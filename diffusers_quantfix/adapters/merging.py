@@ -19,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from functools import partial
 
 from ..engine.errors import Undecided
 from ..offloading.disk import is_mapped
+from ..offloading.finishing import finished
 from ..offloading.hooks import is_sequentially_offloaded, offload_execution_device
 from ..offloading.suspended import hooks_aside
 
@@ -43,30 +45,36 @@ def merges_reach_weights(*models: Any) -> Iterator[None]:
     be nested (a pipeline fuses through its models).
     """
     lent: list[tuple[Any, str]] = []
-    grouped = []
+    grouped: list[tuple[Any, Any]] = []
     for model in models:
         layers = _adapter_layers(model)
         config = _group_config(model) if layers else None
         for layer in layers:
             if config is not None:
-                lent += _lend(
-                    layer, functools.partial(_brought, layer, config.onload_device, config.offload_device)
-                )
+                lent += _lend(layer, partial(_brought, layer, config.onload_device, config.offload_device))
             elif is_sequentially_offloaded(layer):
-                lent += _lend(layer, functools.partial(_unhooked, layer))
+                lent += _lend(layer, partial(_unhooked, layer))
         if config is not None and any(owner in layers for owner, _ in lent):
-            grouped.append(model)
-    try:
-        for model in grouped:
+            grouped.append((model, config))
+    with finished(lambda: [partial(_take_back, lent), *(partial(_group_again, *one) for one in grouped)]):
+        for model, _ in grouped:
             _offload_groups(model)
         yield
-    finally:
-        for layer, verb in lent:
-            del vars(layer)[verb]
-        for model in grouped:
-            # With a stream, diffusers' groups keep copies of the weights from before.
-            if not any(is_mapped(group) for group in _groups(model)):
-                _offloading("_maybe_remove_and_reapply_group_offloading")(model)
+
+
+def _take_back(lent: list[tuple[Any, str]]) -> None:
+    for layer, verb in lent:
+        vars(layer).pop(verb, None)
+
+
+def _group_again(model: Any, config: Any) -> None:
+    """Set the groups of ``model`` up once more: with a stream, they keep copies of the weights from before."""
+    if any(is_mapped(group) for group in _groups(model)):
+        return
+    if _group_config(model) is not None:
+        _offloading("_maybe_remove_and_reapply_group_offloading")(model)
+    else:  # it was interrupted after the removal
+        _offloading("_apply_group_offloading")(model, config)
 
 
 def unmerge_before_disabling(*models: Any) -> None:
@@ -108,11 +116,9 @@ def _unhooked(layer: Any) -> Any:
 @contextlib.contextmanager
 def _brought(layer: Any, device: Any, back: Any) -> Iterator[None]:
     """Group offload: the weights are on the CPU, where older releases cannot quantize."""
-    layer.to(device)
-    try:
+    with finished(lambda: [partial(layer.to, back)]):
+        layer.to(device)
         yield
-    finally:
-        layer.to(back)
 
 
 def _adapter_layers(model: Any) -> list[Any]:

@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 
 from .containers import hook_containers
+from .finishing import finished
 from .hooks import align_hooks, is_sequentially_offloaded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
 __all__ = ["hidden_hooks", "hooks_aside"]
@@ -41,18 +43,19 @@ _OF_8BIT = ("SCB", "weight_format")
 def hooks_aside(*models: Any, device: Any = "cpu") -> Iterator[None]:
     """In the block, ``models`` have their weights and no offloading hooks.
 
-    The hooks are put back at the end, also after an error.
+    The hooks are put back at the end, also after an error, and if that is interrupted.
 
     Args:
         models: modules; other objects are skipped.
         device: where the offloaded weights are in the block. Other weights are not moved.
     """
-    taken = [_take_off(model, device) for model in models if is_sequentially_offloaded(model)]
-    try:
+    offloaded = [model for model in models if is_sequentially_offloaded(model)]
+    taken = [(model, _hooked_in(model), list(model.modules())) for model in offloaded]
+    with finished(lambda: (step for one in taken for step in _put_back(*one))):
+        for _, hooked, _ in taken:
+            for one in hooked:
+                _take_off(one, device)
         yield
-    finally:
-        for model, hooked, before in taken:
-            _put_back(model, hooked, before)
 
 
 @contextlib.contextmanager
@@ -76,7 +79,7 @@ def hidden_hooks(models: Iterable[Any]) -> Iterator[None]:
 class _Hooked:
     """A module with its offloading hooks and the attributes that accelerate has set on it."""
 
-    __slots__ = ("attributes", "hooks", "module", "name", "original_devices")
+    __slots__ = ("attributes", "hooks", "maps", "module", "name", "original_devices")
 
     def __init__(self, name: str, module: Any, hooks: list[Any]) -> None:
         self.name = name
@@ -84,34 +87,33 @@ class _Hooked:
         self.hooks = hooks
         self.attributes = {key: vars(module)[key] for key in _ATTRIBUTES if key in vars(module)}
         self.original_devices = [hook.original_devices for hook in hooks]
+        self.maps: list[Any] = []  # the hooks' new weights maps
 
 
-def _take_off(model: Any, device: Any) -> tuple[Any, list[_Hooked], list[Any]]:
-    """Remove the offloading hooks of the modules of ``model``, with the weights on ``device``.
-
-    Returns:
-        ``model``, its hooked modules, and all its modules before.
-    """
-    before = list(model.modules())
+def _hooked_in(model: Any) -> list[_Hooked]:
+    """The modules of ``model`` with offloading hooks."""
     hooked = []
     for name, module in model.named_modules():
         # Its own only: a module wrapped by torch.compile shows the hook of the inner module, which is visited too.
         hooks = [hook for hook in align_hooks(module) if hook.offload] if _HOOK in vars(module) else []
         if hooks:
             hooked.append(_Hooked(name, module, hooks))
-    for one in hooked:
-        for hook in one.hooks:
-            # Not the original device: that may be meta, if the model was loaded offloaded, or a device without room for
-            # the whole model.
-            hook.original_devices = dict.fromkeys(hook.original_devices, _place(one.module, device))
-            hook.detach_hook(one.module)
-            _give_scales(one.module, hook)
-        for key in one.attributes:
-            del vars(one.module)[key]
-        old_forward = one.attributes.get("_old_forward")
-        if getattr(old_forward, "__func__", None) is not type(one.module).forward:
-            one.module.forward = old_forward
-    return model, hooked, before
+    return hooked
+
+
+def _take_off(one: _Hooked, device: Any) -> None:
+    """Remove the offloading hooks of a module, with its weights on ``device``."""
+    for hook in one.hooks:
+        # Not the original device: that may be meta, if the model was loaded offloaded, or a device without room for
+        # the whole model.
+        hook.original_devices = dict.fromkeys(hook.original_devices, _place(one.module, device))
+        hook.detach_hook(one.module)
+        _give_scales(one.module, hook)
+    for key in one.attributes:  # the hook first: without it, the module has its weights
+        del vars(one.module)[key]
+    old_forward = one.attributes.get("_old_forward")
+    if getattr(old_forward, "__func__", None) is not type(one.module).forward:
+        one.module.forward = old_forward
 
 
 def _place(module: Any, device: Any) -> Any:
@@ -138,18 +140,26 @@ def _give_scales(module: Any, hook: Any) -> None:
                 layer.weight.SCB = scales.to(layer.weight.device)
 
 
-def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
-    """Give every module that is still in ``model`` its own hooks back, and hook new modules like their neighbours."""
+def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> Iterator[Callable[[], None]]:
+    """The steps that give every module that is still in ``model`` its own hooks back, and hook new modules like their
+    neighbours."""
     present = {id(module) for module in model.modules()}
     for one in hooked:
-        if id(one.module) not in present or _HOOK in vars(one.module):
-            continue
-        vars(one.module).update(one.attributes)
-        for hook, original_devices in zip(one.hooks, one.original_devices, strict=True):
-            hook.weights_map = _weights_of(one.module, hook)
-            hook.init_hook(one.module)
-            hook.original_devices = {**hook.original_devices, **original_devices}
-    _hook_newcomers(model, hooked, before)
+        # The hook is there if it was not taken off, or another was put on meanwhile.
+        if id(one.module) in present and _HOOK not in vars(one.module):
+            yield partial(_hook_again, one)
+    yield partial(_hook_newcomers, model, hooked, before)
+
+
+def _hook_again(one: _Hooked) -> None:
+    """Give a module its hooks back, with its present weights: never with those from before."""
+    one.maps = one.maps or [_weights_of(one.module, hook) for hook in one.hooks]
+    for hook, weights in zip(one.hooks, one.maps, strict=True):
+        hook.weights_map = weights
+    vars(one.module).update(one.attributes)
+    for hook, original_devices in zip(one.hooks, one.original_devices, strict=True):
+        hook.init_hook(one.module)
+        hook.original_devices = {**hook.original_devices, **original_devices}
 
 
 def _weights_of(module: Any, hook: Any) -> Mapping[str, Any]:
@@ -200,9 +210,10 @@ def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> Non
     for name, module in modules.items():
         if id(module) in known or _HOOK in vars(module):
             continue
-        if not any(
-            tensor is not None for tensor in [*module._parameters.values(), *module._buffers.values()]
-        ):
+        own = [*module._parameters.values(), *module._buffers.values()]
+        tensors = [tensor for tensor in own if tensor is not None]
+        # On meta it is if its loading was interrupted; it cannot be run, hooked or not.
+        if not tensors or any(tensor.is_meta for tensor in tensors):
             continue
         # Like the offloaded module of the same name (a replaced layer), or else like the nearest one.
         like = by_name.get(name) or _nearest(name, modules, patterns, known)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit, lora_models
-from tests.fixes.callers import spelled
+from tests.fixes.callers import spelled, stopped_at_each_line
 from tests.fixes.callers import without_index as without_index
+from tests.fixes.group_offloaded import LEAF, STREAM
+from tests.fixes.group_offloaded import offload as offload_groups
 from tests.gate import unmet
 from tests.rig import models
 
@@ -111,6 +113,75 @@ def test_quantized_transformer(gpu, tmp_path, bits):
     fused, unfused = runs[:2], runs[2:4]
     assert lora_models.distance(fused[0], unfused[0]) > 0
     assert [lora_models.distance(*pair) for pair in zip(runs[:4], runs[4:], strict=True)] == [0] * 4
+
+
+def adapted(device, kind=None):
+    """Two layers with an adapter, offloaded from ``device`` or on it."""
+    import torch
+    from accelerate import cpu_offload
+    from peft import LoraConfig, inject_adapter_in_model
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)).requires_grad_(False)
+    config = LoraConfig(target_modules=["0", "1"], r=2, init_lora_weights=False)
+    model = inject_adapter_in_model(config, model).eval()
+    if kind is None:
+        return model.to(device)
+    if kind == "sequential":
+        return cpu_offload(model, spelled(device))
+    offload_groups(model, device, LEAF | (STREAM if kind == "leaf, stream" else {}))
+    return model
+
+
+def without(model):
+    """The same model, its adapter disabled."""
+    for layer in model:
+        layer.enable_adapters(False)
+    return model
+
+
+def computed(model, device):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.linspace(-1, 1, 32).reshape(2, 16).to(device)).cpu()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sequential",
+        pytest.param("leaf", marks=[group_offload, pytest.mark.long]),
+        pytest.param("leaf, stream", marks=[group_offload, pytest.mark.long]),
+    ],
+)
+def test_interrupted_at_each_line(gpu, kind):
+    """Each layer is either merged or not, and has the weights for it; the model stays offloaded."""
+    import torch
+
+    from diffusers_quantfix.adapters import merging
+    from diffusers_quantfix.offloading import finishing, suspended
+
+    device = gpu.devices[0]
+    before = gpu.allocated(device)
+    expected, base = computed(adapted(device), device), computed(without(adapted(device)), device)
+    assert not torch.allclose(expected, base, atol=1e-2)
+
+    def merge(model, verb="merge"):
+        with merging.merges_reach_weights(model):
+            for layer in model:
+                if verb == "merge" or layer.merged:
+                    getattr(layer, verb)()
+
+    trials = 0
+    for model in stopped_at_each_line(lambda: adapted(device, kind), merge, merging, suspended, finishing):
+        trials += 1
+        torch.testing.assert_close(computed(model, device), expected)
+        merge(model, "unmerge")
+        torch.testing.assert_close(computed(model, device), expected)
+        torch.testing.assert_close(computed(without(model), device), base)
+        assert gpu.allocated(device) == before, "bytes stayed on the device"
+    assert trials > 50
 
 
 def test_every_adapter_goes_with_its_scale_and_its_name():
