@@ -46,17 +46,17 @@ def merges_reach_weights(*models: Any) -> Iterator[None]:
     """
     lent: list[tuple[Any, str]] = []
     grouped: list[tuple[Any, Any]] = []
-    for model in models:
-        layers = _adapter_layers(model)
-        config = _group_config(model) if layers else None
-        for layer in layers:
-            if config is not None:
-                lent += _lend(layer, partial(_brought, layer, config.onload_device, config.offload_device))
-            elif is_sequentially_offloaded(layer):
-                lent += _lend(layer, partial(_unhooked, layer))
-        if config is not None and any(owner in layers for owner, _ in lent):
-            grouped.append((model, config))
     with finished(lambda: [partial(_take_back, lent), *(partial(_group_again, *one) for one in grouped)]):
+        for model in models:
+            layers = _adapter_layers(model)
+            config = _group_config(model) if layers else None
+            for layer in layers:
+                if config is not None:
+                    _lend(lent, layer, partial(_brought, layer, config.onload_device, config.offload_device))
+                elif is_sequentially_offloaded(layer):
+                    _lend(lent, layer, partial(_unhooked, layer))
+            if config is not None and any(owner in layers for owner, _ in lent):
+                grouped.append((model, config))
         for model, _ in grouped:
             _offload_groups(model)
         yield
@@ -90,12 +90,16 @@ def unmerge_before_disabling(*models: Any) -> None:
                     layer.unmerge()
 
 
-def _lend(layer: Any, at_hand: Callable[[], Any]) -> list[tuple[Any, str]]:
-    """Set ``merge`` and ``unmerge`` on the instance so that they run in ``at_hand()``, unless they are set already."""
-    verbs = [verb for verb in _VERBS if verb not in vars(layer)]
-    for verb in verbs:
-        vars(layer)[verb] = _within(at_hand, getattr(layer, verb))
-    return [(layer, verb) for verb in verbs]
+def _lend(lent: list[tuple[Any, str]], layer: Any, at_hand: Callable[[], Any]) -> None:
+    """Set ``merge`` and ``unmerge`` on the instance so that they run in ``at_hand()``, unless they are set already.
+
+    What is set is in ``lent`` before.
+    """
+    for verb in _VERBS:
+        if verb not in vars(layer):
+            within = _within(at_hand, getattr(layer, verb))
+            lent.append((layer, verb))
+            vars(layer)[verb] = within
 
 
 def _within(at_hand: Callable[[], Any], original: Callable[..., Any]) -> Callable[..., Any]:

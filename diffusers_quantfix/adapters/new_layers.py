@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
+
+from ..offloading.finishing import finished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +53,9 @@ def empty_layers_stay(original: Callable[..., Any]) -> Callable[..., Any]:
     def _replace_module(self: Any, parent: Any, child_name: str, new_module: Any, child: Any) -> Any:
         if not any(parameter.is_meta for parameter in new_module.parameters()):
             return original(self, parent, child_name, new_module, child)
-        vars(new_module)["to"] = lambda *args, **kwargs: new_module
-        try:
+        with finished(lambda: [partial(vars(new_module).pop, "to", None)]):
+            vars(new_module)["to"] = lambda *args, **kwargs: new_module
             return original(self, parent, child_name, new_module, child)
-        finally:
-            del vars(new_module)["to"]
 
     return _replace_module
 
@@ -84,13 +85,15 @@ def moves_new_layers_only(model: Any) -> Iterator[None]:
                 _take_along(module, device, dtype)
         return model
 
-    vars(model)["to"] = to
-    try:
-        yield
-    finally:
-        vars(model).pop("to", None)
-        if own is not None:
+    def give_back() -> None:
+        if own is None:
+            vars(model).pop("to", None)
+        else:
             vars(model)["to"] = own
+
+    with finished(lambda: [give_back]):
+        vars(model)["to"] = to
+        yield
 
 
 def _take_along(module: Any, device: Any, dtype: Any) -> None:

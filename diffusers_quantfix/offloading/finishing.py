@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-__all__ = ["finished"]
+__all__ = ["finished", "holding"]
 
 
 @contextlib.contextmanager
@@ -32,6 +33,16 @@ def finished(steps: Callable[[], Iterable[Callable[[], Any]]]) -> Iterator[None]
     finally:
         if not done:  # interrupted before the first step, or between two
             _run(steps())
+
+
+@contextlib.contextmanager
+def holding(module: Any, **some: Any) -> Iterator[None]:
+    """In the block, the ``__dict__`` of ``module`` has ``some`` in the place of its own entries of these names."""
+    held = vars(module)
+    before = {name: held[name] for name in some}
+    with finished(lambda: [partial(held.update, before)]):
+        held.update(some)
+        yield
 
 
 def _run(steps: Iterable[Callable[[], Any]]) -> None:

@@ -65,15 +65,13 @@ def hidden_hooks(models: Iterable[Any]) -> Iterator[None]:
     Other objects are skipped. This is for code that searches for hooks to remove them. The models cannot be run in the
     block.
     """
-    found = []
-    for model in models:
-        if _is_module(model) and _HOOK in vars(model):
-            found.append((model, vars(model).pop(_HOOK)))
-    try:
+    found: list[tuple[Any, Any]] = []
+    with finished(lambda: [partial(vars(model).setdefault, _HOOK, hook) for model, hook in found]):
+        for model in models:
+            if _is_module(model) and _HOOK in vars(model):
+                found.append((model, vars(model)[_HOOK]))
+                del vars(model)[_HOOK]
         yield
-    finally:
-        for model, hook in found:
-            vars(model).setdefault(_HOOK, hook)
 
 
 class _Hooked:

@@ -176,6 +176,7 @@ def test_interrupted_at_each_line(gpu, kind):
     trials = 0
     for model in stopped_at_each_line(lambda: adapted(device, kind), merge, merging, suspended, finishing):
         trials += 1
+        assert not any({"merge", "unmerge"} & vars(layer).keys() for layer in model)
         torch.testing.assert_close(computed(model, device), expected)
         merge(model, "unmerge")
         torch.testing.assert_close(computed(model, device), expected)

@@ -14,7 +14,7 @@ Patch: that layer's weights join the parent's own group. A quantized layer is le
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
 from ...models.plain_weights import is_plain
 from ...offloading.containers import READ
+from ...offloading.finishing import holding
 from ...offloading.trial import offloads_on_cpu
 
 FIX = Fix(
@@ -78,16 +79,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(group_offloading, _APPLY, make)
 
 
-@contextlib.contextmanager
-def _with_weights_of_its_layer(parent: Any, name: str) -> Iterator[None]:
+def _with_weights_of_its_layer(parent: Any, name: str) -> AbstractContextManager[None]:
     """A block in which ``parent`` has the parameters of its layer of that name, and not the layer."""
-    held = vars(parent)
-    before = {key: held[key] for key in ("_modules", "_parameters")}
     layer = parent._modules[name]
-    held["_modules"] = {key: child for key, child in parent._modules.items() if child is not layer}
+    others = {key: child for key, child in parent._modules.items() if child is not layer}
     added = {f"{name}.{key}": parameter for key, parameter in layer._parameters.items()}
-    held["_parameters"] = {**parent._parameters, **added}
-    try:
-        yield
-    finally:
-        held.update(before)
+    return holding(parent, _modules=others, _parameters={**parent._parameters, **added})

@@ -20,6 +20,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.finishing import holding
 from ...offloading.trial import offloads_on_cpu
 
 FIX = Fix(
@@ -66,12 +67,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 given.arguments["config"] = replace(given.arguments["config"], num_blocks_per_group=1)
             else:  # before diffusers 0.35
                 given.arguments["num_blocks_per_group"] = 1
-            before = module._modules
-            vars(module)["_modules"] = children
-            try:
+            with holding(module, _modules=children):
                 return original(*given.args, **given.kwargs)
-            finally:
-                vars(module)["_modules"] = before
 
         return _apply_group_offloading_block_level
 

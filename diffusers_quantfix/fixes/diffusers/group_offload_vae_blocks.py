@@ -21,6 +21,7 @@ from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...offloading.finishing import holding
 from ...offloading.trial import offloads_on_cpu
 
 FIX = Fix(
@@ -55,7 +56,6 @@ def broken(group_offloading: ModuleType) -> bool:
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
-    import contextlib
     from dataclasses import replace
 
     import torch
@@ -81,9 +81,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             # With a stream, layers would be tracked from the parts and again from the model: the rest, which is used
             # when the model itself is called, is onloaded without one.
             kept = {name: child for name, child in module._modules.items() if name not in rest}
-            with showing(module, _modules=kept, _parameters={}, _buffers={}):
+            with holding(module, _modules=kept, _parameters={}, _buffers={}):
                 original(module, config)
-            with showing(module, _modules=rest):
+            with holding(module, _modules=rest):
                 original(module, replace(config, stream=None, block_modules=None))
             registry = getattr(module, "_diffusers_hook", None)
             hook = registry and registry.get_hook(group_offloading._GROUP_OFFLOADING)
@@ -92,16 +92,6 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             return None
 
         return _apply_group_offloading
-
-    @contextlib.contextmanager
-    def showing(module, **some):
-        held = vars(module)
-        before = {name: held[name] for name in some}
-        held.update(some)
-        try:
-            yield
-        finally:
-            held.update(before)
 
     def parts_of(module: Any) -> list[str]:
         """The names of the parts; none if it is not one of the library's autoencoders."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,7 @@ from ...adapters.merging import offloaded_adapter_layer
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.finishing import finished
 from ...offloading.hooks import align_hooks
 
 FIX = Fix(
@@ -74,10 +76,7 @@ def stay_offloaded(*models: Any) -> Iterator[None]:
         for part in layer.modules()
         if "to" not in vars(part) and any(hook.offload for hook in align_hooks(part))
     ]
-    for layer in layers:
-        vars(layer)["to"] = lambda *args, layer=layer, **kwargs: layer
-    try:
-        yield
-    finally:
+    with finished(lambda: [partial(vars(layer).pop, "to", None) for layer in layers]):
         for layer in layers:
-            vars(layer).pop("to", None)
+            vars(layer)["to"] = lambda *args, layer=layer, **kwargs: layer
+        yield
