@@ -129,8 +129,8 @@ def test_a_release_that_lacks_the_pipeline(monkeypatch):
 def test_a_release_on_which_it_was_not_built(monkeypatch):
     """The reason is said, and nobody is sent to another release: the installed one has the pipeline."""
     monkeypatch.setattr(pipeline, "installed_version", lambda name: "0.33.1")
-    assert "build" in table.files()["results-D07.json"]["outcomes"]["VQDiffusionPipeline"]["plain"]
-    found = pipeline.answer("VQDiffusionPipeline")
+    assert "build" in table.files()["results-D07.json"]["outcomes"]["WanVideoToVideoPipeline"]["plain"]
+    found = pipeline.answer("WanVideoToVideoPipeline")
     assert not found["lacking"] and found["release"] == "0.33.1"
     assert found["not_built"]
 
