@@ -33,13 +33,15 @@ SHOWS = (
 )
 
 
-def modes(*names):
+def modes(*names, long=()):
     """Parametrize ``mode`` with these of ``MODES``, all of them without names; the devices are late with a stream.
 
-    Without names, one kind of groups without a stream and the other with one run with every test; the rest is long.
+    Those of ``long`` are run with the long tests. Without names, one kind of groups without a stream and the other with
+    one run with every test; the rest is long.
     """
     late = pytest.mark.late(needs="diffusers>=0.42")
     now = names or ("block", "leaf-stream")
+    names = (*names, *long)
     marks = {
         name: [late] * ("use_stream" in mode) + [pytest.mark.long] * (name not in now)
         for name, mode in MODES.items()

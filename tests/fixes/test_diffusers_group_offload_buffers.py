@@ -151,7 +151,7 @@ replacing = pytest.mark.parametrize("calls", [99, 2], ids=["each call", "the fir
 beside_a_layer = pytest.mark.parametrize("beside", [False, True], ids=["", "beside a layer"])
 
 
-@modes("leaf", "leaf-stream", "leaf-low", "leaf-record")
+@modes("leaf", "leaf-stream", long=("leaf-low", "leaf-record"))
 @replacing
 @beside_a_layer
 @pytest.mark.defect(FIX_ID, shows="bytes stayed on cuda")

@@ -23,7 +23,7 @@ FIX_ID = "diffusers-group-offload-exchanged"
 SHOWS = "KeyError|Parameter containing|tensor"
 WIDTH = 64
 
-streams = modes("block-stream", "block-low", "block-record")
+streams = modes("block-stream", long=("block-low", "block-record"))
 
 
 def linear(seed):
