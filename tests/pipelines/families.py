@@ -113,6 +113,42 @@ REFUSALS: dict[str, str] = {
 # What is not exact and no refusal: pipelines, placements -> what is known. Who cures one runs its rows again.
 OPEN: dict[tuple[str, str], str] = {}
 
+# The same on older releases: pipelines, pattern of the outcome -> what is known.
+BEFORE: dict[tuple[str, str], str] = {
+    (
+        "Lumina2?Text2ImgPipeline",
+        "ValueError: The deprecation tuple",
+    ): "cannot be made: upstream forgot to remove these names",
+    (
+        "ZImageOmniPipeline",
+        "ImportError: Siglip2ImageProcessor requires the Torchvision library",
+    ): "the set has no torchvision",
+    (
+        "FluxModularPipeline",
+        "ValueError: In FluxAutoBeforeDenoiseStep, exactly one None must be",
+    ): "cannot be made in 0.35",
+    (
+        "WanModularPipeline",
+        "AttributeError: 'BlockState' object has no attribute 'prompt_embeds'",
+    ): "cannot be run in 0.35",
+    (
+        "HunyuanVideoImageToVideoPipeline",
+        "ValueError: Image features and image tokens do not match",
+    ): "0.33 and transformers 4.51 do not fit together",
+    (
+        "WanVideoToVideoPipeline",
+        "AttributeError: 'WanVideoToVideoPipeline' object has no attribute 'scheduelr'",
+    ): "a misspelled attribute in 0.33",
+    (
+        "Kandinsky3(Img2Img)?Pipeline",
+        r"upstream: ValueError: \w+ cannot load a LoRA: its unet is a Kandinsky3UNet, which takes none",
+    ): "it has a loader and no such layers; the sentence is ours",
+    (
+        r"Kandinsky(Img2Img|Inpaint)?CombinedPipeline",
+        "upstream: TypeError: .*enable_sequential_cpu_offload.. got an unexpected keyword argument 'device'",
+    ): "0.31 has no such option, and says so before anything is changed",
+}
+
 
 def without_group_offload() -> set[str]:
     """The models of the installed diffusers that refuse group offload (``_supports_group_offloading = False``)."""

@@ -15,6 +15,7 @@ import pytest
 from tests.gate import unmet
 from tests.pipelines import results, table
 from tests.pipelines.families import (
+    BEFORE,
     NOT_BUILT,
     OPEN,
     OPTIONAL,
@@ -25,13 +26,19 @@ from tests.pipelines.families import (
     without_group_offload,
 )
 
+
+def outcomes_of(found):
+    """Each outcome of a file with its pipeline, backend and placement."""
+    return [
+        (name, backend, placement, said)
+        for name, backends in found["outcomes"].items()
+        for backend, outcomes in backends.items()
+        for placement, said in outcomes.items()
+    ]
+
+
 FOUND = results.read(results.FILE)
-OUTCOMES = [
-    (name, backend, placement, said)
-    for name, backends in FOUND["outcomes"].items()
-    for backend, outcomes in backends.items()
-    for placement, said in outcomes.items()
-]
+OUTCOMES = outcomes_of(FOUND)
 pytestmark = pytest.mark.skipif(
     bool(unmet(f"diffusers=={FOUND['versions']['diffusers']}")), reason="the results are of another release"
 )
@@ -63,6 +70,21 @@ def test_every_outcome_is_exact_refused_or_open():
             unknown.append(f"{name}, {backend}, {placement}: {said[:100]}")
     assert not unknown, f"cure it, run it again with --again, or list it in OPEN: {unknown}"
     assert {*REFUSALS, *OPEN} == seen, "what is cured is on no list"
+
+
+def test_every_outcome_of_an_older_release_is_exact_refused_or_known():
+    seen: set = set()
+    unknown = []
+    for label in results.OLDER:
+        for name, backend, placement, said in outcomes_of(results.read(results.older(label))):
+            if said == results.EXACT or any(re.match("upstream: " + one, said) for one in REFUSALS):
+                continue
+            known = [one for one in BEFORE if re.fullmatch(one[0], name) and re.match(one[1], said)]
+            seen.update(known)
+            if not known:
+                unknown.append(f"{label}, {name}, {backend}, {placement}: {said[:100]}")
+    assert not unknown, f"cure it, run it again with --again, or list it in BEFORE: {unknown}"
+    assert set(BEFORE) == seen, "what is cured is on no list"
 
 
 def test_the_releases_of_each_outcome_are_recorded():
