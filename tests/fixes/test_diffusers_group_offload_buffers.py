@@ -191,13 +191,23 @@ def check_replacing(gpu, mode, calls, beside):
         assert_left(gpu, device, before)
 
 
+class Later(Replacing):
+    """Takes a view of its buffer before it replaces it."""
+
+    def forward(self, x):
+        x = x * self.frequencies.view(1, 64)
+        self.frequencies = torch.full((64,), 2.0, device=x.device)
+        return x
+
+
 @modes("leaf", "leaf-stream")
-def test_a_buffer_that_forward_replaces_in_inference_mode_and_out_of_it(gpu, mode):
+@pytest.mark.parametrize("kind", [Replacing, Later])
+def test_a_buffer_that_forward_replaces_in_inference_mode_and_out_of_it(gpu, mode, kind):
     device = gpu.devices[0]
 
     def build():
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(64, 64), Replacing(99)).to(device).eval()
+        return torch.nn.Sequential(torch.nn.Linear(64, 64), kind(99)).to(device).eval()
 
     model, unmoved = build(), build()
     before = gpu.allocated(device)
@@ -208,6 +218,26 @@ def test_a_buffer_that_forward_replaces_in_inference_mode_and_out_of_it(gpu, mod
             assert torch.equal(run(model, device), run(unmoved, device))
     assert left < before
     assert gpu.allocated(device) == left
+
+
+@modes("block-stream")
+def test_a_buffer_that_a_layer_of_a_block_replaces(gpu, mode):
+    """The group knows the buffers of its layers as well, and has host copies of them."""
+    device = gpu.devices[0]
+
+    def build():
+        torch.manual_seed(0)
+        blocks = [torch.nn.Sequential(torch.nn.Linear(64, 64), Later(99)) for _ in range(2)]
+        return torch.nn.Sequential(torch.nn.Sequential(*blocks)).eval()
+
+    unmoved, model = build().to(device), build()
+    expected = [run(unmoved, device) for _ in range(3)]
+    del unmoved
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    for one in expected:
+        assert torch.equal(run(model, device), one)
+        assert_left(gpu, device, before)
 
 
 def test_unchanged_buffers_are_not_copied_back(rig_devices):

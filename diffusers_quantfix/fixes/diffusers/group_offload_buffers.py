@@ -154,9 +154,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
-            if self.buffers and _PLACES not in vars(self):
-                vars(self)[_PLACES] = places_of(self)
             original(self)
+            if self.buffers or vars(self).get("cpu_param_dict"):
+                look_up_places(self)
             if vars(self).get("cpu_param_dict") and (buffers := held_buffers(self)):
                 setattr(self, _VERSIONS, {buffer: version_of(buffer) for buffer in buffers})
 
@@ -166,8 +166,9 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
-            if self.buffers:
-                take_replaced(self)
+            for place in vars(self).get(_PLACES, _NOWHERE)[1]:
+                if place.names.get(place.name) is not place.buffer:
+                    take_replaced(self, place)
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else ()
             if (
                 buffers
@@ -227,27 +228,64 @@ def put_back(named: Any) -> None:
             places[name] = buffer
 
 
-def places_of(group: Any) -> list[tuple[dict[str, Any], str]]:
-    """Where each of the buffers is that ``group`` has beside its modules; none, if one is not found."""
-    found = {
-        id(buffer): (module._buffers, name)
-        for module in group.offload_leader.modules()
+class Place:
+    """Where a buffer of a group was when the group was onloaded."""
+
+    __slots__ = ("buffer", "name", "names")
+
+    def __init__(self, names: dict[str, Any], name: str, buffer: Any) -> None:
+        self.names = names
+        self.name = name
+        self.buffer = buffer
+
+
+_NOWHERE: tuple[Any, list[Place]] = (None, [])
+
+
+def look_up_places(group: Any) -> None:
+    """Note the places of the buffers that ``group`` has beside its modules, and of all, if it has host copies."""
+    copies = group.cpu_param_dict
+    if vars(group).get(_PLACES, _NOWHERE)[0] is copies:
+        return
+    inside = {id(module): module for member in group.modules for module in member.modules()} if copies else {}
+    beside = {id(buffer) for buffer in group.buffers}
+    around = {id(module): module for module in group.offload_leader.modules()} if beside else {}
+    found = [
+        Place(module._buffers, name, buffer)
+        for key, module in {**inside, **around}.items()
         for name, buffer in module._buffers.items()
-    }
-    places = [found.get(id(buffer)) for buffer in group.buffers]
-    return [place for place in places if place is not None] if None not in places else []
+        if buffer is not None and (key in inside or id(buffer) in beside)
+    ]
+    vars(group)[_PLACES] = (copies, found)
 
 
-def take_replaced(group: Any) -> None:
-    """Give ``group`` what is in the places of its buffers now, with a host copy each if it has those."""
-    for i, (places, name) in enumerate(vars(group).get(_PLACES, ())):
-        old, new = group.buffers[i], places.get(name)
-        if new is old or new is None:
-            continue
-        if vars(group).get("cpu_param_dict"):
-            kept = {tensor: copy for tensor, copy in group.cpu_param_dict.items() if tensor is not old}
-            group.cpu_param_dict = {**kept, new: new.data.to(group.offload_device)}
-        group.buffers[i] = new
+def take_replaced(group: Any, place: Place) -> None:
+    """Offload with ``group`` what is in the place of one of its buffers now, with a host copy if it has those."""
+    old, new = place.buffer, place.names.get(place.name)
+    if new is None:
+        return
+    copies = group.cpu_param_dict
+    if _can_hold(old, new):
+        old.data = new
+        place.names[place.name] = new = old
+    else:
+        group.buffers[:] = [new if buffer is old else buffer for buffer in group.buffers]
+        copies.pop(old, None)
+        vars(group).pop(_BUFFERS, None)
+        place.buffer = new
+    if copies:
+        copies[new] = new.data.to(group.offload_device)
+
+
+def _can_hold(old: Any, new: Any) -> bool:
+    """Whether the tensor ``old`` can get the data of ``new``: as in `put_back`, it is never an inference tensor."""
+    torch = sys.modules["torch"]
+    return (
+        type(new) is torch.Tensor is type(old)
+        and has_version(old)
+        and not new.requires_grad
+        and torch._has_compatible_shallow_copy_type(old, new)
+    )
 
 
 def held_buffers(group: Any) -> tuple[Any, ...]:
