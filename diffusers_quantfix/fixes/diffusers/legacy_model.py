@@ -21,15 +21,20 @@ FIX = Fix(
     id="diffusers-legacy-model",
     targets=(
         Target(
-            "diffusers-legacy-model-load", "diffusers.models.modeling_utils", {"diffusers": ">=0.31.0,<0.35"}
+            "diffusers-legacy-model-load",
+            "diffusers.models.modeling_utils",
+            {"diffusers": ">=0.31.0,<0.35.0"},
+            fixed_in="diffusers 0.35.0",
         ),
         Target(
-            "diffusers-legacy-model-config", "diffusers.configuration_utils", {"diffusers": ">=0.31.0,<0.35"}
+            "diffusers-legacy-model-config",
+            "diffusers.configuration_utils",
+            {"diffusers": ">=0.31.0,<0.35.0"},
+            fixed_in="diffusers 0.35.0",
         ),
     ),
     patterns=(r"(modeling|configuration)_utils\.py.{0,4000}maximum recursion depth exceeded",),
     frames=("_fetch_remapped_cls_from_config", "Transformer2DModel", "VQDiffusion", "from_pretrained"),
-    fixed_in="diffusers 0.35.0",
     asked_once=True,
     since="0.1.0",
 )
