@@ -1,6 +1,6 @@
 """``--part K/M``: the K-th of M parts that together are the whole, of pytest's tests too.
 
-On a slow machine the project's own check takes half of what is long, the other half at another commit.
+On a slow machine the project's own check takes a part of what is long, the others at other commits.
 """
 
 from __future__ import annotations

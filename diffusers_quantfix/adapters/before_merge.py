@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 
 from ..engine.interruptions import heed_interruption
 from ..engine.log import log
 from ..engine.probe import function_of
+from ..offloading.finishing import finished
 from ..weights.companions import is_quant_state, on_device
 
 TYPE_CHECKING = False
@@ -184,16 +186,27 @@ def undone_on_failure(adapter: Any, base: Any) -> Iterator[None]:
     # The dict of parameters itself: accelerate leaves torchao weights in it that torch does not accept as parameters.
     held += [one for one in (base._parameters, getattr(adapter, "_caches", None)) if isinstance(one, dict)]
     before = [dict(one) for one in held]
-    try:
-        yield
-    except BaseException:
+    whole = False
+
+    def steps() -> Iterator[Callable[[], Any]]:
+        if whole:
+            return
         if bias is not None:
-            bias.data = bias_before
+            yield partial(setattr, bias, "data", bias_before)
         for one, values in zip(held, before, strict=True):
-            one.clear()
-            one.update(values)
-        adapter.merged_adapters[:] = merged
-        raise
+            yield partial(_restore, one, values)
+        yield partial(adapter.merged_adapters.__setitem__, slice(None), merged)
+
+    with finished(steps):
+        yield
+        whole = True
+
+
+def _restore(namespace: dict[str, Any], values: dict[str, Any]) -> None:
+    """Make them equal, and never less than ``values``: it may be the ``__dict__`` of a module."""
+    namespace.update(values)
+    for name in namespace.keys() - values.keys():
+        del namespace[name]
 
 
 def _present(bits: _Bits | None) -> _Bits | None:

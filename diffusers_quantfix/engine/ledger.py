@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any, TypeAlias
 
-    _Index: TypeAlias = tuple[dict[int, list[Entry]], dict[tuple[int, str], Entry]]
+    _Index: TypeAlias = tuple[dict[int, list[Entry]], dict[tuple[int, str], Entry], dict[str, list[Entry]]]
 
 
 class Ledger:
@@ -47,7 +47,7 @@ class Ledger:
         self._foundation = foundation
         self._libraries = frozenset(libraries)
         self._entries: list[Entry] = []  # replaced as a whole
-        self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {})
+        self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {}, {})
         self.order: list[str] = []  # ids of the installed fixes, the last installed at the end
         # Entries whose slot was overwritten; modules may still hold copies of our value.
         self._lost: list[Entry] = []
@@ -63,7 +63,7 @@ class Ledger:
 
     def entries(self, fix_id: str) -> list[Entry]:
         """The entries of one fix, in the order in which they were written."""
-        return [entry for entry in self._entries if entry.fix_id == fix_id]
+        return list(self._index()[2].get(fix_id, ()))
 
     def lost(self, fix_id: str) -> list[str]:
         """For each slot from which the fix's code is no longer reached, a sentence about what the slot holds."""
@@ -95,18 +95,18 @@ class Ledger:
 
         A module that was imported after us may hold a copy of our function under any name.
         """
-        ours, first = self._index()
+        ours, first, _ = self._index()
         for entry in ours.get(id(value), ()):
             if entry.is_at(owner, name) or isinstance(value, FunctionType):
                 return first[id(entry.owner), entry.name].old
         return value
 
     def _index(self) -> _Index:
-        """The entries by the value they wrote, and the first entry of each slot: callers ask about thousands of
-        values."""
+        """The entries by the value they wrote, the first entry of each slot, and the entries of each fix: callers ask
+        about thousands of values."""
         entries, index = self._indexed
         if entries is not self._entries:
-            entries, index = self._entries, ({}, {})
+            entries, index = self._entries, ({}, {}, {})
             _add(entries, index)
             self._indexed = entries, index
         return index
@@ -178,15 +178,18 @@ class Ledger:
             if callable(key := _function(entry.new)):
                 self._below[key] = entry.owned, entry.old
         before = self._entries
-        kept = [
-            entry
-            for entry in before
-            if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
-        ]
+        indexed = self._indexed  # another thread may replace it
+        kept = before
+        if self.entries(fix_id):
+            kept = [
+                entry
+                for entry in before
+                if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
+            ]
         self._entries = kept + written
-        if self._indexed[0] is before and len(kept) == len(before):
-            _add(written, self._indexed[1])
-            self._indexed = self._entries, self._indexed[1]
+        if indexed[0] is before and len(kept) == len(before):
+            _add(written, indexed[1])
+            self._indexed = self._entries, indexed[1]
         if not later:
             self.order = [*(other for other in self.order if other != fix_id), fix_id]
 
@@ -230,7 +233,7 @@ class Ledger:
 
     def _restore(self, state: tuple[list[Entry], list[Entry], list[str]]) -> None:
         self._entries, self._lost, self.order = state
-        self._indexed = None, ({}, {})  # it may have entries that were not kept
+        self._indexed = None, ({}, {}, {})  # it may have entries that were not kept
 
     def _above(self, entry: Entry) -> str:
         """A sentence about the fix that has patched over an entry; empty if it is other code."""
@@ -296,17 +299,17 @@ class Ledger:
         wanted = {id(value) for value in values if callable(value)}
         places: dict[int, list[tuple[ModuleType, str]]] = {}
         seen = set()
-        # `copy` is atomic. Listing the items is not: another thread may import meanwhile.
-        modules = list(sys.modules.copy().items()) if wanted else []
+        # `list` is atomic. Going through the dictionary itself is not: another thread may import meanwhile.
+        names = list(sys.modules) if wanted else []
         if since:
-            names = [name for name, _ in modules]
-            del modules[: min(names.index(name) if name in names else 0 for name in since)]
-        for name, module in modules:
+            del names[: min(names.index(name) if name in names else 0 for name in since)]
+        for name in names:
             # A program may have put anything into it.
-            if not isinstance(name, str) or name.partition(".")[0] not in libraries or id(module) in seen:
+            if type(name) is not str or name.partition(".")[0] not in libraries:
                 continue
+            module: Any = sys.modules.get(name)
             # Check the type only: any attribute access on a module of importlib.util.LazyLoader would import it.
-            if not issubclass(type(module), ModuleType):
+            if id(module) in seen or not issubclass(type(module), ModuleType):
                 continue
             seen.add(id(module))
             namespace = object.__getattribute__(module, "__dict__")
@@ -358,6 +361,7 @@ def _add(entries: list[Entry], index: _Index) -> None:
     for entry in entries:
         index[0].setdefault(id(entry.new), []).append(entry)
         index[1].setdefault((id(entry.owner), entry.name), entry)
+        index[2].setdefault(entry.fix_id, []).append(entry)
 
 
 def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:

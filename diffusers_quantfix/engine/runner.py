@@ -73,6 +73,9 @@ class Runner:
     ) -> None:
         self._version = version
         self._targets = dict(targets)
+        self._by_module: dict[str, list[str]] = {}  # full name of a module -> its targets
+        for name, target in targets.items():
+            self._by_module.setdefault(target.module, []).append(name)
         self._libraries = tuple(libraries)
         self._settings = settings
         self._ledger = Ledger(
@@ -109,11 +112,7 @@ class Runner:
     def arrived(self, module: str) -> None:
         """A module was executed: check its targets, and those imported before the import hook was active."""
         # The import system still marks the module as unfinished: its loader, which called us, has not returned.
-        self.check(
-            [name for name, target in self._targets.items() if target.module == module],
-            again=True,
-            ready=module,
-        )
+        self.check(self._by_module.get(module, ()), again=True, ready=module)
         self.check_imported()
 
     def check_imported(self, thorough: bool = False) -> None:
@@ -125,8 +124,10 @@ class Runner:
         self.check(
             [
                 name
-                for name, target in self._targets.items()
-                if self._is_open(name, thorough) and finished(target.module) is not None
+                for module, names in self._by_module.items()
+                if module in sys.modules  # nearly all are not, and this is asked at every arrival
+                for name in names
+                if self._is_open(name, thorough) and finished(module) is not None
             ],
             thorough=thorough,
         )
@@ -145,13 +146,10 @@ class Runner:
         Raises:
             StrictError: under ``strict``, after all of them have been checked.
         """
-        faults = []
-        for name in names:
-            answer = self._check_one(name, again, ready, thorough)
-            if answer is not None and answer.state == states.FAILED:
-                faults.append(f"{name}: {answer.reason}")
+        answers = [answer for name in names if (answer := self._check_one(name, again, ready, thorough))]
         self._announce()
-        self._warn_of_candidates()
+        self._warn_of_candidates(answers)
+        faults = [f"{answer.id}: {answer.reason}" for answer in answers if answer.state == states.FAILED]
         if faults and self._settings().strict and threading.get_ident() not in self._collecting:
             raise StrictError("; ".join(faults))
 
@@ -429,14 +427,13 @@ class Runner:
             __name__.partition(".")[0],
         )
 
-    def _warn_of_candidates(self) -> None:
+    def _warn_of_candidates(self, answers: Iterable[Answer]) -> None:
         """Log one line per process, when a release newer than the claims still seems to have a bug.
 
         Not while `status` collects answers: it prints this for all of them.
         """
         if threading.get_ident() in self._collecting:
             return
-        answers = list(self._answers.values())
         found = [answer for answer in answers if answer.state == states.CANDIDATE and answer.above]
         with self._lock:
             first = bool(found) and not self._warned

@@ -26,6 +26,7 @@ from ..engine.classes import attributes
 from ..engine.interruptions import heed_interruption
 from ..engine.locks import Lock
 from ..loading.device import accelerator_types
+from ..placement.counting import CPU
 from ..placement.modules import modules_of
 from ..weights.companions import companions
 from ..weights.host_memory import fingerprint, free_memory, random_numbers
@@ -35,7 +36,6 @@ __all__ = ["keep", "stop"]
 
 _METHOD = "_apply"
 _KEPT = "_quantfix_host_copies"
-_CPU = torch.device("cpu")
 _Key = tuple[int, str]
 _PATIENCE = 30.0  # seconds; the other thread's move may itself wait for this one
 _NOBODYS: _Key = (0, "")
@@ -209,7 +209,9 @@ class _Kept:
         """
         slots = list(_slots(module))
         targets = {device: _target(fn, device) for device in {slot.get().device for slot in slots}}
-        back = [slot for slot in slots if slot.key in self.copies and targets.get(slot.get().device) == _CPU]
+        back = [slot for slot in slots if slot.key in self.copies and targets.get(slot.get().device) == CPU]
+        if torch.__future__.get_overwrite_module_params_on_conversion():
+            back = []  # each parameter is replaced then, and who has the old one keeps it as it is
         checksums = _checksums(back, {key: copy.tensor for key, copy in self.copies.items()})
         unchanged = [slot for slot, checksum in checksums if checksum == self.copies[slot.key].checksum]
         whole = _without_parts(unchanged, slots)
@@ -220,9 +222,9 @@ class _Kept:
         finally:  # also where Ctrl-C comes in between: torch cannot move a wrapper that says another device
             for wrapper in wrappers.values():
                 follow(wrapper)
-        if targets.get(_CPU) in (_CPU, None):
+        if targets.get(CPU) in (CPU, None):
             return {}
-        leaving = [slot for slot in slots if slot.get().device == _CPU]
+        leaving = [slot for slot in slots if slot.get().device == CPU]
         if self._pin and set(accelerator_types()) - {"mps"}:  # which has no separate memory
             _pin(leaving)
         # Detached, not the buffer itself: the module drops that, and if it stays alive, other code has it.
@@ -238,7 +240,7 @@ class _Kept:
             memory = StorageWeakRef(tensor.untyped_storage())
             if self._checksums.get(slot.key) != (memory, checksum):
                 # New, changed on the CPU, or also cast by the move.
-                here = fingerprint(tensor, random_numbers(_CPU))
+                here = fingerprint(tensor, random_numbers(CPU))
                 if here is None or int(here) != checksum:
                     continue
                 self._checksums[slot.key] = memory, checksum
@@ -304,7 +306,7 @@ def _is_in_a_graph(wrapper: Any) -> bool:
 def _held_by_others(left: dict[_Key, torch.Tensor]) -> set[_Key]:
     """The keys of tensors whose memory other code has too (a state dict, a storage): if such a tensor came back into
     the module, a change of one would change the other."""
-    tensors = {**left, _NOBODYS: torch.empty(1, device=_CPU)}
+    tensors = {**left, _NOBODYS: torch.empty(1, device=CPU)}
     storages = {key: tensor.untyped_storage() for key, tensor in tensors.items()}
     own = Counter(storage._cdata for storage in storages.values())
     # A storage has one Python object; its referrers do not count as users of the memory.

@@ -6,10 +6,12 @@ from typing import Any
 
 from ..placement.components import components_of, is_module
 from ..placement.released import ReleasedError, released_message
+from ..placement.unobserved import unobserved
 
 __all__ = ["keep_host_copies"]
 
 
+@unobserved()
 def keep_host_copies(pipe_or_model: Any, keep: bool = True, pin: bool = False) -> None:
     """Keep host copies of weights that move to a device, and use them when the weights come back.
 
@@ -23,8 +25,8 @@ def keep_host_copies(pipe_or_model: Any, keep: bool = True, pin: bool = False) -
 
     The weights take host memory also while they are on the device. optimum-quanto and torchao weights are kept by inner
     tensor; weights that the library repacks for the device's kernel, and other tensor subclasses, are copied back as
-    without this. Sequential and group offload keep copies anyway. While the weights are on the device, do not write to
-    host memory that they share with other objects (an array, a mapped file).
+    without this. Sequential and group offload keep copies anyway. Do not write to host memory that the weights
+    share with other objects (an array, a mapped file): they have it again when they are back.
 
     Args:
         pipe_or_model: a diffusers pipeline, a ``torch.nn.Module`` or a dict of components.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..text import human
 from .components import components_of, is_module, readable_name
 from .report import Audit, Misplaced, TensorRecord
+from .unobserved import unobserved
 
 if TYPE_CHECKING:
     from .checks import Examined
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 
+@unobserved()
 def audit(model_or_pipe: Any) -> Audit:
     """Find every tensor of a model or pipeline: parameters, buffers, and tensors that torch does not list.
 

@@ -13,7 +13,8 @@ from .tensors import nbytes, span
 __all__ = ["Blocks"]
 
 _UNKNOWN = 0
-_CPU = torch.device("cpu")
+with torch._C.DisableTorchFunction():  # a function mode of the program would be asked
+    CPU = torch.device("cpu")
 _CHUNK = 256
 # For `map`, which loops over the tensors in C.
 _ADDRESS, _IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
@@ -58,7 +59,7 @@ class Blocks:
             except (NotImplementedError, RuntimeError, ValueError):
                 addresses = ()
             if addresses and all(addresses):
-                self.devices += [_CPU] * len(chunk)
+                self.devices += [CPU] * len(chunk)
                 self.addresses += addresses
                 self.sizes += map(_NBYTES, chunk)
             else:
@@ -73,9 +74,9 @@ class Blocks:
     def _extend_singly(self, tensors: Iterable[torch.Tensor]) -> None:
         devices, addresses, sizes = self.devices, self.addresses, self.sizes
         for tensor in tensors:
-            device = _CPU if tensor.is_cpu else tensor.device
+            device = CPU if tensor.is_cpu else tensor.device
             try:
-                if device is _CPU:
+                if device is CPU:
                     address = tensor.data_ptr()
                     size = tensor.nbytes if tensor.is_contiguous() else span(tensor)
                 elif device.type == "meta":
@@ -99,7 +100,7 @@ class Blocks:
         for index, (device, address) in enumerate(zip(self.devices, self.addresses, strict=True)):
             if address == _UNKNOWN:
                 continue
-            if device is _CPU:
+            if device is CPU:
                 on_cpu.append(index)
             # Addresses of some backends (MPS) are no numbers to calculate with, but equal ones are one storage.
             elif (device, address) in storages:
@@ -123,7 +124,7 @@ class Blocks:
 
     def _apart(self) -> bool:
         """Whether all blocks are on the CPU, and none overlaps another."""
-        if len(set(self.devices)) > 1 or _CPU not in self.devices or _UNKNOWN in self.addresses:
+        if len(set(self.devices)) > 1 or CPU not in self.devices or _UNKNOWN in self.addresses:
             return False
         # Sorted, each block begins at or after the end of the one before it.
         begins, ends = sorted(self.addresses), sorted(map(add, self.addresses, self.sizes))

@@ -56,7 +56,8 @@ def test_two_threads_warn_once(world) -> None:
                 self.__dict__["said"] = value
         runner.__dict__["said"] = runner.__dict__.pop("_warned") and False
         runner.__class__ = Slow
-        threads = [threading.Thread(target=runner._warn_of_candidates) for _ in range(2)]
+        answers = [list(runner._answers.values())]
+        threads = [threading.Thread(target=runner._warn_of_candidates, args=answers) for _ in range(2)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         tell()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -13,6 +14,7 @@ import pytest
 
 from tests.fixes import four_bit
 from tests.fixes import lora_models as lora
+from tests.fixes.callers import stopped_at_each_line
 from tests.fixes.merged import KEPT, OFFLOADS, assert_same, bits, kept, layers_of, without_memory
 from tests.gate import unmet
 from tests.marks import in_turn, rest_is_long
@@ -230,6 +232,38 @@ def test_a_merge_or_unmerge_that_fails_changes_nothing(gpu, monkeypatch, weights
     assert_same(bits(model), fused)
     model.unmerge_adapter()
     assert_same(bits(model), before)
+
+
+@pytest.mark.parametrize("weights", ["nf4", pytest.param("int8", marks=pytest.mark.long)])
+def test_interrupted_where_a_failed_merge_is_undone(gpu, monkeypatch, weights):
+    """Ctrl-C at any line of that: the layers are as before the merge."""
+    import bitsandbytes
+    import torch
+
+    from diffusers_quantfix.adapters import before_merge
+    from diffusers_quantfix.offloading import finishing
+
+    here = gpu.devices[0]
+
+    def prepare():
+        model = adapted(weights, here)
+        return model, run(model, here), bits(model)
+
+    def fail(*args, **kwargs):
+        raise MemoryError
+
+    def merge(prepared):
+        with monkeypatch.context() as patch, contextlib.suppress(MemoryError):
+            patch.setattr(bitsandbytes.nn, "Int8Params" if weights == "int8" else "Params4bit", fail)
+            prepared[0].merge_adapter()
+
+    trials = 0
+    for model, with_lora, before in stopped_at_each_line(prepare, merge, before_merge, finishing):
+        trials += 1
+        assert_same(bits(model), before)
+        assert not any(part.merged for part in layers_of(model))
+        assert torch.equal(run(model.to("cpu").to(here), here), with_lora)
+    assert trials > 20
 
 
 @pytest.mark.parametrize("weights", ["nf4", "int8"])

@@ -16,7 +16,8 @@ Patch: the layer is dequantized where it is; on an accelerator only if bitsandby
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...adapters.flux_lora import EXPAND, expanding, touched
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
+from ...offloading.finishing import finished
 
 _DEQUANTIZE = "_maybe_dequantize_weight_for_expanded_lora"  # since 0.33
 _WEIGHTS = ("Params4bit", "Int8Params", "GGUFParameter")
@@ -86,14 +88,16 @@ def _dequantizing_before(transformer: Any, lora: dict[str, Any], prefix: str) ->
             plain.weight = torch.nn.Parameter(_dequantized(transformer, layer), requires_grad=False)
             plain.bias = layer.bias
             found.append((one, plain))
-    for one, plain in found:
-        _put(transformer, one.name, plain)
-    try:
+    loaded = False
+
+    def steps() -> list[Callable[[], Any]]:
+        return [] if loaded else [partial(_put, transformer, one.name, one.layer) for one, _ in found]
+
+    with finished(steps):
+        for one, plain in found:
+            _put(transformer, one.name, plain)
         yield lora
-    except BaseException:
-        for one, _ in found:
-            _put(transformer, one.name, one.layer)
-        raise
+        loaded = True
 
 
 def _put(model: Any, name: str, layer: Any) -> None:
