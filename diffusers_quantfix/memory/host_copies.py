@@ -62,10 +62,11 @@ def keep(models: list[Any], pin: bool) -> None:
             "leave out keep_host_copies(), or use sequential or group offload"
         )
     for model in models:
-        kept = vars(model)[_KEPT] = _Kept(model, pin)
+        kept = _Kept(model, pin)
         weakref.finalize(kept, _let_go, type(model)).atexit = False
         with _lock.held:
             _intercept(type(model)).add(kept)
+        vars(model)[_KEPT] = kept
 
 
 def stop(models: list[Any]) -> None:
@@ -141,6 +142,9 @@ class _Slot:
             setattr(self._holder, self._attribute, tensor)
 
 
+_Pinned = tuple[_Slot, torch.Tensor, torch.Tensor]  # with its pinned tensor and its own
+
+
 class _Copy:
     """The host copy of one weight that is on a device, and the checksum of both after the move."""
 
@@ -183,16 +187,24 @@ class _Kept:
 
     def _move(self, upstream: Callable[[], Any], fn: Callable[[Any], Any]) -> Any:
         module = self.module()
+        pinned: list[_Pinned] = []
         try:
             self._moves = True
             leaving: dict[_Key, torch.Tensor] = {}
             # Subclasses (GGUF) intercept even the assignment of ``.data``, and function modes see it.
             with _without_copies_if_short(), torch._C.DisableTorchFunction():
-                leaving = self._prepare(module, fn)
+                leaving = self._prepare(module, fn, pinned)
             result = upstream()
+            pinned.clear()
             with _without_copies_if_short(), torch._C.DisableTorchFunction():
                 self._keep(module, leaving)
             return result
+        except BaseException:
+            with torch._C.DisableTorchFunction():
+                for slot, here, tensor in pinned:  # what stays shares its memory as before
+                    if slot.get().data_ptr() == here.data_ptr():
+                        slot.put(tensor)
+            raise
         finally:
             self._moves = False
             # Keep a copy only while its weight is on a device, even if the move failed midway.
@@ -201,8 +213,12 @@ class _Kept:
                 away = {slot.key for slot in _slots(module) if _is_away(slot.get())}
                 self.copies = {key: copy for key, copy in copies.items() if key in away}
 
-    def _prepare(self, module: Any, fn: Callable[[Any], Any]) -> dict[_Key, torch.Tensor]:
+    def _prepare(
+        self, module: Any, fn: Callable[[Any], Any], pinned: list[_Pinned]
+    ) -> dict[_Key, torch.Tensor]:
         """Replace unchanged weights that ``fn`` would move to the CPU by their host copies.
+
+        What it pins instead is added to ``pinned``.
 
         Returns:
             The tensors that ``fn`` will move from the CPU to a device.
@@ -226,7 +242,7 @@ class _Kept:
             return {}
         leaving = [slot for slot in slots if slot.get().device == CPU]
         if self._pin and set(accelerator_types()) - {"mps"}:  # which has no separate memory
-            _pin(leaving)
+            _pin(leaving, pinned)
         # Detached, not the buffer itself: the module drops that, and if it stays alive, other code has it.
         return {slot.key: slot.get().detach() for slot in leaving if not slot.get().requires_grad}
 
@@ -359,15 +375,16 @@ def _target(fn: Callable[[Any], Any], device: torch.device) -> torch.device | No
         return None
 
 
-def _pin(slots: list[_Slot]) -> None:
-    pinned: dict[tuple[Any, ...], torch.Tensor] = {}  # a weight and its CB are often the same
+def _pin(slots: list[_Slot], pinned: list[_Pinned]) -> None:
+    here: dict[tuple[Any, ...], torch.Tensor] = {}  # a weight and its CB are often the same
     for slot in slots:
         tensor = slot.get()
         if tensor.numel() and not tensor.is_pinned():
             what = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            if what not in pinned:
-                pinned[what] = tensor.pin_memory()
-            slot.put(pinned[what])
+            if what not in here:
+                here[what] = tensor.pin_memory()
+            pinned.append((slot, here[what], tensor))
+            slot.put(here[what])
 
 
 def _checksums(slots: list[_Slot], copies: dict[_Key, torch.Tensor]) -> Iterator[tuple[_Slot, int]]:

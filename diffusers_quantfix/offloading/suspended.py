@@ -50,10 +50,10 @@ def hooks_aside(*models: Any, device: Any = "cpu") -> Iterator[None]:
         device: where the offloaded weights are in the block. Other weights are not moved.
     """
     offloaded = [model for model in models if is_sequentially_offloaded(model)]
-    taken = [(model, _hooked_in(model), list(model.modules())) for model in offloaded]
-    with finished(lambda: (step for one in taken for step in _put_back(*one))):
-        for _, hooked, _ in taken:
-            for one in hooked:
+    taken = [_Taken(model) for model in offloaded]
+    with finished(lambda: (step for model in taken for step in model.put_back())):
+        for model in taken:
+            for one in model.hooked:
                 _take_off(one, device)
         yield
 
@@ -86,6 +86,77 @@ class _Hooked:
         self.attributes = {key: vars(module)[key] for key in _ATTRIBUTES if key in vars(module)}
         self.original_devices = [hook.original_devices for hook in hooks]
         self.maps: list[Any] = []  # the hooks' new weights maps
+
+
+class _Newcomer:
+    """A new module and the hook that it gets."""
+
+    __slots__ = ("hook", "module", "original_devices")
+
+    def __init__(self, module: Any, hook: Any) -> None:
+        self.module = module
+        self.hook = hook
+        hook.weights_map = _weights_of(module, hook)
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        self.original_devices = {name: tensor.device for name, tensor in tensors}
+
+    def put_on(self) -> None:
+        sys.modules["accelerate.hooks"].add_hook_to_module(self.module, self.hook)
+        # What the hook saw, if this was interrupted: the weights were on meta already.
+        self.hook.original_devices = {**self.hook.original_devices, **self.original_devices}
+
+
+class _Taken:
+    """A model whose offloading hooks are taken off."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.hooked = _hooked_in(model)
+        self._known = list(model.modules())
+        self._newcomers: dict[int, _Newcomer] = {}  # by the id of the module
+
+    def put_back(self) -> Iterator[Callable[[], None]]:
+        """The steps that give every module that is still in the model its own hooks back, and hook new modules like
+        their neighbours."""
+        present = {id(module) for module in self.model.modules()}
+        for one in self.hooked:
+            # The hook is there if it was not taken off, or another was put on meanwhile.
+            if id(one.module) in present and _HOOK not in vars(one.module):
+                yield partial(_hook_again, one)
+        yield self._find_newcomers
+        for newcomer in list(self._newcomers.values()):
+            yield newcomer.put_on
+        yield self._hook_containers
+
+    def _find_newcomers(self) -> None:
+        """Those modules of the model that are new and own tensors, with a hook each: their neighbour's."""
+        known = {id(module) for module in self._known}
+        patterns = {id(one.module): one.hooks[-1] for one in self.hooked}
+        by_name = {one.name: one.hooks[-1] for one in self.hooked}
+        modules = dict(self.model.named_modules())
+        for name, module in modules.items():
+            if id(module) in known or id(module) in self._newcomers or _HOOK in vars(module):
+                continue
+            own = [*module._parameters.values(), *module._buffers.values()]
+            tensors = [tensor for tensor in own if tensor is not None]
+            # On meta it is if its loading was interrupted; it cannot be run, hooked or not.
+            if not tensors or any(tensor.is_meta for tensor in tensors):
+                continue
+            # Like the offloaded module of the same name (a replaced layer), or else like the nearest one.
+            like = by_name.get(name) or _nearest(name, modules, patterns, known)
+            if like is None:
+                continue
+            hook = sys.modules["accelerate.hooks"].AlignDevicesHook(
+                execution_device=like.execution_device,
+                offload=True,
+                offload_buffers=like.offload_buffers,
+                skip_keys=like.skip_keys,
+            )
+            self._newcomers[id(module)] = _Newcomer(module, hook)
+
+    def _hook_containers(self) -> None:
+        for module in self.model.modules():
+            hook_containers(module)
 
 
 def _hooked_in(model: Any) -> list[_Hooked]:
@@ -138,17 +209,6 @@ def _give_scales(module: Any, hook: Any) -> None:
                 layer.weight.SCB = scales.to(layer.weight.device)
 
 
-def _put_back(model: Any, hooked: list[_Hooked], before: list[Any]) -> Iterator[Callable[[], None]]:
-    """The steps that give every module that is still in ``model`` its own hooks back, and hook new modules like their
-    neighbours."""
-    present = {id(module) for module in model.modules()}
-    for one in hooked:
-        # The hook is there if it was not taken off, or another was put on meanwhile.
-        if id(one.module) in present and _HOOK not in vars(one.module):
-            yield partial(_hook_again, one)
-    yield partial(_hook_newcomers, model, hooked, before)
-
-
 def _hook_again(one: _Hooked) -> None:
     """Give a module its hooks back, with its present weights: never with those from before."""
     one.maps = one.maps or [_weights_of(one.module, hook) for hook in one.hooks]
@@ -196,37 +256,6 @@ def _says(weights: Any, tensors: Mapping[str, Any]) -> bool:
         if stored is None or stored.dtype != tensor.dtype or not equal(stored.to("cpu"), tensor.to("cpu")):
             return False
     return True
-
-
-def _hook_newcomers(model: Any, hooked: list[_Hooked], before: list[Any]) -> None:
-    """Hook the new modules of ``model`` that own tensors, like their neighbours."""
-    known = {id(module) for module in before}
-    patterns = {id(one.module): one.hooks[-1] for one in hooked}
-    by_name = {one.name: one.hooks[-1] for one in hooked}
-    modules = dict(model.named_modules())
-    hooks = sys.modules["accelerate.hooks"]
-    for name, module in modules.items():
-        if id(module) in known or _HOOK in vars(module):
-            continue
-        own = [*module._parameters.values(), *module._buffers.values()]
-        tensors = [tensor for tensor in own if tensor is not None]
-        # On meta it is if its loading was interrupted; it cannot be run, hooked or not.
-        if not tensors or any(tensor.is_meta for tensor in tensors):
-            continue
-        # Like the offloaded module of the same name (a replaced layer), or else like the nearest one.
-        like = by_name.get(name) or _nearest(name, modules, patterns, known)
-        if like is None:
-            continue
-        hook = hooks.AlignDevicesHook(
-            execution_device=like.execution_device,
-            offload=True,
-            offload_buffers=like.offload_buffers,
-            skip_keys=like.skip_keys,
-        )
-        hook.weights_map = _weights_of(module, hook)
-        hooks.add_hook_to_module(module, hook, append=True)
-    for module in modules.values():
-        hook_containers(module)
 
 
 def _nearest(name: str, modules: Mapping[str, Any], patterns: Mapping[int, Any], known: set[int]) -> Any:

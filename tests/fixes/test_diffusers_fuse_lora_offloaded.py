@@ -185,6 +185,42 @@ def test_interrupted_at_each_line(gpu, kind):
     assert trials > 50
 
 
+def test_a_layer_that_comes_in_interrupted_at_each_line(gpu):
+    """The old or the new layer computes, offloaded, and its weights come back."""
+    import accelerate.hooks
+    import torch
+
+    from diffusers_quantfix.offloading import finishing, suspended
+
+    device = gpu.devices[0]
+
+    def offloaded():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)).requires_grad_(False)
+        return accelerate.cpu_offload(model, spelled(device))
+
+    def exchange(model):
+        with suspended.hooks_aside(model):
+            torch.manual_seed(1)
+            model[1] = torch.nn.Linear(16, 16).requires_grad_(False)
+
+    old, new = offloaded(), offloaded()
+    exchange(new)
+    expected = [computed(model, device) for model in (old, new)]
+    assert not torch.equal(*expected)
+    before, trials = gpu.allocated(device), 0
+    for model in stopped_at_each_line(offloaded, exchange, accelerate.hooks, suspended, finishing):
+        trials += 1
+        for _ in range(2):
+            output = computed(model, device)
+            assert any(torch.equal(output, one) for one in expected)
+        assert gpu.allocated(device) == before, "bytes stayed on the device"
+        accelerate.hooks.remove_hook_from_module(model, recurse=True)
+        assert torch.equal(computed(model.to("cpu"), "cpu"), computed(model.to(device), device))
+        model.to("cpu")
+    assert trials > 50
+
+
 def test_every_adapter_goes_with_its_scale_and_its_name():
     pipe, expected = loaded("cpu"), loaded()
     for one in (pipe, expected):

@@ -303,6 +303,61 @@ def test_pinned_copies_are_taken_back_pinned(gpu, name):
     assert all(map(torch.equal, of(model), expected))
 
 
+def test_a_pinned_move_that_fails_midway(gpu):
+    """What did not move has the memory that it had."""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    theirs = model[1].weight.data
+    qf.keep_host_copies(model, pin=True)
+
+    def fail(*args, **kwargs):
+        raise MemoryError
+
+    model[1]._apply = fail
+    with pytest.raises(MemoryError):
+        model.to(gpu.devices[0])
+    assert model[0].weight.device == torch.device(gpu.devices[0])
+    assert model[1].weight.data_ptr() == theirs.data_ptr()
+    del model[1]._apply
+    expected = theirs.clone()
+    model.to(gpu.devices[0]).to("cpu")
+    assert torch.equal(model[1].weight, expected)
+
+
+def test_a_class_that_cannot_be_changed(gpu):
+    class Fixed(type):
+        def __setattr__(cls, name, value):
+            raise TypeError(f"{name} stays")
+
+    import torch
+
+    class Model(torch.nn.Linear, metaclass=Fixed):
+        pass
+
+    model = Model(2, 2)
+    before = set(vars(model))
+    with pytest.raises(TypeError, match="_apply stays"):
+        qf.keep_host_copies(model)
+    assert set(vars(model)) == before
+
+
+def test_where_a_move_replaces_each_parameter(gpu):
+    import torch
+
+    model = torch.nn.Linear(64, 64)
+    qf.keep_host_copies(model)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        model.to(gpu.devices[0])
+        held = model.weight
+        model.to("cpu")
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    assert held.device == torch.device(gpu.devices[0])
+    assert torch.equal(held.cpu(), model.weight)
+
+
 def test_another_type_and_a_second_device(gpu):
     import torch
 
