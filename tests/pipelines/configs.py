@@ -966,6 +966,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "StableDiffusionModelEditing": {"scheduler": {"class": "DDIMScheduler"}},
     "StableDiffusionParadigms": {"scheduler": {"class": "DDIMParallelScheduler"}},
     "StableVideoDiffusion": {"image_encoder": {"image_size": 224, "patch_size": 32}},
+    "AudioDiffusion": {
+        "dtype": "float32",
+        "vqvae": {"in_channels": 1, "out_channels": 1},
+        # librosa inverts a picture of the usual size for 8 to 30 seconds.
+        "mel": {"x_res": 32, "y_res": 32, "n_fft": 64, "hop_length": 16, "n_iter": 1},
+    },
     "DDPM|DDIM|PNDM|RePaint|ScoreSde|KarrasVe|Consistency|LDM": {"dtype": "float32"},
 }
 

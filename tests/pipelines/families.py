@@ -72,6 +72,7 @@ BUILT_WITH: dict[str, str] = {"I2VGenXLPipeline": "transformers<5", "MusicLDMPip
 
 # Pipeline -> the module that it asks for, which the tests do not install: it is run by the set ``optional``.
 OPTIONAL: dict[str, str] = {
+    "AudioDiffusionPipeline": "librosa",
     "ConsisIDPipeline": "cv2",
     "Cosmos2_5_PredictBasePipeline": "torchvision",
     "Cosmos2_5_TransferPipeline": "torchvision",

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy
+
 SIZE = 32
 FRAMES = 5  # two latent frames where the VAE compresses four into one
 
 
 def image(seed: int = 0, size: int = SIZE):
-    import numpy
     from PIL import Image
 
     pixels = numpy.random.default_rng(seed).integers(0, 255, (size, size, 3), dtype="uint8")
@@ -24,7 +25,6 @@ def image(seed: int = 0, size: int = SIZE):
 
 
 def mask(size: int = SIZE):
-    import numpy
     from PIL import Image
 
     pixels = numpy.zeros((size, size), dtype="uint8")
@@ -210,6 +210,7 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     "StableDiffusionXLControlNetUnion": {"control_mode": [0], "control_image": lambda: [image()]},
     "QwenImage21": {"output_resolution": 32},
+    "AudioDiffusion": {"steps": 2},
     "AudioLDM2": {"transcription": "a cat", "max_new_tokens": 4},
     "AceStep": {"audio_duration": 1.0, "max_text_length": 16, "max_lyric_length": 16},
     "LEditsPP": {"editing_prompt": ["a dog"]},
@@ -288,6 +289,8 @@ def _block_mask(*args, _compile: bool, **options):
 # What pipelines keep in their modules, sizes of images for instance: pattern -> name in the module -> value.
 # Of a modular pipeline it is the module of its encoders; a name with dots names its module.
 SIZES: dict[str, dict[str, Any]] = {
+    # librosa draws the phases.
+    "AudioDiffusion": {"numpy.random.default_rng": lambda: numpy.random.Generator(numpy.random.PCG64(0))},
     "QwenImageEdit(Inpaint)?Pipeline": {"calculate_dimensions": lambda area, ratio: (SIZE, SIZE, None)},
     "WanAnimate2": {  # it compiles the mask, for which Inductor has no kernels of the stand-ins
         "diffusers.models.transformers.transformer_wan_animate_2.create_block_mask": _block_mask
@@ -376,7 +379,6 @@ def ftfy(name: str):
 
 def flatten(output) -> list:
     """The tensors in whatever a pipeline returns."""
-    import numpy
     import torch
 
     if isinstance(output, torch.Tensor):
