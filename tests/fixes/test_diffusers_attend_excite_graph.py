@@ -8,6 +8,7 @@ import pytest
 
 from diffusers_quantfix.verify.models.unet import unet as tiny_unet
 from tests.gate import unmet
+from tests.marks import rest_is_long
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -63,7 +64,7 @@ def run(pipe):
     ).images.cpu()
 
 
-@pytest.mark.parametrize("placement", ["stay", "model", "sequential"])
+@pytest.mark.parametrize("placement", rest_is_long(["stay", "model", "sequential"], "model"))
 @each_target
 def test_nothing_but_weights_stays(gpu, placement, target):
     device = gpu.devices[0]

@@ -143,6 +143,7 @@ def test_its_blocks(tmp_path):
     check(run(model), expected)
 
 
+@pytest.mark.long
 @pytest.mark.defect(FIX_ID, shows=f"{IS_A_WEIGHT}|{FAILS}")
 def test_with_a_lora(tmp_path):
     peft = pytest.importorskip("peft")

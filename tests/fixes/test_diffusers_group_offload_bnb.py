@@ -28,6 +28,7 @@ from tests.fixes.group_offloaded import (
     stop,
 )
 from tests.gate import unmet
+from tests.marks import rest_is_long
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -482,8 +483,10 @@ def test_with_an_adapter(gpu, folders, bits, mode):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("cache", ["FirstBlockCache", "PyramidAttentionBroadcast"])
-@modes("leaf-stream", "block-stream", "leaf")
+@pytest.mark.parametrize(
+    "cache", rest_is_long(["FirstBlockCache", "PyramidAttentionBroadcast"], "FirstBlockCache")
+)
+@modes("leaf-stream", "block-stream", long=("leaf",))
 def test_with_a_cache_that_skips_blocks(gpu, tmp_path, bits, cache, mode):
     """What was prefetched for a block that is skipped is prefetched once more in the next pass."""
     import diffusers

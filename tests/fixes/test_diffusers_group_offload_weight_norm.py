@@ -92,7 +92,7 @@ OTHERS = {
 }
 
 
-@modes("leaf", "block", "leaf-stream", "block-stream")
+@modes("block", "leaf-stream", long=("leaf", "block-stream"))
 @pytest.mark.parametrize(
     "name",
     [

@@ -25,7 +25,7 @@ def test_a_plain_one(gpu, mode):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@modes("leaf", "block", "leaf-stream", "block-stream")
+@modes("block", "leaf-stream", long=("leaf", "block-stream"))
 @pytest.mark.defect(FIX_ID, shows=f"{SHOWS}|{POOLER}")
 def test_a_quantized_one(gpu, tmp_path, mode, bits):
     from diffusers_quantfix.verify.models import hunyuan_dit

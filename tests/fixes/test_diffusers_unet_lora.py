@@ -12,6 +12,7 @@ from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import LEAF
 from tests.fixes.group_offloaded import offload as group_offload
 from tests.gate import unmet
+from tests.marks import rest_is_long
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -128,7 +129,7 @@ def test_the_model_itself_loads_one(name):
 
 @each_unet
 @pytest.mark.skipif(bool(unmet("diffusers>=0.33")), reason="before, a quantized model takes no device_map")
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", rest_is_long([4, 8], 8))
 def test_quantized_and_offloaded(gpu, name, bits, tmp_path):
     device = gpu.devices[0]
     models.saved(built(name)[0], tmp_path)

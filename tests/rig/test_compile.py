@@ -45,7 +45,7 @@ def test_a_model_under_group_offload(rig_devices, stream):
 
 
 @pytest.mark.parametrize("way", rest_is_long(["model", "sequential"], "model"))
-@pytest.mark.parametrize("bits", [4, 8, 16])  # what is compiled for the first is kept for the next
+@pytest.mark.parametrize("bits", rest_is_long([4, 8, 16], 4, 16))  # what is compiled is kept for the next
 def test_a_model_under_offload_by_accelerate(rig_devices, tmp_path, bits, way):
     """accelerate before 1.13 lets its hooks be traced: our part of them ended in RecursionError."""
     import torch

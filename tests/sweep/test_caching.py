@@ -125,7 +125,9 @@ def outputs(gpu, saved, backend, placement, cache, first) -> list:
 NOW = ("model offload", "sequential", "group, leaf, stream", "group, block, stream")
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "first", [True, pytest.param(False, marks=pytest.mark.long)], ids=["before", "after"]
+)
 @pytest.mark.parametrize("cache", ENABLE)
 @pytest.mark.parametrize(
     ("backend", "placement"),

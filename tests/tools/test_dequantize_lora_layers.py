@@ -236,6 +236,7 @@ def test_no_memory_for_the_next_weight(folder, monkeypatch):
     assert torch.equal(run(pipe), with_lora)
 
 
+@pytest.mark.long
 def test_a_compiled_model(folder):
     if unmet("torch>=2.8"):
         pytest.skip("older releases cannot trace GGUF layers")
