@@ -17,6 +17,7 @@ from functools import partial
 from operator import attrgetter
 
 from .engine.target import finished
+from .torch_modes import without_dispatch_modes, without_function_modes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,17 +58,18 @@ def usual() -> Iterator[Callable[[bool], str]]:
     if torch is None or "torch.overrides" not in sys.modules:
         yield lambda failed: ""
         return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_without_tracing(torch))
-        stack.enter_context(_without_transforms())
-        stack.enter_context(_without_modes())
-        stack.enter_context(_without_saved_tensors_hooks(torch))
-        stack.enter_context(torch._C._DisableAutocast())
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if not torch.is_grad_enabled():
-            stack.enter_context(torch.enable_grad())
-        stack.enter_context(_mode("cpu"))
+    # No `ExitStack`: after Ctrl-C between the effect of an `__enter__` and its own next step, the effect would stay.
+    with (
+        _without_tracing(torch),
+        _without_transforms(),
+        without_dispatch_modes(torch),
+        without_function_modes(),
+        _without_saved_tensors_hooks(torch),
+        torch._C._DisableAutocast(),
+        torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext(),
+        contextlib.nullcontext() if torch.is_grad_enabled() else torch.enable_grad(),
+        _mode("cpu"),
+    ):
         yield partial(_disturbance, torch)
 
 
@@ -140,29 +142,6 @@ def _without_saved_tensors_hooks(torch: Any) -> Iterator[None]:
             )  # as torch itself does around hooks that are there
         elif ban is not None:
             engine._saved_tensors_hooks_disable(ban)
-
-
-@contextlib.contextmanager
-def _without_modes() -> Iterator[None]:
-    """Without the thread's function modes, such as a default device, and dispatch modes, such as FakeTensorMode."""
-    overrides = sys.modules["torch.overrides"]
-    dispatch = sys.modules["torch.utils._python_dispatch"]
-    theirs = overrides._get_current_function_mode_stack()
-    with contextlib.ExitStack() as stack:
-        if sys.modules["torch"]._C._len_torch_dispatch_stack():
-            stack.enter_context(dispatch._disable_current_modes())
-        if not theirs:
-            yield
-            return
-        try:
-            for _ in theirs:
-                overrides._pop_mode()
-            yield
-        finally:
-            while overrides._len_torch_function_stack():
-                overrides._pop_mode()
-            for mode in theirs:
-                overrides._push_mode(mode)
 
 
 def _mode(device: str) -> Any:

@@ -23,7 +23,7 @@ from functools import partial
 from ..engine.interruptions import heed_interruption
 from ..engine.log import log
 from ..engine.probe import function_of
-from ..offloading.finishing import finished
+from ..finishing import finished
 from ..weights.companions import is_quant_state, on_device
 
 TYPE_CHECKING = False

@@ -22,8 +22,8 @@ import sys
 from functools import partial
 
 from ..engine.errors import Undecided
+from ..finishing import finished
 from ..offloading.disk import is_mapped
-from ..offloading.finishing import finished
 from ..offloading.hooks import is_sequentially_offloaded, offload_execution_device
 from ..offloading.suspended import hooks_aside
 

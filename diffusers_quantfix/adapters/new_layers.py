@@ -19,7 +19,7 @@ import contextlib
 import sys
 from functools import partial
 
-from ..offloading.finishing import finished
+from ..finishing import finished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -86,6 +86,9 @@ class Fix:
         asked_once: whether ``broken`` is about upstream's own code, which the patch wraps and leaves as it is. Such a
             probe cannot tell whether the patch works, and is not asked again while the patch is in place.
         options: what users can choose in the environment variable: ``<library>:<option>`` -> what it does.
+
+    Raises:
+        TypeError: besides ``targets`` there is something that each of them says for itself.
     """
 
     __slots__ = (
@@ -118,6 +121,8 @@ class Fix:
         asked_once: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
+        if targets and (module or claims or fixed_in):
+            raise TypeError(f"{id}: module, claims and fixed_in stand in each of the targets")
         self.text = text
         self.id = id
         self.targets = tuple(targets) or (Target(id, module, claims or {}, fixed_in),)

@@ -12,7 +12,7 @@ from ..engine.classes import class_name
 from ..engine.locks import Lock
 from ..placement.components import accelerators_first, is_module, is_pipeline
 from ..placement.released import message_for, released_message
-from ..placement.unobserved import unobserved
+from ..torch_modes import unobserved
 from .report import Bystander, Kept, Release, Survivor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _TICK = 0.01
 _one_at_a_time = Lock()
 
 
-@unobserved()
+@unobserved
 def release(
     *pipes_or_models: Any, verify: bool = True, force: bool = False, wait: float = 10.0, search: float = 1.5
 ) -> Release:

@@ -6,12 +6,12 @@ from typing import Any
 
 from ..placement.components import components_of, is_module
 from ..placement.released import ReleasedError, released_message
-from ..placement.unobserved import unobserved
+from ..torch_modes import unobserved
 
 __all__ = ["keep_host_copies"]
 
 
-@unobserved()
+@unobserved
 def keep_host_copies(pipe_or_model: Any, keep: bool = True, pin: bool = False) -> None:
     """Keep host copies of weights that move to a device, and use them when the weights come back.
 

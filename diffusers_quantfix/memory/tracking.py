@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from ..placement.components import components_of, is_module, readable_name
-from ..placement.unobserved import unobserved
+from ..torch_modes import unobserved
 from .samples import Recording, Sample, peak_of
 from .watching import Calls
 
@@ -66,7 +66,7 @@ class Track:
         """See the class."""
         return self._bytes.estimated if self._bytes is not None else []
 
-    @unobserved()
+    @unobserved
     def __enter__(self) -> Track:
         if self._began:
             raise RuntimeError(
@@ -116,7 +116,7 @@ class Track:
         """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the plot."""
         self._take(label, math.inf)
 
-    @unobserved()
+    @unobserved
     def _take(self, label: str, seconds: float | None = None) -> None:
         """Take a sample. A complete look at a very large component may take ``seconds``, by default its time share."""
         began = time.perf_counter()

@@ -22,8 +22,8 @@ import contextlib
 import sys
 from functools import partial
 
+from ..finishing import finished
 from .containers import hook_containers
-from .finishing import finished
 from .hooks import align_hooks, is_sequentially_offloaded
 
 TYPE_CHECKING = False

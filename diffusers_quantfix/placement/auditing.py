@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..text import human
+from ..torch_modes import unobserved
 from .components import components_of, is_module, readable_name
 from .report import Audit, Misplaced, TensorRecord
-from .unobserved import unobserved
 
 if TYPE_CHECKING:
     from .checks import Examined
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 
-@unobserved()
+@unobserved
 def audit(model_or_pipe: Any) -> Audit:
     """Find every tensor of a model or pipeline: parameters, buffers, and tensors that torch does not list.
 

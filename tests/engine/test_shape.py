@@ -207,9 +207,9 @@ def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
 
 # The floors of the house, from the ground up: a room imports from its own floor and those below, never from above.
 FLOORS = [
-    {"text", "first_library", "forked", "uncaught"},
+    {"text", "first_library", "forked", "uncaught", "finishing"},
     {"engine"},
-    {"surroundings"},
+    {"surroundings", "torch_modes"},
     {"weights", "loading"},
     {"offloading"},
     {"models", "adapters"},

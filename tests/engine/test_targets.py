@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffusers_quantfix.engine.fix import Target
+from diffusers_quantfix.engine.fix import Fix, Target
 
 SECOND = "def f(): return 'broken'\nKEPT = [f]\n"
 
@@ -169,3 +169,10 @@ def test_a_report_asks_the_probe_that_no_import_needed(world) -> None:
     assert outcome["above"] is True
     assert outcome["reason"] == "lib 1.0 is outside <1; fixed upstream in lib 1"
     assert not outcome.err, "nothing was warned of: a report says it"
+
+
+@pytest.mark.parametrize("besides", [{"module": "lib"}, {"claims": {"lib": ""}}, {"fixed_in": "lib 2"}])
+def test_what_a_target_says_is_not_said_of_the_fix(besides):
+    target = Target("a-fix-part", "lib", {"lib": ""})
+    with pytest.raises(TypeError, match="a-fix: module, claims and fixed_in stand in each of the targets"):
+        Fix("A fix.", id="a-fix", targets=(target,), **besides)

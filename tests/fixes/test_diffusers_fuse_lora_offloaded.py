@@ -159,8 +159,9 @@ def test_interrupted_at_each_line(gpu, kind):
     """Each layer is either merged or not, and has the weights for it; the model stays offloaded."""
     import torch
 
+    from diffusers_quantfix import finishing
     from diffusers_quantfix.adapters import merging
-    from diffusers_quantfix.offloading import finishing, suspended
+    from diffusers_quantfix.offloading import suspended
 
     device = gpu.devices[0]
     before = gpu.allocated(device)
@@ -190,7 +191,8 @@ def test_a_layer_that_comes_in_interrupted_at_each_line(gpu):
     import accelerate.hooks
     import torch
 
-    from diffusers_quantfix.offloading import finishing, suspended
+    from diffusers_quantfix import finishing
+    from diffusers_quantfix.offloading import suspended
 
     device = gpu.devices[0]
 

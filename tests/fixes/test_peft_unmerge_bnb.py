@@ -240,8 +240,8 @@ def test_interrupted_where_a_failed_merge_is_undone(gpu, monkeypatch, weights):
     import bitsandbytes
     import torch
 
+    from diffusers_quantfix import finishing
     from diffusers_quantfix.adapters import before_merge
-    from diffusers_quantfix.offloading import finishing
 
     here = gpu.devices[0]
 

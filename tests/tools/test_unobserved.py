@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
 import pytest
 
 from diffusers_quantfix import audit, keep_host_copies, release, track
+from tests.fixes.callers import stopped_at_each_line
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -93,6 +95,47 @@ def test_an_attribute_whose_class_raises():
     subject.extra = torch.ones(4).as_subclass(Raising)
     assert audit(subject).bytes == {"cpu": BYTES["cpu"] + 16}
     assert release(subject).freed == {"cpu": BYTES["cpu"] + 16}
+
+
+def state_of_the_thread():
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return [
+        torch._C._is_torch_function_enabled(),
+        torch._C._is_torch_function_all_disabled()
+        if hasattr(torch._C, "_is_torch_function_all_disabled")
+        else None,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        *map(id, (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())),
+    ]
+
+
+@pytest.mark.parametrize("of", ["tool", "probe"])
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, dispatch_mode, function_mode, fake_mode])
+def test_interrupted_at_each_line(mode, of):
+    """A tool, or a probe while a library is imported: the program's modes are as before."""
+    from diffusers_quantfix import finishing, surroundings, torch_modes
+
+    def probe(_):
+        with surroundings.usual():
+            torch.zeros(1)
+
+    trials = 0
+    files = (contextlib, finishing, surroundings, torch_modes)
+    with mode():
+        before = state_of_the_thread()
+        for _ in stopped_at_each_line(lambda: None, tool if of == "tool" else probe, *files):
+            trials += 1
+            assert state_of_the_thread() == before
+        assert state_of_the_thread() == before
+    assert trials > 5
+
+
+def tool(_):
+    audit({"a": torch.nn.Identity()})
 
 
 def test_a_tool_that_is_used_first_within_a_mode():

@@ -25,7 +25,7 @@ from ...adapters.flux_lora import EXPAND, expanding, touched
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
-from ...offloading.finishing import finished
+from ...finishing import finished
 
 _DEQUANTIZE = "_maybe_dequantize_weight_for_expanded_lora"  # since 0.33
 _WEIGHTS = ("Params4bit", "Int8Params", "GGUFParameter")

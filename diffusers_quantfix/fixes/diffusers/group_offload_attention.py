@@ -21,9 +21,9 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
+from ...finishing import holding
 from ...models.plain_weights import is_plain
 from ...offloading.containers import READ
-from ...offloading.finishing import holding
 from ...offloading.trial import offloads_on_cpu
 
 FIX = Fix(

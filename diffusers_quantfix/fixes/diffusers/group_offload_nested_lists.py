@@ -20,7 +20,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve, written_in
-from ...offloading.finishing import holding
+from ...finishing import holding
 from ...offloading.trial import offloads_on_cpu
 
 FIX = Fix(

@@ -21,7 +21,7 @@ from ...adapters.merging import offloaded_adapter_layer
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.finishing import finished
+from ...finishing import finished
 from ...offloading.hooks import align_hooks
 
 FIX = Fix(
