@@ -153,6 +153,24 @@ def imports() -> Iterator[Row]:
     share = statistics.median(said["ours"] / said["theirs"] for said in parts)
     ours = statistics.median(said["ours"] for said in parts)
     yield Row("  our part of it / the rest, in one process", share, detail=f"{1000 * ours:.0f} ms, 5 runs")
+    private = {side: _private_memory(*command) for side, command in commands.items()}
+    yield Row(
+        "import diffusers and bitsandbytes, private memory more with us than without",
+        private["with"] - private["without"],
+        "MiB",
+        goal=12,
+        detail=" / ".join(f"{private[side]:.0f} MiB" for side in ("with", "without")),
+    )
+
+
+def _private_memory(command: list[str], variables: dict[str, str]) -> float:
+    """MiB that the program has for itself at its end: not the pages of libraries, which the first operator reads."""
+    said = f"{command[-1]}; import pathlib; print(pathlib.Path('/proc/self/smaps_rollup').read_text())"
+    done = subprocess.run([*command[:-1], said], env=variables, capture_output=True, text=True, check=False)
+    found = re.search(r"Private_Dirty:\s*(\d+) kB", done.stdout)
+    if found is None:
+        raise CannotMeasure("the system tells no process its private memory")
+    return int(found[1]) / 1024
 
 
 def our_part() -> dict[str, float]:
