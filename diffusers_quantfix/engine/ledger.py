@@ -177,15 +177,14 @@ class Ledger:
             self._slots[id(entry.owner), entry.name] = entry.owner
             if callable(key := _function(entry.new)):
                 self._below[key] = entry.owned, entry.old
-        before = self._entries
-        indexed = self._indexed  # another thread may replace it
-        kept = before
+        before = kept = self._entries
         if self.entries(fix_id):
             kept = [
                 entry
                 for entry in before
                 if entry.fix_id != fix_id or not any(new.is_at(entry.owner, entry.name) for new in written)
             ]
+        indexed = self._indexed  # another thread may replace it
         self._entries = kept + written
         if indexed[0] is before and len(kept) == len(before):
             _add(written, indexed[1])

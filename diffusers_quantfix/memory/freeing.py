@@ -27,7 +27,6 @@ _TICK = 0.01
 _one_at_a_time = Lock()
 
 
-@unobserved
 def release(
     *pipes_or_models: Any, verify: bool = True, force: bool = False, wait: float = 10.0, search: float = 1.5
 ) -> Release:
@@ -165,22 +164,36 @@ class _Releasing:
         left: the storages that are not freed yet.
     """
 
-    def __init__(self, targets: list[Any], force: bool) -> None:
-        from .census import Census
-        from .plan import Plan
+    # `unobserved` is what reads and empties tensors, not the collections: they run finalizers of the program.
 
-        self.census = Census()
-        self.plan = Plan(targets, self.census, force)
+    def __init__(self, targets: list[Any], force: bool) -> None:
+        self.left: list[Block] = []
+        self._make_plan(targets, force)
         self.collected = bool(self.plan.kept)
         if self.collected:
             # Their users may be garbage.
             del self.census, self.plan
             gc.collect()
-            self.census = Census()
-            self.plan = Plan(targets, self.census, force)
+            self._make_plan(targets, force)
+
+    @unobserved
+    def _make_plan(self, targets: list[Any], force: bool) -> None:
+        from .census import Census
+        from .plan import Plan
+
+        self.census = Census()
+        self.plan = Plan(targets, self.census, force)
 
     def carry_out(self) -> None:
         """Guard and empty the models of the plan."""
+        self._carry_out()
+        # Host memory alone can wait for the next collection.
+        if self.left or (self.before and not self.collected):
+            gc.collect()
+            self.left = _left(self.left)
+
+    @unobserved
+    def _carry_out(self) -> None:
         from ..placement.tensors import held_tensors
         from . import accelerators, emptying
         from .census import library_constants
@@ -201,10 +214,6 @@ class _Releasing:
         self.names, self.already = tuple([part.label for part in plan.models]), plan.already
         del plan, self.census, self.plan  # the search for holders would find them
         self.left = _left(list(blocks.values()))
-        # Host memory alone can wait for the next collection.
-        if self.left or (self.before and not self.collected):
-            gc.collect()
-            self.left = _left(self.left)
 
     def wait(self, until: float) -> None:
         """If memory is left, wait for other threads to leave their models, up to ``until`` (``time.monotonic()``)."""
@@ -219,6 +228,7 @@ class _Releasing:
                 time.sleep(_TICK)
             self.left = _left(self.left)
 
+    @unobserved
     def report(self, verify: bool, search: float) -> Release:
         """The result; arguments as for `release`."""
         from . import accelerators

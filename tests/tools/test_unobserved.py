@@ -65,6 +65,31 @@ def test_release(mode):
     assert not [name for name, _ in subject.named_parameters() if name != "released"]
 
 
+def test_a_finalizer_that_release_runs():
+    """It computes as anywhere: the program's modes are on."""
+    import gc
+
+    from torch.utils._device import DeviceContext
+
+    made = []
+
+    class Cycle:
+        def __init__(self):
+            self.own = self
+
+        def __del__(self):
+            made.append(torch.ones(1).device.type)
+
+    subject = model()
+    subject.kept = torch.ones(4)
+    survivor = subject[0].weight.data  # noqa: F841  # memory is left, so garbage is collected
+    with DeviceContext(torch.device("meta")):
+        gc.collect()
+        Cycle()
+        release(subject)
+    assert made == ["meta"]
+
+
 @modes
 def test_track(mode):
     subject = model()
