@@ -23,7 +23,7 @@ import sys
 from functools import partial
 
 from ..finishing import finished
-from .containers import hook_containers
+from .containers import hook_containers, hook_passed_layers
 from .hooks import align_hooks, is_sequentially_offloaded
 
 TYPE_CHECKING = False
@@ -126,7 +126,7 @@ class _Taken:
         yield self._find_newcomers
         for newcomer in list(self._newcomers.values()):
             yield newcomer.put_on
-        yield self._hook_containers
+        yield self._hook_readers
 
     def _find_newcomers(self) -> None:
         """Those modules of the model that are new and own tensors, with a hook each: their neighbour's."""
@@ -154,9 +154,10 @@ class _Taken:
             )
             self._newcomers[id(module)] = _Newcomer(module, hook)
 
-    def _hook_containers(self) -> None:
+    def _hook_readers(self) -> None:
         for module in self.model.modules():
             hook_containers(module)
+            hook_passed_layers(module)
 
 
 def _hooked_in(model: Any) -> list[_Hooked]:

@@ -7,7 +7,7 @@ import pytest
 from tests.fixes import lora_models
 from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import modes
+from tests.fixes.group_offloaded import BLOCK, LEAF, modes
 from tests.fixes.group_offloaded import offload as group_offload
 from tests.fixes.offloaded import offload
 from tests.gate import unmet
@@ -92,3 +92,54 @@ def test_an_error_leaves_the_model_offloaded(gpu):
         pipe.transformer.load_lora_adapter(bad, adapter_name="one")
     assert all(parameter.is_meta for parameter in pipe.transformer.parameters())
     assert torch.equal(lora_models.run(pipe, device), expected)
+
+
+def config(kind: str):
+    import peft
+
+    targets = ["to_q", "to_k"]
+    if kind == "dora":
+        return peft.LoraConfig(r=4, target_modules=targets, use_dora=True, init_lora_weights=False)
+    return {"loha": peft.LoHaConfig, "lokr": peft.LoKrConfig}[kind](
+        r=4, target_modules=targets, init_weights=False
+    )
+
+
+PLACES = {
+    "sequential": lambda model, device: offload(model, device=device),
+    "leaf": lambda model, device: group_offload(model, device, LEAF),
+    "block": lambda model, device: group_offload(model, device, BLOCK),
+}
+
+
+@pytest.mark.parametrize("kind", ["dora", "loha", "lokr"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        name
+        if name == "sequential"
+        else pytest.param(
+            name, marks=pytest.mark.skipif(bool(unmet("diffusers>=0.35")), reason="groups take none")
+        )
+        for name in PLACES
+    ],
+)
+def test_kinds_whose_weights_are_read_without_a_call(gpu, kind, place):
+    """A DoRA's layer is called with the layer below, a LoHa's and a LoKr's factors are not called at all."""
+    device = gpu.devices[0]
+
+    def added(prepare):
+        pipe = models.flux_pipeline()
+        prepare(pipe.transformer, device)
+        torch.manual_seed(3)
+        pipe.transformer.add_adapter(config(kind))
+        return pipe
+
+    plain = lora_models.run(models.flux_pipeline(), "cpu")
+    expected = added(lambda model, device: None)
+    expected.to(device)
+    expected = lora_models.run(expected, device)
+    assert lora_models.distance(plain, expected) > 1e-3
+    pipe = added(PLACES[place])
+    for _ in range(2):
+        assert lora_models.distance(lora_models.run(pipe, device), expected) == 0
