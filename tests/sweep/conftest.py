@@ -5,6 +5,8 @@ Placements on a stream run with devices that take time (`tests.rig.late`).
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from tests.sweep.backends import OFTEN
@@ -14,7 +16,6 @@ BACKEND = ("backend", "kind")  # the parameter's name
 
 @pytest.hookimpl(tryfirst=True)  # before the markers are asked for
 def pytest_collection_modifyitems(items):
-    seen: dict[tuple[str, str], dict[str, int]] = {}  # test, parameter -> its values, numbered
     for item in items:
         if not item.nodeid.startswith("tests/sweep/") or not hasattr(item, "callspec"):
             continue
@@ -24,9 +25,7 @@ def pytest_collection_modifyitems(items):
         backend = next((parameters.pop(name) for name in BACKEND if name in parameters), None)
         if backend not in OFTEN or not parameters:
             continue
-        turn = 0  # the sum: each value of each parameter meets each backend
-        for name, value in parameters.items():
-            numbers = seen.setdefault((item.nodeid.partition("[")[0], name), {})
-            turn += numbers.setdefault(str(value), len(numbers))
+        # By the values alone, not by what else was collected: a test that failed is chosen again when it runs alone.
+        turn = zlib.crc32(" ".join(map(str, (item.nodeid.partition("[")[0], *parameters.values()))).encode())
         if OFTEN[turn % len(OFTEN)] != backend:
             item.add_marker(pytest.mark.long)
