@@ -311,7 +311,7 @@ class Ledger:
             if id(module) in seen or not issubclass(type(module), ModuleType):
                 continue
             seen.add(id(module))
-            namespace = object.__getattribute__(module, "__dict__")
+            namespace = _namespace(module)  # a class of modules may have a `__dict__` of its own
             # No Python loop over all of diffusers.
             if wanted.isdisjoint(map(id, list(namespace.values()))):
                 continue
@@ -319,6 +319,9 @@ class Ledger:
                 if id(held) in wanted:
                     places.setdefault(id(held), []).append((module, attribute))
         return places
+
+
+_namespace: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
 
 
 def _being_imported(entries: Iterable[Entry]) -> list[str]:

@@ -28,8 +28,11 @@ def is_lazy(module: object) -> bool:
 
 def is_stand_in(module: object) -> bool:
     """Whether it is no module: a mock, or what a program without the library puts there to raise on any use."""
+    if is_lazy(module):
+        return False
     try:
-        return not isinstance(module, ModuleType) and getattr(module, "__spec__", None) is None
+        spec = getattr(module, "__spec__", None)  # which a module's own class may refuse too
+        return spec is None and not isinstance(module, ModuleType)
     except Exception as error:
         heed_interruption(error)
         return True

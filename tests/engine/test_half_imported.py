@@ -189,6 +189,12 @@ STAND_INS = {
         class StandIn:
             def __getattr__(self, name):
                 raise ImportError("lib is not installed")""",
+    "a module that raises": """
+        class StandIn(type(sys)):
+            def __init__(self):
+                super().__init__("lib")
+            def __getattribute__(self, name):
+                raise ImportError("lib is not installed")""",
 }
 
 
@@ -212,6 +218,22 @@ def test_what_stands_in_for_a_library_is_not_asked(simple, stand_in) -> None:
         reason == "what stands in for lib.core is no module" or "ImportError: lib is not installed" in reason
     )
     assert outcome.told["f"] == "patched"
+    assert not outcome.err
+
+
+def test_a_module_whose_class_hides_its_namespace(simple) -> None:
+    """It stands beside the target, where copies of a function are looked for: the fix could not be installed."""
+    outcome = simple.run("""
+        import sys, lib.core
+        class Hidden(type(sys)):
+            @property
+            def __dict__(self):
+                raise ImportError("not now")
+        sys.modules["lib.hidden"] = Hidden("lib.hidden")
+        import diffusers_quantfix as qf
+        tell(state=qf.status()["fix-f"].state, f=lib.core.f())
+    """)
+    assert outcome.told == {"state": "applied", "f": "patched"}
     assert not outcome.err
 
 
