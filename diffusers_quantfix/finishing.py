@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-__all__ = ["finished", "holding"]
+__all__ = ["finished", "finished_after", "holding"]
 
 
 @contextlib.contextmanager
@@ -32,6 +32,24 @@ def finished(steps: Callable[[], Iterable[Callable[[], Any]]]) -> Iterator[None]
             done = True
     finally:
         if not done:  # interrupted before the first step, or between two
+            _run(steps())
+
+
+def finished_after(work: Callable[[], Any], steps: Callable[[], Iterable[Callable[[], Any]]]) -> Any:
+    """As `finished`, and return ``work()``, which takes the place of the block.
+
+    This also holds if a second interruption comes while the first leaves ``work``: a ``with`` statement calls
+    ``contextlib`` there, which does not come to the steps then.
+    """
+    done = False
+    try:
+        try:
+            return work()
+        finally:
+            _run(steps())
+            done = True
+    finally:
+        if not done:
             _run(steps())
 
 

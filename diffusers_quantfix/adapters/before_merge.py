@@ -16,14 +16,13 @@ peft/tuners/lora/torchao.py).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from functools import partial
 
 from ..engine.interruptions import heed_interruption
 from ..engine.log import log
 from ..engine.probe import function_of
-from ..finishing import finished
+from ..finishing import finished_after
 from ..weights.companions import is_quant_state, on_device
 
 TYPE_CHECKING = False
@@ -84,19 +83,21 @@ def keeps_bits(bits_of: Callable[[Any, Any], _Bits | None]) -> Callable[[Callabl
             bits = None if merged and kept is None else _present(bits_of(self, base))
             if kept is not None:
                 bits = _unless_changed(kept, bits)
-            with undone_on_failure(self, base):
+
+            def merge_and_keep() -> Any:
                 result = original(self, *args, **kwargs)
                 if self.merged_adapters == merged:
                     return result
-                if kept is None:
-                    bits = _on_the_cpu(bits)
-                now = None if bits is None else _present(bits_of(self, base))
+                before = _on_the_cpu(bits) if kept is None else bits
+                now = None if before is None else _present(bits_of(self, base))
                 checksum = None if now is None else _checksum(now[0])
                 if now is None or checksum is None:
                     held.pop(KEPT, None)
                 else:
-                    held[KEPT] = (bits, checksum, None if now[1] is None else now[1].to("cpu", copy=True))
-            return result
+                    held[KEPT] = (before, checksum, None if now[1] is None else now[1].to("cpu", copy=True))
+                return result
+
+            return undone_on_failure(self, base, merge_and_keep)
 
         return merge
 
@@ -120,13 +121,17 @@ def puts_bits_back(
             base = self.get_base_layer()
             kept = vars(self).get(KEPT)
             bits = None if kept is None else _unless_changed(kept, _present(bits_of(self, base)))
-            with undone_on_failure(self, base):
+
+            def unmerge_and_restore() -> Any:
                 result = original(self, *args, **kwargs)
                 if bits is not None and not self.merged_adapters:
                     parts, bias = _moved(bits, base.weight.device)
                     put(base, parts)
                     if bias is not None:
                         base.bias.data = bias
+                return result
+
+            result = undone_on_failure(self, base, unmerge_and_restore)
             vars(self).pop(KEPT, None)
             return result
 
@@ -169,13 +174,13 @@ def forgets_deleted(original: Callable[..., Any]) -> Callable[..., Any]:
     return delete_adapter
 
 
-@contextlib.contextmanager
-def undone_on_failure(adapter: Any, base: Any) -> Iterator[None]:
-    """If the block raises, restore weight, bias and state of ``base``, and the list of merged adapters.
+def undone_on_failure(adapter: Any, base: Any, change: Callable[[], Any]) -> Any:
+    """Return ``change()``; if it raises, restore weight, bias and state of ``base``, and the list of merged adapters.
 
     Args:
         adapter: a peft layer.
         base: its base layer, which has a ``weight``.
+        change: merges or unmerges.
     """
     bias = base.bias
     merged = list(adapter.merged_adapters)
@@ -197,9 +202,13 @@ def undone_on_failure(adapter: Any, base: Any) -> Iterator[None]:
             yield partial(_restore, one, values)
         yield partial(adapter.merged_adapters.__setitem__, slice(None), merged)
 
-    with finished(steps):
-        yield
+    def work() -> Any:
+        nonlocal whole
+        result = change()
         whole = True
+        return result
+
+    return finished_after(work, steps)
 
 
 def _restore(namespace: dict[str, Any], values: dict[str, Any]) -> None:

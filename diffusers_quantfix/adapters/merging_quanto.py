@@ -10,15 +10,15 @@ Upstream: ``merge`` and ``unmerge`` of peft/tuners/lora/layer.py and peft/tuners
 
 from __future__ import annotations
 
-import contextlib
 import sys
+from functools import partial
 
 from ..engine.probe import function_of
 from .before_merge import KEPT, undone_on_failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 __all__ = ["adds_to_data", "on_plain_weight"]
@@ -37,8 +37,8 @@ def on_plain_weight(original: Callable[..., Any]) -> Callable[..., Any]:
         base = _quanto_layer(self)
         if base is None:
             return original(self, *args, **kwargs)
-        with _plain_weight(self, base):
-            return original(self, *args, **kwargs)
+        merge = partial(original, self, *args, **kwargs)
+        return undone_on_failure(self, base, partial(_on_plain_weight, self, base, merge))
 
     return merge_or_unmerge
 
@@ -52,32 +52,34 @@ def _quanto_layer(adapter: Any) -> Any:
     return base if isinstance(base, module.QModuleMixin) and base.frozen else None
 
 
-@contextlib.contextmanager
-def _plain_weight(adapter: Any, base: Any) -> Iterator[None]:
-    """In the block ``base.weight`` is plain; afterwards it is quantized again, if adapters were merged or unmerged."""
+def _on_plain_weight(adapter: Any, base: Any, change: Callable[[], Any]) -> Any:
+    """Return ``change()``, for which ``base.weight`` is plain.
+
+    Afterwards it is quantized again, if adapters were merged or unmerged.
+    """
     import torch
 
     packed = base.weight
     merged = list(adapter.merged_adapters)
-    with undone_on_failure(adapter, base):
-        with torch.no_grad():
-            base.weight = torch.nn.Parameter(packed.dequantize().clone(), requires_grad=False)
-        yield
-        if adapter.merged_adapters == merged:
-            base.weight = packed
-            return
-        with torch.no_grad():
-            kept = vars(adapter).get(KEPT)
-            if adapter.merged_adapters or kept is None:
-                base.freeze()
-                base.weight.requires_grad_(packed.requires_grad)
-            else:
-                base.weight = _like(kept[0], packed)
-            if not adapter.merged_adapters:
-                vars(adapter).pop(KEPT, None)
-            elif kept is None:
-                # A quanto weight is copied with the model only if it is a parameter.
-                vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
+    with torch.no_grad():
+        base.weight = torch.nn.Parameter(packed.dequantize().clone(), requires_grad=False)
+    result = change()
+    if adapter.merged_adapters == merged:
+        base.weight = packed
+        return result
+    with torch.no_grad():
+        kept = vars(adapter).get(KEPT)
+        if adapter.merged_adapters or kept is None:
+            base.freeze()
+            base.weight.requires_grad_(packed.requires_grad)
+        else:
+            base.weight = _like(kept[0], packed)
+        if not adapter.merged_adapters:
+            vars(adapter).pop(KEPT, None)
+        elif kept is None:
+            # A quanto weight is copied with the model only if it is a parameter.
+            vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
+    return result
 
 
 def _like(kept: Any, now: Any) -> Any:

@@ -81,14 +81,17 @@ def as_plain_layers_do(cls: Any, verb: str) -> Callable[[Callable[..., Any]], An
             from torchao import quantize_
 
             merged = list(self.merged_adapters)
-            with undone_on_failure(self, base):
+
+            def merge_plain() -> Any:
                 base.weight = torch.nn.Parameter(plain, requires_grad=False)
                 result = getattr(super(cls, self), verb)(*args, **kwargs)
                 if self.merged_adapters == merged:
                     base.weight = packed
                 else:
                     quantize_(base, self.get_apply_tensor_subclass())
-            return result
+                return result
+
+            return undone_on_failure(self, base, merge_plain)
 
         return merge_or_unmerge
 

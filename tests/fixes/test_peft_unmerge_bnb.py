@@ -266,6 +266,38 @@ def test_interrupted_where_a_failed_merge_is_undone(gpu, monkeypatch, weights):
     assert trials > 20
 
 
+def test_interrupted_again_while_the_first_interruption_leaves_the_merge(gpu, monkeypatch):
+    """Of a sequentially offloaded model: the hooks take the weights as they were before the merge."""
+    import accelerate
+    import bitsandbytes
+    import torch
+
+    from diffusers_quantfix import finishing
+    from diffusers_quantfix.adapters import merging
+
+    here = gpu.devices[0]
+
+    def prepare():
+        return accelerate.cpu_offload(adapted("nf4", here), here)
+
+    def fail(*args, **kwargs):
+        raise MemoryError
+
+    expected = run(prepare(), here)
+
+    def merge(model):
+        with monkeypatch.context() as patch, contextlib.suppress(MemoryError):
+            patch.setattr(bitsandbytes.nn, "Params4bit", fail)
+            with merging.merges_reach_weights(model):
+                model.merge_adapter()
+
+    trials = 0
+    for model in stopped_at_each_line(prepare, merge, finishing, contextlib):
+        trials += 1
+        assert torch.equal(run(model, here), expected)
+    assert trials > 20
+
+
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_nothing_is_kept_of_what_is_unloaded(gpu, weights):
     import torch
