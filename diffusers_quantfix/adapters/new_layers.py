@@ -5,7 +5,7 @@ peft moves the adapter of an 8-bit layer to the layer's device even while the ad
 
 After adding new layers to a model, diffusers calls ``model.to(device=model.device, dtype=model.dtype)``: the new layers
 get the model's device and dtype; nothing else changes. A quantized model refuses any dtype, so the adapter cannot be
-loaded. The fixes for these calls share this module.
+loaded; a group-offloaded model ignores the call, and some models do not call it. The fixes share this module.
 
 Neither torch nor another library is imported here at module level.
 
@@ -23,10 +23,10 @@ from ..finishing import finished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-__all__ = ["empty_layers_stay", "moves_empty_layers", "moves_new_layers_only"]
+__all__ = ["bring_new_layers", "empty_layers_stay", "moves_empty_layers", "moves_new_layers_only"]
 
 
 def moves_empty_layers(replace_module: Callable[..., Any]) -> bool:
@@ -78,11 +78,7 @@ def moves_new_layers_only(model: Any) -> Iterator[None]:
         device, dtype, _, _ = sys.modules["torch"]._C._nn._parse_to(*args, **kwargs)
         if dtype is None or dtype != model.dtype or (device is not None and not _is_on(model, device)):
             return original(*args, **kwargs)
-        before = {id(module) for module in known}
-        for module in list(model.modules()):
-            # A new layer may be quantized (the base layer of an adapter, if it was replaced) and keeps its dtype.
-            if id(module) not in before and not _is_quantized_layer(module):
-                _take_along(module, device, dtype)
+        bring_new_layers(model, known, device, dtype)
         return model
 
     def give_back() -> None:
@@ -94,6 +90,22 @@ def moves_new_layers_only(model: Any) -> Iterator[None]:
     with finished(lambda: [give_back]):
         vars(model)["to"] = to
         yield
+
+
+def bring_new_layers(model: Any, known: Iterable[Any], device: Any, dtype: Any) -> None:
+    """Move and cast, as ``torch.nn.Module.to`` does, the modules of ``model`` that are not among the ``known`` ones.
+
+    Args:
+        model: a ``torch.nn.Module``.
+        known: its modules from before.
+        device: None for no move.
+        dtype: for floating-point tensors.
+    """
+    before = {id(module) for module in known}
+    for module in list(model.modules()):
+        # A new layer may be quantized (the base layer of an adapter, if it was replaced) and keeps its dtype.
+        if id(module) not in before and not _is_quantized_layer(module):
+            _take_along(module, device, dtype)
 
 
 def _take_along(module: Any, device: Any, dtype: Any) -> None:

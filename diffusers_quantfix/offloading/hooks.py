@@ -36,6 +36,7 @@ __all__ = [
     "attribute",
     "child_hooks",
     "device_past_meta",
+    "group_again",
     "group_onload_device",
     "is_group_offloaded",
     "is_held_on_meta",
@@ -126,6 +127,18 @@ def group_onload_device(module: Any) -> Any:
     if not is_group_offloaded(module):
         return None
     return sys.modules["diffusers.hooks.group_offloading"]._get_group_onload_device(module)
+
+
+def group_again(module: Any) -> None:
+    """Set the groups of ``module``, any object, up once more, after layers came in.
+
+    Before diffusers 0.35.0 nothing can do so, and nothing is done.
+    """
+    if is_group_offloaded(module):
+        offloading = sys.modules["diffusers.hooks.group_offloading"]
+        again = getattr(offloading, "_maybe_remove_and_reapply_group_offloading", None)
+        if again is not None:
+            again(module)
 
 
 def offload_execution_device(module: Any) -> Any:

@@ -19,7 +19,7 @@ from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.target import finished
-from ...offloading.hooks import is_group_offloaded
+from ...offloading.hooks import group_again
 from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
@@ -64,12 +64,8 @@ def patch(peft: ModuleType, draft: Draft) -> None:
                 return original(self, *args, **kwargs)
             with hooks_aside(self):
                 result = original(self, *args, **kwargs)
-            if is_group_offloaded(self):
-                offloading = sys.modules["diffusers.hooks.group_offloading"]
-                # Before 0.35.0 a LoRA could not be loaded into groups, not even by a pipeline: upstream's own error.
-                again = getattr(offloading, "_maybe_remove_and_reapply_group_offloading", None)
-                if again is not None:
-                    again(self)
+            # Before 0.35.0 a LoRA could not be loaded into groups, not even by a pipeline: upstream's own error.
+            group_again(self)
             return result
 
         return load_or_add

@@ -1,0 +1,228 @@
+"""diffusers-ip-adapter-placement: where the layers of an IP-Adapter are, once it is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from diffusers_quantfix.verify.models import ip_adapter
+from tests.fixes.callers import assert_goes_on, spelled
+from tests.fixes.callers import each_spelling as each_spelling
+from tests.fixes.group_offloaded import MODES, assert_left, modes, offload
+from tests.gate import unmet
+from tests.rig import models
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+accelerate = pytest.importorskip("accelerate")
+
+FIX_ID = "diffusers-ip-adapter-placement"
+SHOWS = "same device|bytes stayed|Tensor on device meta is not on the expected device"
+RELEASES = {"unet": "diffusers>=0.33", "flux": "diffusers>=0.32", "sd3": "diffusers>=0.33"}
+
+
+def each_model(shows=None, releases=RELEASES):
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(
+                name,
+                marks=[
+                    *([pytest.mark.defect(f"diffusers-ip-adapter-{name}", shows=shows)] if shows else ()),
+                    pytest.mark.skipif(bool(unmet(release)), reason=f"needs {release}"),
+                ],
+            )
+            for name, release in releases.items()
+        ],
+    )
+
+
+def adapted(name, device):
+    """The model, which was never offloaded, and its outputs without and with the adapter."""
+    model, adapter = getattr(ip_adapter, name)()
+    model.to(device)
+    without = ip_adapter.run(model, device)
+    model._load_ip_adapter_weights(adapter)
+    found = without, ip_adapter.run(model, device)
+    assert not torch.equal(*found)
+    return found
+
+
+def unload(model):
+    """As ``unload_ip_adapter`` of a pipeline does."""
+    from diffusers.models import attention_processor
+
+    if hasattr(model, "image_proj"):
+        model.image_proj = None
+        plain = attention_processor.JointAttnProcessor2_0
+    else:
+        model.encoder_hid_proj = model.config.encoder_hid_dim_type = None
+        flux = "Flux" in type(model).__name__
+        plain = None if flux else attention_processor.AttnProcessor2_0
+    if plain is None:
+        from diffusers.models.transformers import transformer_flux
+
+        plain = (
+            getattr(transformer_flux, "FluxAttnProcessor", None) or attention_processor.FluxAttnProcessor2_0
+        )
+    model.set_attn_processor({key: plain() for key in model.attn_processors})
+
+
+@each_model(SHOWS)
+@pytest.mark.usefixtures("each_spelling")
+@pytest.mark.parametrize("low_cpu_mem_usage", [True, False], ids=["low", "whole"])
+@modes()
+def test_into_groups(gpu, side, name, mode, low_cpu_mem_usage):
+    """It computes what it does without offload, and no byte of it stays on the device."""
+    pytest.importorskip(
+        "diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0"
+    )
+    if side == "bare" and low_cpu_mem_usage and unmet("diffusers>=0.35"):
+        pytest.skip("it stays on the device and computes there, as with us before 0.35")
+    device = gpu.devices[0]
+    without, expected = adapted(name, device)
+    before = gpu.allocated(device)
+    model, adapter = getattr(ip_adapter, name)()
+    offload(model, device, mode)
+    assert torch.equal(ip_adapter.run(model, device), without)
+    model._load_ip_adapter_weights(adapter, low_cpu_mem_usage=low_cpu_mem_usage)
+
+    def check(output):
+        assert torch.equal(output, expected)
+        if not unmet("diffusers>=0.35"):
+            assert_left(gpu, device, before)
+
+    for _ in range(2):
+        check(ip_adapter.run(model, device))
+    assert_goes_on(lambda: ip_adapter.run(model, device), check)
+    unload(model)
+    for _ in range(2):
+        assert torch.equal(ip_adapter.run(model, device), without)
+        assert_left(gpu, device, before)
+
+
+TRANSFORMERS = {name: RELEASES[name] for name in ("flux", "sd3")}
+
+
+@each_model(SHOWS, TRANSFORMERS)
+@pytest.mark.parametrize("way", ["moved", "sequential"])
+def test_whole_into_a_transformer(gpu, side, name, way):
+    if side == "bare" and way == "moved" and unmet("diffusers>=0.33"):
+        pytest.skip("before 0.33 it moves the transformer, as that of a UNet does")
+    device = gpu.devices[0]
+    without, expected = adapted(name, device)
+    model, adapter = getattr(ip_adapter, name)()
+    if way == "moved":
+        model.to(device)
+    else:
+        accelerate.cpu_offload(model, spelled(device))
+    assert torch.equal(ip_adapter.run(model, device), without)
+    model._load_ip_adapter_weights(adapter, low_cpu_mem_usage=False)
+
+    def check(output):
+        assert torch.equal(output, expected)
+
+    for _ in range(2):
+        check(ip_adapter.run(model, device))
+    assert_goes_on(lambda: ip_adapter.run(model, device), check)
+
+
+@each_model()
+@pytest.mark.parametrize("low_cpu_mem_usage", [True, False], ids=["low", "whole"])
+@pytest.mark.parametrize("first", ["run", "load"])
+def test_into_a_model_that_moves_as_a_whole(gpu, name, first, low_cpu_mem_usage):
+    device = gpu.devices[0]
+    without, expected = adapted(name, device)
+    before = gpu.allocated(device)
+    model, adapter = getattr(ip_adapter, name)()
+    _, hook = accelerate.cpu_offload_with_hook(model, spelled(device))
+    if first == "run":
+        assert torch.equal(ip_adapter.run(model, device), without)
+    model._load_ip_adapter_weights(adapter, low_cpu_mem_usage=low_cpu_mem_usage)
+    for _ in range(2):
+        assert torch.equal(ip_adapter.run(model, device), expected)
+        hook.offload()
+        assert_left(gpu, device, before)
+
+
+@each_model()
+@pytest.mark.parametrize("way", ["moved", "leaf", "leaf-stream", "block"])
+def test_into_a_model_of_another_dtype(gpu, name, way):
+    device = gpu.devices[0]
+    model, adapter = getattr(ip_adapter, name)()
+    model.to(torch.bfloat16)
+    if way == "moved":
+        model.to(device)
+    else:
+        pytest.importorskip(
+            "diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0"
+        )
+        offload(model, device, MODES[way])
+    known = {id(parameter) for parameter in model.parameters()}
+    model._load_ip_adapter_weights(adapter)
+    new = [parameter for parameter in model.parameters() if id(parameter) not in known]
+    assert {parameter.dtype for parameter in new} == {torch.bfloat16}
+    assert torch.isfinite(ip_adapter.run(model, device)).all()
+
+
+@pytest.mark.skipif(bool(unmet(RELEASES["flux"])), reason="no IP-Adapter for Flux before")
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(
+            "moved", marks=pytest.mark.defect("diffusers-ip-adapter-flux", shows="Casting a quantized model")
+        ),
+        "sequential",
+    ],
+)
+def test_into_a_quantized_transformer(gpu, side, tmp_path, way):
+    from diffusers import FluxTransformer2DModel
+
+    if side == "bare" and not unmet("diffusers>=0.33"):
+        pytest.skip("from 0.33 on it casts nothing")
+    device = gpu.devices[0]
+    made, adapter = ip_adapter.flux()
+    folder = models.saved(made, tmp_path)
+
+    def load():
+        return models.load_quantized(FluxTransformer2DModel, folder)
+
+    model = load()
+    without = ip_adapter.run(model, device, torch.float16)
+    model._load_ip_adapter_weights(adapter)
+    expected = ip_adapter.run(model, device, torch.float16)
+    assert torch.isfinite(expected).all()
+    assert not torch.equal(without, expected)
+    if way == "sequential":
+        model = load()
+        accelerate.cpu_offload(model, spelled(device))
+        model._load_ip_adapter_weights(adapter)
+        for _ in range(2):
+            assert torch.equal(ip_adapter.run(model, device, torch.float16), expected)
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.35")), reason="before 0.35 the groups stay as they are")
+@pytest.mark.parametrize("way", ["leaf", "block-stream"])
+def test_into_a_quantized_unet_in_groups(gpu, tmp_path, way):
+    from diffusers import UNet2DConditionModel
+
+    device = gpu.devices[0]
+    folder = models.saved(models.unet(), tmp_path)
+
+    def quantized():
+        return models.load_quantized(UNet2DConditionModel, folder)
+
+    expected = quantized()
+    expected._load_ip_adapter_weights([ip_adapter.of_unet(expected)])
+    expected = ip_adapter.run(expected, device, torch.float16)
+    before = gpu.allocated(device)
+    model = quantized()
+    offload(model, device, MODES[way])
+    model._load_ip_adapter_weights([ip_adapter.of_unet(model)])
+
+    def check(output):
+        assert torch.equal(output, expected)
+        assert_left(gpu, device, before)
+
+    for _ in range(2):
+        check(ip_adapter.run(model, device, torch.float16))
+    assert_goes_on(lambda: ip_adapter.run(model, device, torch.float16), check)
