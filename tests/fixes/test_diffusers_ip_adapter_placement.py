@@ -15,23 +15,27 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 accelerate = pytest.importorskip("accelerate")
 
-FIX_ID = "diffusers-ip-adapter-placement"
 SHOWS = "same device|bytes stayed|Tensor on device meta is not on the expected device"
-RELEASES = {"unet": "diffusers>=0.33", "flux": "diffusers>=0.32", "sd3": "diffusers>=0.33"}
+TARGETS = {
+    "unet": ("diffusers-ip-adapter-unet", "diffusers>=0.33"),
+    "flux": ("diffusers-ip-adapter-flux", "diffusers>=0.32"),
+    "sd3": ("diffusers-ip-adapter-sd3", "diffusers>=0.33"),
+}
 
 
-def each_model(shows=None, releases=RELEASES):
+def each_model(shows=None, names=tuple(TARGETS)):
     return pytest.mark.parametrize(
         "name",
         [
             pytest.param(
                 name,
                 marks=[
-                    *([pytest.mark.defect(f"diffusers-ip-adapter-{name}", shows=shows)] if shows else ()),
+                    *([pytest.mark.defect(target, shows=shows)] if shows else ()),
                     pytest.mark.skipif(bool(unmet(release)), reason=f"needs {release}"),
                 ],
             )
-            for name, release in releases.items()
+            for name, (target, release) in TARGETS.items()
+            if name in names
         ],
     )
 
@@ -100,10 +104,7 @@ def test_into_groups(gpu, side, name, mode, low_cpu_mem_usage):
         assert_left(gpu, device, before)
 
 
-TRANSFORMERS = {name: RELEASES[name] for name in ("flux", "sd3")}
-
-
-@each_model(SHOWS, TRANSFORMERS)
+@each_model(SHOWS, ("flux", "sd3"))
 @pytest.mark.parametrize("way", ["moved", "sequential"])
 def test_whole_into_a_transformer(gpu, side, name, way):
     if side == "bare" and way == "moved" and unmet("diffusers>=0.33"):
@@ -164,7 +165,7 @@ def test_into_a_model_of_another_dtype(gpu, name, way):
     assert torch.isfinite(ip_adapter.run(model, device)).all()
 
 
-@pytest.mark.skipif(bool(unmet(RELEASES["flux"])), reason="no IP-Adapter for Flux before")
+@pytest.mark.skipif(bool(unmet(TARGETS["flux"][1])), reason="no IP-Adapter for Flux before")
 @pytest.mark.parametrize(
     "way",
     [
