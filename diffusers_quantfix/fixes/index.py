@@ -141,7 +141,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-int8-tiles-dequantized", "diffusers.quantizers.bitsandbytes.utils", (("diffusers", ">=0.33.0,<=0.42.1"), ("bitsandbytes", ">=0.43.0,<0.45.0")), "bitsandbytes 0.45.0", "int8-tiles-dequantized", "diffusers.int8_tiles"),
     ("diffusers-ip-adapter-flux", "diffusers.loaders.transformer_flux", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-ip-adapter-placement", "diffusers.ip_adapter_placement"),
     ("diffusers-ip-adapter-quantized", "diffusers.loaders.unet", (("diffusers", ">=0.31.0,<=0.42.1"),), "", "diffusers-ip-adapter-quantized", "diffusers.ip_adapter_quantized"),
-    ("diffusers-ip-adapter-sd3", "diffusers.loaders.transformer_sd3", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-ip-adapter-placement", "diffusers.ip_adapter_placement"),
+    ("diffusers-ip-adapter-sd3", "diffusers.loaders.transformer_sd3", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-ip-adapter-placement", "diffusers.ip_adapter_placement"),
     ("diffusers-ip-adapter-unet", "diffusers.loaders.unet", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-ip-adapter-placement", "diffusers.ip_adapter_placement"),
     ("diffusers-kandinsky3-lora", "diffusers.models.unets.unet_kandinsky3", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-unet-lora", "diffusers.unet_lora"),
     ("diffusers-kolors-lora", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("peft", "")), "", "diffusers-kolors-lora", "diffusers.kolors_lora"),

@@ -19,7 +19,7 @@ SHOWS = "same device|bytes stayed|Tensor on device meta is not on the expected d
 TARGETS = {
     "unet": ("diffusers-ip-adapter-unet", "diffusers>=0.33"),
     "flux": ("diffusers-ip-adapter-flux", "diffusers>=0.32"),
-    "sd3": ("diffusers-ip-adapter-sd3", "diffusers>=0.33"),
+    "sd3": ("diffusers-ip-adapter-sd3", "diffusers>=0.32"),
 }
 
 
@@ -31,7 +31,7 @@ def each_model(shows=None, names=tuple(TARGETS)):
                 name,
                 marks=[
                     *([pytest.mark.defect(target, shows=shows)] if shows else ()),
-                    pytest.mark.skipif(bool(unmet(release)), reason=f"needs {release}"),
+                    pytest.mark.skipif(bool(unmet(release)), reason=f"it has that from {release} on"),
                 ],
             )
             for name, (target, release) in TARGETS.items()
@@ -108,7 +108,7 @@ def test_into_groups(gpu, side, name, mode, low_cpu_mem_usage):
 @pytest.mark.parametrize("way", ["moved", "sequential"])
 def test_whole_into_a_transformer(gpu, side, name, way):
     if side == "bare" and way == "moved" and unmet("diffusers>=0.33"):
-        pytest.skip("before 0.33 it moves the transformer, as that of a UNet does")
+        pytest.skip("before 0.33 it is moved to the device of the transformer")
     device = gpu.devices[0]
     without, expected = adapted(name, device)
     model, adapter = getattr(ip_adapter, name)()

@@ -5,8 +5,8 @@ Symptom: RuntimeError "Expected all tensors to be on the same device" in the nex
     "Tensor on device meta is not on the expected device" under sequential offload. Otherwise it stays on the device,
     if the transformer is offloaded.
 Cause: ``_load_ip_adapter_weights`` of a UNet ends with ``self.to(device, dtype)``, which does nothing under group
-    offload; that of a transformer moves nothing (in 0.32, it does as that of a UNet, and a quantized one refuses). The
-    hooks and groups were set up before, without the new layers.
+    offload; that of a transformer moves nothing. (In 0.32 it does: from meta under sequential offload, and a quantized
+    Flux refuses the cast.) The hooks and groups were set up before, without the new layers.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/loaders/unet.py#L696; not reported.
 Patch: the new layers get the device and the dtype of the model, and the groups are set up once more (from 0.35.0 on;
     before, the new layers stay on the onload device).
@@ -14,6 +14,7 @@ Patch: the new layers get the device and the dtype of the model, and the groups 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +38,7 @@ FIX = Fix(
         Target(
             "diffusers-ip-adapter-sd3",
             "diffusers.loaders.transformer_sd3",
-            {"diffusers": ">=0.33.0,<=0.42.1"},
+            {"diffusers": ">=0.32.0,<=0.42.1"},
         ),
     ),
     patterns=(
@@ -57,7 +58,9 @@ _LOAD = "_load_ip_adapter_weights"
 
 
 def broken(loaders: ModuleType) -> bool:
-    """Does it leave the groups as they were?"""
+    """Does it leave the groups as they were? Before 0.33, which has none, that of a UNet is right."""
+    if loaders.__name__.endswith("unet") and find_spec("diffusers.hooks") is None:
+        return False
     return "_maybe_remove_and_reapply_group_offloading" not in names_used(resolve(_mixin(loaders), _LOAD))
 
 

@@ -74,8 +74,9 @@ def sd3() -> tuple[Any, Any]:
         embed_dim=32, output_dim=64, hidden_dim=64, heads=1, num_queries=3, timestep_in_dim=32
     )
     image = {}
+    renamed = hasattr(model, "_convert_ip_adapter_image_proj_to_diffusers")  # from 0.33 on
     for name, value in projection.state_dict().items():
-        for ours, theirs in _SD3_NAMES:
+        for ours, theirs in _SD3_NAMES if renamed else ():
             name = name.replace(ours, theirs)
         image[name] = value
     adapter = {}
