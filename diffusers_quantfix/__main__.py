@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from types import ModuleType
 
@@ -56,11 +57,22 @@ def _answered(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"diffusers-quantfix: {arguments[0]} was interrupted", file=sys.stderr)
         return 130
+    except (SyntaxError, ImportError) as error:
+        if not _is_about_us(error):
+            raise
+        return refuse(f"this installation is damaged; install diffusers_quantfix again ({error})")
     except OSError as error:
         if error.errno is None or error.filename is not None:  # raised by a library, or about another file
             raise
         return unwritten(error)
     return code or (2 if settings().problems else 0)  # activation has reported them
+
+
+def _is_about_us(error: SyntaxError | ImportError) -> bool:
+    """Whether a file of this package is missing or cannot be read as Python."""
+    if isinstance(error, SyntaxError):
+        return str(error.filename).startswith(os.path.join(os.path.dirname(__file__), ""))
+    return (error.name or "").partition(".")[0] == __package__
 
 
 def _answer(arguments: list[str]) -> int:

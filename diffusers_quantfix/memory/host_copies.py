@@ -16,7 +16,7 @@ import functools
 import sys
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from ..loading.device import accelerator_types
 from ..placement.counting import CPU
 from ..placement.modules import modules_of
 from ..weights.companions import companions
-from ..weights.host_memory import fingerprint, free_memory, random_numbers
+from ..weights.host_memory import MappedFiles, fingerprint, free_memory, has_room, random_numbers
 from ..weights.wrappers import follow, inner_places, is_wrapper
 
 __all__ = ["keep", "stop"]
@@ -251,8 +251,11 @@ class _Kept:
         arrived = [slot for slot in _slots(module) if slot.key in left]
         shared = _held_by_others(left) | _shared_no_more(arrived, left)
         arrived = [slot for slot in arrived if slot.key not in shared]
+        own = _OwnMemory(memory for memory, _ in self._checksums.values())
         for slot, checksum in _checksums(arrived, left):
-            tensor = left[slot.key]
+            tensor = own.of(left[slot.key])
+            if tensor is None:
+                continue
             memory = StorageWeakRef(tensor.untyped_storage())
             if self._checksums.get(slot.key) != (memory, checksum):
                 # New, changed on the CPU, or also cast by the move.
@@ -269,6 +272,36 @@ class _Kept:
     def __reduce__(self) -> Any:
         # Every file of a module has one, and ``torch.load(weights_only=True)`` knows it.
         return OrderedDict, ()
+
+
+class _OwnMemory:
+    """Copies of what is mapped from a file: who writes to the file would change the weights, who shortens it would end
+    the process.
+
+    Args:
+        known: memory that is no file's.
+    """
+
+    def __init__(self, known: Iterable[StorageWeakRef]) -> None:
+        self._known = {memory.cdata for memory in known if not memory.expired()}
+        self._files: MappedFiles | None = None
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor, or one like it in memory that is no file's; None if there is no room."""
+        storage = tensor.untyped_storage()
+        place = storage._cdata
+        if place in self._known or not storage.nbytes():
+            return tensor
+        self._files = self._files or MappedFiles()
+        if not self._files.hold(storage.data_ptr()):
+            return tensor
+        if place not in self._copies:
+            if not has_room(storage.nbytes()):
+                return None
+            self._copies[place] = storage.clone()
+        like = torch.empty(0, dtype=tensor.dtype, device=CPU)
+        return like.set_(self._copies[place], tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 @contextlib.contextmanager

@@ -26,8 +26,10 @@ def keep_host_copies(pipe_or_model: Any, keep: bool = True, pin: bool = False) -
     The weights take host memory also while they are on the device. optimum-quanto and torchao weights are kept by inner
     tensor; weights that the library repacks for the device's kernel, and other tensor subclasses, are copied back as
     without this. Sequential and group offload keep copies anyway. Do not write to host memory that the weights share
-    with other objects (an array, a mapped file): they have it again when they are back. cloudpickle and dill write a
-    class of ``__main__`` as a whole; while copies of one of its instances are kept, such a file needs this package.
+    with other objects (an array): they have it again when they are back. Weights that are mapped from a file
+    (safetensors) are copied when they first leave it, on Linux; elsewhere, do not change the file. cloudpickle and dill
+    write a class of ``__main__`` as a whole; while copies of one of its instances are kept, such a file needs this
+    package.
 
     Args:
         pipe_or_model: a diffusers pipeline, a ``torch.nn.Module`` or a dict of components.

@@ -10,7 +10,7 @@ import torch
 
 from .tensors import nbytes, span
 
-__all__ = ["Blocks"]
+__all__ = ["CPU", "Blocks", "is_on_cpu"]
 
 _UNKNOWN = 0
 with torch._C.DisableTorchFunction():  # a function mode of the program would be asked
@@ -18,7 +18,7 @@ with torch._C.DisableTorchFunction():  # a function mode of the program would be
 _CHUNK = 256
 # For `map`, which loops over the tensors in C.
 _ADDRESS, _IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
-_IS_CPU, _NBYTES = torch.Tensor.is_cpu.__get__, torch.Tensor.nbytes.__get__
+is_on_cpu, _NBYTES = torch.Tensor.is_cpu.__get__, torch.Tensor.nbytes.__get__  # of subclasses' own, too
 
 
 class Blocks:
@@ -54,7 +54,7 @@ class Blocks:
         # In small chunks that stay in the processor's cache: a large model has 100,000 tensors.
         while chunk := list(islice(several, _CHUNK)):
             try:
-                simple = all(map(_IS_CPU, chunk)) and all(map(_IS_CONTIGUOUS, chunk))
+                simple = all(map(is_on_cpu, chunk)) and all(map(_IS_CONTIGUOUS, chunk))
                 addresses = list(map(_ADDRESS, chunk)) if simple else ()
             except (NotImplementedError, RuntimeError, ValueError):
                 addresses = ()
@@ -74,7 +74,7 @@ class Blocks:
     def _extend_singly(self, tensors: Iterable[torch.Tensor]) -> None:
         devices, addresses, sizes = self.devices, self.addresses, self.sizes
         for tensor in tensors:
-            device = CPU if tensor.is_cpu else tensor.device
+            device = CPU if is_on_cpu(tensor) else tensor.device
             try:
                 if device is CPU:
                     address = tensor.data_ptr()

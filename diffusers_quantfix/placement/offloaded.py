@@ -63,7 +63,7 @@ class Resting:
         """
         prefix = f"{path}." if path else ""
         for hook in accelerate_hooks(module):
-            mapping = getattr(hook, "weights_map", None)
+            mapping = attribute(hook, "weights_map")
             if mapping is None:
                 continue
             lead = ""

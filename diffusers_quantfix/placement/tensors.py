@@ -248,7 +248,12 @@ def plain_tensors(name: str, tensor: Any) -> Iterator[tuple[str, torch.Tensor, b
     if flatten is None:
         yield name, tensor, False
         return
-    for attribute in flatten(tensor)[0]:
+    try:
+        attributes = flatten(tensor)[0]
+    except Exception as error:  # half made, or a subclass of its own
+        heed_interruption(error)
+        return
+    for attribute in attributes:
         inner = getattr(tensor, attribute, None)
         if isinstance(inner, torch.Tensor):
             for nested, plain, _ in plain_tensors(f"{name}.{attribute}", inner):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..text import human
+from .counting import is_on_cpu
 from .tensors import storage_of
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ def kept_by_views(held: Iterable[Held], sizes: Iterable[int]) -> list[str]:
     found = list(zip(held, sizes, strict=True))
     largest: dict[int, tuple[int, Held]] = {}
     for one, _ in found:
-        storage = storage_of(one.tensor) if one.tensor.is_cpu else None
+        storage = storage_of(one.tensor) if is_on_cpu(one.tensor) else None
         # Most tensors have their own storage.
         if storage is not None and storage.nbytes() - one.tensor.nbytes >= _LEAST:
             largest.setdefault(storage._cdata, (storage.nbytes(), one))
     shown = dict.fromkeys(largest, 0)
     for one, added in found if largest else ():
-        storage = storage_of(one.tensor) if one.tensor.is_cpu else None
+        storage = storage_of(one.tensor) if is_on_cpu(one.tensor) else None
         if storage is not None and storage._cdata in shown:
             shown[storage._cdata] += added
     return [

@@ -24,6 +24,12 @@ def find_spec(name, path=None, target=None):
     # A finder that finds nothing itself: when one of the names is about to be imported, it imports the package.
     if name in NAMES:
         try:
+            import sys
+
+            if (
+                __name__ not in sys.modules
+            ):  # damaged after `run()`: imported again, it would add a finder each time
+                return None
             from .enabled import found
         except Exception:  # deleted by hand while the process ran, or damaged by an interrupted upgrade
             return None

@@ -5,16 +5,19 @@ torch is imported here: import this module only where there is a weight.
 
 from __future__ import annotations
 
+import bisect
+import sys
 from pathlib import Path
 
 import torch
 
-__all__ = ["fingerprint", "free_memory", "has_room", "random_numbers"]
+__all__ = ["MappedFiles", "fingerprint", "free_memory", "has_room", "random_numbers"]
 
 # A tensor is read as rows of _ROW 4-byte words, _ROWS rows at a time, which takes 4 MB on the device. The factors are
 # few, since they are computed again for each layer: kept ones would be memory that nobody can free.
 _ROW, _ROWS = 1 << 13, 1 << 6
 _MEMORY = Path("/proc/meminfo")
+_MAPPINGS = Path("/proc/self/maps")
 _RESERVE = 10  # copies that the user did not ask for leave 1/10 of the memory free
 
 
@@ -72,6 +75,29 @@ def has_room(nbytes: int) -> bool:
     """Whether a copy of ``nbytes`` that the user did not ask for leaves enough host memory; True if unknown."""
     free, total = free_memory(), _bytes_of("MemTotal:")
     return free is None or total is None or free - nbytes >= total // _RESERVE
+
+
+class MappedFiles:
+    """The memory of this process that is a mapped file at this moment; unknown where the system is not Linux."""
+
+    def __init__(self) -> None:
+        try:
+            lines = _MAPPINGS.read_bytes().splitlines()
+        except OSError:
+            lines = []
+        # start-end permissions offset device inode path; without a file the inode is 0. Devices (pinned memory) are no
+        # files.
+        found = [line.split(maxsplit=5) for line in lines]
+        of_files = [
+            one for one in found if len(one) == 6 and one[4] != b"0" and not one[5].startswith(b"/dev/")
+        ]
+        places = [one[0].split(b"-") for one in of_files]
+        self._places = sorted((int(start, 16), int(end, 16)) for start, end in places)
+
+    def hold(self, address: int) -> bool:
+        """Whether the byte at ``address`` is that of a file."""
+        index = bisect.bisect(self._places, (address, sys.maxsize)) - 1
+        return index >= 0 and address < self._places[index][1]
 
 
 def _bytes_of(name: str) -> int | None:

@@ -128,3 +128,36 @@ def test_a_watcher_that_lost_its_last_lines(site, tmp_path, lines) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert "no fixes applied" in done.stderr
+
+
+def test_a_start_up_file_that_fails_after_it_has_run(site, tmp_path) -> None:
+    """Each search for a library imported it again, which added a finder to the running search, without end."""
+    copy = tmp_path / "site"
+    shutil.copytree(site, copy)
+    start = copy / "diffusers_quantfix_startup" / "__init__.py"
+    start.write_text(start.read_text() + "\nimport there_is_no_such_module\n")
+    first = "contextlib\nwith contextlib.suppress(ImportError): import diffusers_quantfix_startup"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(first=first)],
+        env={"PYTHONPATH": str(copy)}, cwd=copy, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr  # Python's ``site`` may report the file
+
+
+@pytest.mark.parametrize("how", ["truncated", "missing"])
+@pytest.mark.parametrize("name", ["commands/explain.py", "advisories/symptoms.py"])
+def test_a_command_says_what_to_do(site, tmp_path, name, how) -> None:
+    copy = tmp_path / "site"
+    shutil.copytree(site, copy)
+    path = copy / "diffusers_quantfix" / name
+    if how == "missing":
+        path.unlink()
+    else:
+        damage(path, how)
+    done = subprocess.run(
+        [sys.executable, "-m", "diffusers_quantfix", "explain", "Error: all on the same device"],
+        env={"PYTHONPATH": str(copy)}, cwd=copy, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "install diffusers_quantfix again" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -512,6 +512,33 @@ def test_memory_that_somebody_has_is_not_taken_back(gpu, holder):
         assert model.weight.data_ptr() == memory
 
 
+def test_weights_that_are_mapped_from_a_file_do_not_follow_it(gpu, tmp_path):
+    """Another program overwrites the file while they are on the device."""
+    import torch
+    from diffusers import FluxTransformer2DModel
+
+    device = gpu.devices[0]
+    folder = models.saved(models.flux_transformer(), tmp_path)
+    model = FluxTransformer2DModel.from_pretrained(folder)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    qf.keep_host_copies(model)
+    model.to(device)
+    (file,) = folder.glob("*.safetensors")
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 3)
+        opened.write(bytes(file.stat().st_size // 2))
+    addresses = set()
+    for _ in range(2):
+        model.to("cpu")
+        differ = [
+            name for name, value in model.state_dict().items() if not torch.equal(value, expected[name])
+        ]
+        assert not differ
+        addresses.add(tuple(parameter.data_ptr() for parameter in model.parameters()))
+        model.to(device)
+    assert len(addresses) == 1, "the copies were not kept"
+
+
 def test_a_shallow_copy_moves_itself(gpu):
     """Before: `.to()` of the copy moved the model that it was made of, and returned that."""
     import gc

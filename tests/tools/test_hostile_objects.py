@@ -237,6 +237,37 @@ class Text(str):
     __str__ = __format__ = __repr__ = _touch  # type: ignore[assignment]
 
 
+def _unflattened(model):
+    """A wrapper that cannot be taken apart."""
+    import torch
+
+    wrapper = type("Wrapper", (torch.Tensor,), {"__tensor_flatten__": _touch})
+    vars(model)["mine"] = torch.ones(2).as_subclass(wrapper)
+
+
+def _with_odd_properties(model):
+    import torch
+
+    odd = type("Odd", (torch.Tensor,), {"is_cpu": property(_touch)})
+    vars(model)["mine"] = torch.ones(2).as_subclass(odd)
+
+
+def _with_an_odd_hook(model):
+    hook = type("Hook", (), {"__getattr__": _touch})()
+    vars(model)["_hf_hook"] = hook
+
+
+@pytest.mark.parametrize("give", [_unflattened, _with_odd_properties, _with_an_odd_hook])
+def test_parts_of_the_model_that_answer_nothing(give):
+    model = _model()
+    give(model)
+    with qf.track(model):
+        qf.audit(model)
+    report = qf.release(model, verify=False)
+    assert report.released == ("Sequential",)
+    str(report)
+
+
 def _suspended():
     def generator(held):
         yield held
