@@ -170,6 +170,7 @@ NOT_ALONE = (
     "diffusers-quanto-reload",
     "diffusers-shap-e-quantized-renderer",
     "diffusers-text-kv-cache-group-offload",
+    "diffusers-textual-inversion-group-offload",
     "diffusers-unidiffuser-decoder",
     "diffusers-unidiffuser-decoder-old",
     "peft-8bit-dequantize-cpu",

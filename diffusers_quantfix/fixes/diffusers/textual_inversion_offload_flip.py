@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from ...adapters.token_embeddings import text_encoders
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
@@ -46,11 +47,7 @@ def patch(textual_inversion: ModuleType, draft: Draft) -> None:
             components = getattr(self, "components", None)
             if not isinstance(components, dict):
                 return original(self, *args, **kwargs)
-            # The text encoders of the pipeline, and one that was passed: nothing else has token embeddings.
-            encoders = [part for part in components.values() if hasattr(part, "get_input_embeddings")]
-            encoders += [
-                value for value in (*args, *kwargs.values()) if hasattr(value, "get_input_embeddings")
-            ]
+            encoders = text_encoders(self, (*args, *kwargs.values()))
             with hooks_aside(*encoders), hidden_hooks([*components.values(), *encoders]):
                 return original(self, *args, **kwargs)
 

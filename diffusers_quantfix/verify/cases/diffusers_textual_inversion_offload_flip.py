@@ -6,18 +6,11 @@ from __future__ import annotations
 def case(work: str) -> str | None:
     import torch
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-    from tokenizers import Tokenizer, models
-    from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
     from ...offloading.hooks import is_sequentially_offloaded
-    from ..models import lora
+    from ..models import textual_inversion
 
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "projection_dim": 64, "vocab_size": 2}
-    pipe = lora.pipeline(
-        text_encoder=CLIPTextModel(CLIPTextConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)),
-        tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"),
-    )
+    pipe = textual_inversion.pipeline()
     hook = AlignDevicesHook(execution_device="cpu", io_same_device=True)
     add_hook_to_module(pipe.transformer, hook)
     pipe.load_textual_inversion({"<new>": torch.ones(64)})
