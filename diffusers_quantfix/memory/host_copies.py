@@ -288,7 +288,8 @@ class _OwnMemory:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor, or one like it in memory that is no file's; None if there is no room."""
+        """The tensor, or one like it in memory that is no file's; None if there is no room, or if it is a small part of
+        its memory."""
         storage = tensor.untyped_storage()
         place = storage._cdata
         if place in self._known or not storage.nbytes():
@@ -297,7 +298,7 @@ class _OwnMemory:
         if not self._files.hold(storage.data_ptr()):
             return tensor
         if place not in self._copies:
-            if not has_room(storage.nbytes()):
+            if storage.nbytes() > 2 * tensor.nbytes or not has_room(storage.nbytes()):
                 return None
             self._copies[place] = storage.clone()
         like = torch.empty(0, dtype=tensor.dtype, device=CPU)

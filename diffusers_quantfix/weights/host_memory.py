@@ -82,15 +82,12 @@ class MappedFiles:
 
     def __init__(self) -> None:
         try:
-            lines = _MAPPINGS.read_bytes().splitlines()
+            lines = _MAPPINGS.read_bytes().split(b"\n")
         except OSError:
             lines = []
-        # start-end permissions offset device inode path; without a file the inode is 0. Devices (pinned memory) are no
-        # files.
+        # start-end permissions offset device inode path; without a file the inode is 0.
         found = [line.split(maxsplit=5) for line in lines]
-        of_files = [
-            one for one in found if len(one) == 6 and one[4] != b"0" and not one[5].startswith(b"/dev/")
-        ]
+        of_files = [one for one in found if len(one) == 6 and one[4] != b"0" and not _is_device(one[5])]
         places = [one[0].split(b"-") for one in of_files]
         self._places = sorted((int(start, 16), int(end, 16)) for start, end in places)
 
@@ -98,6 +95,11 @@ class MappedFiles:
         """Whether the byte at ``address`` is that of a file."""
         index = bisect.bisect(self._places, (address, sys.maxsize)) - 1
         return index >= 0 and address < self._places[index][1]
+
+
+def _is_device(path: bytes) -> bool:
+    """Whether it is a device, as pinned memory has; files in memory are in one of the folders of devices."""
+    return path.startswith(b"/dev/") and not path.startswith(b"/dev/shm/")
 
 
 def _bytes_of(name: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -537,6 +538,38 @@ def test_weights_that_are_mapped_from_a_file_do_not_follow_it(gpu, tmp_path):
         addresses.add(tuple(parameter.data_ptr() for parameter in model.parameters()))
         model.to(device)
     assert len(addresses) == 1, "the copies were not kept"
+
+
+def test_a_small_part_of_a_mapped_file_is_copied_back(gpu, tmp_path):
+    """The whole file would come into memory."""
+    import torch
+
+    device = gpu.devices[0]
+    torch.save(torch.ones(1 << 20), tmp_path / "file")
+    module = torch.nn.Module()
+    module.part = torch.nn.Parameter(torch.load(tmp_path / "file", mmap=True)[:1000])
+    qf.keep_host_copies(module)
+    for _ in range(2):
+        module.to(device)
+        module.to("cpu")
+        assert module.part.untyped_storage().nbytes() <= 1 << 20
+        assert torch.equal(module.part, torch.ones(1000))
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
+@pytest.mark.parametrize("name", ["plain", "with a space", "with a\rreturn", "with a\nnewline"])
+def test_which_memory_is_that_of_a_file(tmp_path, name):
+    import torch
+
+    from diffusers_quantfix.weights.host_memory import MappedFiles
+
+    torch.save(torch.ones(1 << 16), tmp_path / name)
+    mapped = torch.load(tmp_path / name, mmap=True)
+    own = torch.ones(1 << 22)
+    files = MappedFiles()
+    assert files.hold(mapped.data_ptr())
+    assert files.hold(mapped.data_ptr() + mapped.nbytes - 1)
+    assert not files.hold(own.data_ptr())
 
 
 def test_a_shallow_copy_moves_itself(gpu):
