@@ -42,7 +42,7 @@ FIX = Fix(
         ),
     ),
     patterns=(
-        r"(to_[kv]_ip\(|encoder_hid_proj\(|image_proj\(|image_projection_layer\().{0,2000}"
+        r"(load_ip_adapter|to_[kv]_ip\(|encoder_hid_proj\(|image_proj\(|image_projection_layer\().{0,2000}"
         r"Expected all tensors to be on the same device",
     ),
     frames=("load_ip_adapter", "loaders/ip_adapter.py", "attention_processor.py", "to_k_ip|to_v_ip"),
