@@ -191,6 +191,7 @@ def undone_on_failure(adapter: Any, base: Any, change: Callable[[], Any]) -> Any
     # The dict of parameters itself: accelerate leaves torchao weights in it that torch does not accept as parameters.
     held += [one for one in (base._parameters, getattr(adapter, "_caches", None)) if isinstance(one, dict)]
     before = [dict(one) for one in held]
+    kept = {name: value for name, value in vars(adapter).items() if name == KEPT}
     whole = False
 
     def steps() -> Iterator[Callable[[], Any]]:
@@ -201,6 +202,7 @@ def undone_on_failure(adapter: Any, base: Any, change: Callable[[], Any]) -> Any
         for one, values in zip(held, before, strict=True):
             yield partial(_restore, one, values)
         yield partial(adapter.merged_adapters.__setitem__, slice(None), merged)
+        yield partial(vars(adapter).update, kept) if kept else partial(vars(adapter).pop, KEPT, None)
 
     def work() -> Any:
         nonlocal whole

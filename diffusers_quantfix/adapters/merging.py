@@ -24,7 +24,7 @@ from functools import partial
 from ..engine.errors import Undecided
 from ..finishing import finished
 from ..offloading.disk import is_mapped
-from ..offloading.hooks import is_sequentially_offloaded, offload_execution_device
+from ..offloading.hooks import group_again, group_config, is_sequentially_offloaded, offload_execution_device
 from ..offloading.suspended import hooks_aside
 
 TYPE_CHECKING = False
@@ -69,12 +69,8 @@ def _take_back(lent: list[tuple[Any, str]]) -> None:
 
 def _group_again(model: Any, config: Any) -> None:
     """Set the groups of ``model`` up once more: with a stream, they keep copies of the weights from before."""
-    if any(is_mapped(group) for group in _groups(model)):
-        return
-    if _group_config(model) is not None:
-        _offloading("_maybe_remove_and_reapply_group_offloading")(model)
-    else:  # it was interrupted after the removal
-        _offloading("_apply_group_offloading")(model, config)
+    if not any(is_mapped(group) for group in _groups(model)):
+        group_again(model, config)
 
 
 def unmerge_before_disabling(*models: Any) -> None:
@@ -137,10 +133,7 @@ def _group_config(model: Any) -> Any:
 
     Where this package has mapped the files, a merged weight stays in memory from then on, and the files do not change.
     """
-    top = _offloading("_get_top_level_group_offload_hook")
-    if top is None or _offloading("_maybe_remove_and_reapply_group_offloading") is None:
-        return None
-    config = getattr(top(model), "config", None)
+    config = group_config(model)
     if getattr(config, "offload_to_disk_path", None) and not all(
         is_mapped(group) for group in _groups(model)
     ):
@@ -155,16 +148,12 @@ def _offload_groups(model: Any) -> None:
 
 
 def _groups(model: Any) -> Iterator[Any]:
-    name = _offloading("_GROUP_OFFLOADING")
+    name = getattr(sys.modules.get("diffusers.hooks.group_offloading"), "_GROUP_OFFLOADING", None)
     for module in model.modules():
         registry = getattr(module, "_diffusers_hook", None)
         hook = registry.get_hook(name) if registry is not None else None
         if hook is not None:
             yield hook.group
-
-
-def _offloading(name: str) -> Any:
-    return getattr(sys.modules.get("diffusers.hooks.group_offloading"), name, None)
 
 
 def offloaded_adapter_layer(cls: Any) -> Any:

@@ -37,6 +37,7 @@ __all__ = [
     "child_hooks",
     "device_past_meta",
     "group_again",
+    "group_config",
     "group_onload_device",
     "is_group_offloaded",
     "is_held_on_meta",
@@ -49,6 +50,7 @@ __all__ = [
 
 
 _CHILD_HOOKS = "_quantfix_direct_calls"
+_AGAIN = "_maybe_remove_and_reapply_group_offloading"
 
 
 def child_hooks(hook: Any) -> list[Any]:
@@ -129,16 +131,33 @@ def group_onload_device(module: Any) -> Any:
     return sys.modules["diffusers.hooks.group_offloading"]._get_group_onload_device(module)
 
 
-def group_again(module: Any) -> None:
-    """Set the groups of ``module``, any object, up once more, after layers came in.
+def group_config(module: Any) -> Any:
+    """The config with which ``module``, any object, is group-offloaded; None if it is not.
 
-    Before diffusers 0.35.0 nothing can do so, and nothing is done.
+    It is also None before diffusers 0.35.0, where groups cannot be set up once more.
     """
+    if _offloading(_AGAIN) is None or not is_group_offloaded(module):
+        return None
+    return getattr(_offloading("_get_top_level_group_offload_hook")(module), "config", None)
+
+
+def group_again(module: Any, config: Any) -> None:
+    """Set the groups of ``module`` up once more; also if an earlier call was interrupted.
+
+    Args:
+        module: a ``torch.nn.Module`` whose layers or weights have changed.
+        config: its `group_config` from before; nothing is done if that is None.
+    """
+    if config is None:
+        return
     if is_group_offloaded(module):
-        offloading = sys.modules["diffusers.hooks.group_offloading"]
-        again = getattr(offloading, "_maybe_remove_and_reapply_group_offloading", None)
-        if again is not None:
-            again(module)
+        _offloading(_AGAIN)(module)
+    else:  # it was interrupted after the removal
+        _offloading("_apply_group_offloading")(module, config)
+
+
+def _offloading(name: str) -> Any:
+    return getattr(sys.modules.get("diffusers.hooks.group_offloading"), name, None)
 
 
 def offload_execution_device(module: Any) -> Any:

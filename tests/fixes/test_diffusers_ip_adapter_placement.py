@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diffusers_quantfix.verify.models import ip_adapter
+from tests.fixes import torchao_models
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.group_offloaded import MODES, assert_left, modes, offload
@@ -227,3 +228,59 @@ def test_into_a_quantized_unet_in_groups(gpu, tmp_path, way):
     for _ in range(2):
         check(ip_adapter.run(model, device, torch.float16))
     assert_goes_on(lambda: ip_adapter.run(model, device, torch.float16), check)
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.35")), reason="before 0.35 the groups stay as they are")
+def test_interrupted_where_the_groups_are_set_up_once_more(gpu, monkeypatch):
+    """They are taken off at that moment."""
+    from diffusers.hooks import group_offloading
+
+    device = gpu.devices[0]
+    _, expected = adapted("flux", device)
+    before = gpu.allocated(device)
+    model, adapter = ip_adapter.flux()
+    offload(model, device, MODES["leaf"])
+    original, calls = group_offloading._apply_group_offloading, []
+
+    def interrupted_once(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(group_offloading, "_apply_group_offloading", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        model._load_ip_adapter_weights(adapter)
+    model._load_ip_adapter_weights(adapter)
+    for _ in range(2):
+        assert torch.equal(ip_adapter.run(model, device), expected)
+        assert_left(gpu, device, before)
+
+
+@pytest.mark.skipif(bool(unmet("diffusers>=0.35")), reason="torchao's weights load differently before 0.35")
+def test_into_a_torchao_transformer_that_is_spread(gpu, tmp_path):
+    """Its weights cannot be compared."""
+    from diffusers import FluxTransformer2DModel, TorchAoConfig
+
+    config = torchao_models.config("int8")
+
+    device = gpu.devices[0]
+    made, adapter = ip_adapter.flux()
+    folder = models.saved(made, tmp_path)
+    outputs = []
+    for spread in (False, True):
+        model = FluxTransformer2DModel.from_pretrained(
+            folder,
+            quantization_config=TorchAoConfig(config),
+            torch_dtype=torch.bfloat16,
+        )
+        if spread:
+            names = [name for name, _ in model.named_children()]
+            places = {name: (spelled(device) if index < 3 else "cpu") for index, name in enumerate(names)}
+            accelerate.dispatch_model(model, places, main_device=spelled(device))
+        else:
+            model.to(device)
+        model._load_ip_adapter_weights(adapter)
+        outputs += [ip_adapter.run(model, device, torch.bfloat16) for _ in range(2)]
+    assert torch.isfinite(outputs[0]).all()
+    assert all(torch.equal(output, outputs[0]) for output in outputs)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixes import lora_models as lora
 from tests.fixes import quanto_models as q
-from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import assert_goes_on, stopped_at_each_line
 from tests.gate import unmet
 from tests.marks import in_turn, rest_is_long
 from tests.rig import models
@@ -181,6 +181,28 @@ def test_a_merge_that_fails_changes_nothing(monkeypatch):
     assert layer.merged
     model.unmerge_adapter()
     assert same(bits(model), weights)
+
+
+def test_an_unmerge_that_is_interrupted_at_each_line():
+    """It is merged as before, or unmerged exactly; and so is the next one."""
+    from diffusers_quantfix import finishing
+    from diffusers_quantfix.adapters import before_merge, merging_quanto
+
+    weights = bits(adapted("qint8"))
+
+    def prepare():
+        model = adapted("qint8")
+        model.merge_adapter()
+        return model
+
+    trials = 0
+    for model in stopped_at_each_line(
+        prepare, lambda model: model.unmerge_adapter(), merging_quanto, before_merge, finishing
+    ):
+        trials += 1
+        model.unmerge_adapter()
+        assert same(bits(model), weights)
+    assert trials > 20
 
 
 def test_a_merged_model_is_copied_and_pickled():

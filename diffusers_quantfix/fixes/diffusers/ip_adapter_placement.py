@@ -14,6 +14,7 @@ Patch: the new layers get the device and the dtype of the model, and the groups 
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,8 @@ from ...adapters.new_layers import bring_new_layers, moves_new_layers_only
 from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 from ...engine.probe import names_used, resolve
-from ...offloading.hooks import group_again
+from ...finishing import finished_after
+from ...offloading.hooks import group_again, group_config
 from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
@@ -67,12 +69,15 @@ def broken(loaders: ModuleType) -> bool:
 def patch(loaders: ModuleType, draft: Draft) -> None:
     def make(original):
         def load(self, *args, **kwargs):
-            known = list(self.modules())
-            with hooks_aside(self), moves_new_layers_only(self):
-                result = original(self, *args, **kwargs)
-                bring_new_layers(self, known, self.device, self.dtype)
-            group_again(self)
-            return result
+            known, config = list(self.modules()), group_config(self)
+
+            def work():
+                with hooks_aside(self), moves_new_layers_only(self):
+                    result = original(self, *args, **kwargs)
+                    bring_new_layers(self, known, self.device, self.dtype)
+                    return result
+
+            return finished_after(work, lambda: [partial(group_again, self, config)])
 
         return load
 

@@ -12,6 +12,7 @@ Patch: the same for the model's own methods.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 
 from ...engine.draft import Draft
@@ -19,7 +20,8 @@ from ...engine.errors import Undecided
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.target import finished
-from ...offloading.hooks import group_again
+from ...finishing import finished_after
+from ...offloading.hooks import group_again, group_config
 from ...offloading.suspended import hooks_aside
 
 FIX = Fix(
@@ -62,11 +64,14 @@ def patch(peft: ModuleType, draft: Draft) -> None:
         def load_or_add(self, *args, **kwargs):
             if kwargs.get("_pipeline") is not None:  # which has removed the hooks
                 return original(self, *args, **kwargs)
-            with hooks_aside(self):
-                result = original(self, *args, **kwargs)
+            config = group_config(self)
+
+            def work():
+                with hooks_aside(self):
+                    return original(self, *args, **kwargs)
+
             # Before 0.35.0 a LoRA could not be loaded into groups, not even by a pipeline: upstream's own error.
-            group_again(self)
-            return result
+            return finished_after(work, lambda: [partial(group_again, self, config)])
 
         return load_or_add
 

@@ -24,7 +24,7 @@ from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
 from ...engine.versions import is_installed
 from ...finishing import finished_after
-from ...offloading.hooks import group_again
+from ...offloading.hooks import group_again, group_config
 
 FIX = Fix(
     __doc__,
@@ -57,12 +57,13 @@ def broken(textual_inversion: ModuleType) -> bool:
 def patch(textual_inversion: ModuleType, draft: Draft) -> None:
     def make(original):
         def load_or_unload(self, *args, **kwargs):
-            before = [(one, _embedding(one)) for one in text_encoders(self, (*args, *kwargs.values()))]
+            encoders = text_encoders(self, (*args, *kwargs.values()))
+            before = [(one, _embedding(one), group_config(one)) for one in encoders]
 
             def steps() -> Iterator[Callable[[], Any]]:
-                for encoder, embedding in before:
+                for encoder, embedding, config in before:
                     if _embedding(encoder) != embedding:
-                        yield partial(group_again, encoder)
+                        yield partial(group_again, encoder, config)
 
             return finished_after(partial(original, self, *args, **kwargs), steps)
 
