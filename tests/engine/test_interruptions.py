@@ -133,6 +133,8 @@ LIMITS = """
         def __init__(self):
             super().__init__("time is up")
     def limit(thread):
+        while not hasattr(sys, "waits"):  # not within `Thread.start`, whose calls of C may raise errors of their own
+            pass
         assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object({kind})) == 1
     sys.limit = limit
 """
@@ -141,8 +143,8 @@ FROM_A_THREAD = """\
         sys.{where} = 1
         other = threading.Thread(target=sys.limit, args=(threading.get_ident(),))
         other.start()
-        other.join()
-        for _ in range(10):
+        sys.waits = True
+        while True:
             pass
 """
 
