@@ -61,24 +61,23 @@ def _on_plain_weight(adapter: Any, base: Any, change: Callable[[], Any]) -> Any:
 
     packed = base.weight
     merged = list(adapter.merged_adapters)
-    with torch.no_grad():
-        base.weight = torch.nn.Parameter(packed.dequantize().clone(), requires_grad=False)
+    # Detached, not within `no_grad`: Ctrl-C as that ends would leave it on in the thread.
+    base.weight = torch.nn.Parameter(packed.detach().dequantize().clone(), requires_grad=False)
     result = change()
     if adapter.merged_adapters == merged:
         base.weight = packed
         return result
-    with torch.no_grad():
-        kept = vars(adapter).get(KEPT)
-        if adapter.merged_adapters or kept is None:
-            base.freeze()
-            base.weight.requires_grad_(packed.requires_grad)
-        else:
-            base.weight = _like(kept[0], packed)
-        if not adapter.merged_adapters:
-            vars(adapter).pop(KEPT, None)
-        elif kept is None:
-            # A quanto weight is copied with the model only if it is a parameter.
-            vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
+    kept = vars(adapter).get(KEPT)
+    if adapter.merged_adapters or kept is None:
+        base.freeze()
+        base.weight.requires_grad_(packed.requires_grad)
+    else:
+        base.weight = _like(kept[0], packed)
+    if not adapter.merged_adapters:
+        vars(adapter).pop(KEPT, None)
+    elif kept is None:
+        # A quanto weight is copied with the model only if it is a parameter.
+        vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
     return result
 
 
@@ -86,7 +85,7 @@ def _like(kept: Any, now: Any) -> Any:
     """The kept weight as a parameter, with device, dtype and ``requires_grad`` of ``now``."""
     import torch
 
-    weight = kept.to(now.device)
+    weight = kept.detach().to(now.device)
     if weight.dtype != now.dtype:
         weight = weight.to(now.dtype)
     return torch.nn.Parameter(weight, now.requires_grad)

@@ -185,6 +185,8 @@ def test_a_merge_that_fails_changes_nothing(monkeypatch):
 
 def test_an_unmerge_that_is_interrupted_at_each_line():
     """It is merged as before, or unmerged exactly; and so is the next one."""
+    import torch
+
     from diffusers_quantfix import finishing
     from diffusers_quantfix.adapters import before_merge, merging_quanto
 
@@ -200,6 +202,7 @@ def test_an_unmerge_that_is_interrupted_at_each_line():
         prepare, lambda model: model.unmerge_adapter(), merging_quanto, before_merge, finishing
     ):
         trials += 1
+        assert torch.is_grad_enabled()
         model.unmerge_adapter()
         assert same(bits(model), weights)
     assert trials > 20

@@ -158,8 +158,6 @@ NOT_ALONE = (
     "diffusers-group-offload-tied-parameters",
     "diffusers-group-offload-vae-blocks",
     "diffusers-ideogram4-encoder",
-    "diffusers-ip-adapter-flux",
-    "diffusers-ip-adapter-sd3",
     "diffusers-ip-adapter-unet",
     "diffusers-latte-position-dtype",
     "diffusers-layerwise-casting-lora",
