@@ -16,9 +16,9 @@ _UNKNOWN = 0
 with torch._C.DisableTorchFunction():  # a function mode of the program would be asked
     CPU = torch.device("cpu")
 _CHUNK = 256
-# For `map`, which loops over the tensors in C.
+# For `map`, which loops over the tensors in C; a subclass's own properties are not asked.
 _ADDRESS, _IS_CONTIGUOUS = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
-is_on_cpu, _NBYTES = torch.Tensor.is_cpu.__get__, torch.Tensor.nbytes.__get__  # of subclasses' own, too
+is_on_cpu, _NBYTES = torch.Tensor.is_cpu.__get__, torch.Tensor.nbytes.__get__
 
 
 class Blocks:

@@ -26,9 +26,8 @@ def find_spec(name, path=None, target=None):
         try:
             import sys
 
-            if (
-                __name__ not in sys.modules
-            ):  # damaged after `run()`: imported again, it would add a finder each time
+            # Damaged after `run()`: imported again, it would add a finder to the running search each time.
+            if __name__ not in sys.modules:
                 return None
             from .enabled import found
         except Exception:  # deleted by hand while the process ran, or damaged by an interrupted upgrade

@@ -58,14 +58,15 @@ def unload(model):
 
     if hasattr(model, "image_proj"):
         model.image_proj = None
-        plain = attention_processor.JointAttnProcessor2_0
     else:
         model.encoder_hid_proj = model.config.encoder_hid_dim_type = None
-        flux = "Flux" in type(model).__name__
-        plain = None if flux else attention_processor.AttnProcessor2_0
-    if plain is None:
+    if "Flux" not in type(model).__name__:
+        name = "JointAttnProcessor2_0" if hasattr(model, "image_proj") else "AttnProcessor2_0"
+        plain = getattr(attention_processor, name)
+    else:
         from diffusers.models.transformers import transformer_flux
 
+        # in the other place before 0.35
         plain = (
             getattr(transformer_flux, "FluxAttnProcessor", None) or attention_processor.FluxAttnProcessor2_0
         )
