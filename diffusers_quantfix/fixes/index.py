@@ -124,6 +124,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-group-offload-prefetch", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-group-offload-prefetch", "diffusers.group_offload_prefetch"),
     ("diffusers-group-offload-quanto", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("optimum-quanto", ">=0.2.5,<=0.2.7")), "", "diffusers-group-offload-quanto", "diffusers.group_offload_quanto"),
     ("diffusers-group-offload-record-stream", "diffusers.hooks.group_offloading", (("diffusers", ">=0.35.0,<0.36.0"),), "diffusers 0.36.0", "diffusers-group-offload-record-stream", "diffusers.group_offload_record_stream"),
+    ("diffusers-group-offload-replaced", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-replaced", "diffusers.group_offload_replaced"),
     ("diffusers-group-offload-shared-modules", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-shared-modules", "diffusers.group_offload_shared_modules"),
     ("diffusers-group-offload-skipped", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-group-offload-skipped", "diffusers.group_offload_skipped"),
     ("diffusers-group-offload-tied-parameters", "diffusers.hooks.group_offloading", (("diffusers", ">=0.33.0,<=0.42.1"),), "", "diffusers-group-offload-tied-parameters", "diffusers.group_offload_tied_parameters"),

@@ -28,6 +28,7 @@ __all__ = [
     "end_transfer",
     "expect_prefetch",
     "forget",
+    "is_expected",
     "is_in_use",
     "is_prefetch",
     "is_waited_for",
@@ -56,6 +57,11 @@ def compute_stream(group: Any) -> Any:
 def expect_prefetch(group: Any) -> None:
     """Mark the next ``onload_`` of ``group`` as a prefetch, whose copies are kept aside."""
     vars(group)[_EXPECTED] = True
+
+
+def is_expected(group: Any) -> bool:
+    """Whether the next ``onload_`` of ``group`` is a prefetch."""
+    return _EXPECTED in vars(group)
 
 
 def is_prefetch(group: Any) -> bool:

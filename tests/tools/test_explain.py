@@ -155,6 +155,7 @@ NOT_ALONE = (
     "diffusers-group-offload-modular-device",
     "diffusers-group-offload-nested-lists",
     "diffusers-group-offload-quanto",
+    "diffusers-group-offload-replaced",
     "diffusers-group-offload-tied-parameters",
     "diffusers-group-offload-vae-blocks",
     "diffusers-ideogram4-encoder",

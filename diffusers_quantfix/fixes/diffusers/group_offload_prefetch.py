@@ -26,6 +26,7 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
+from ...offloading.replaced import renew_host_copies
 from ...offloading.transfers import (
     compute_stream,
     end_transfer,
@@ -134,15 +135,26 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
     """Let diffusers copy ``group`` to its device, and keep the copies aside."""
     # Not always the host copies: a layer that runs twice in a pass can be prefetched while it runs.
     now = [tensor.data for tensor in tensors]
+    before = group.cpu_param_dict
     try:
         original(group)
         copies = [tensor.data for tensor in tensors]
     finally:
         for tensor, data in zip(tensors, now, strict=True):
             tensor.data = data
+    for tensor, host in group.cpu_param_dict.items() if group.cpu_param_dict is not before else ():
+        if tensor not in before and not is_wrapper(tensor):  # it came into the model since
+            tensors.append(tensor)
+            copies.append(tensor.data)
+            tensor.data = host
 
     def use() -> None:
         keep_for_interrupted_pass(group, tensors)
+        if renew_host_copies(group):  # the layers before have replaced weights
+            original(group)
+            note_use(group, True)
+            end_transfer(group)
+            return
         note_use(group, True)
         for tensor, data in zip(tensors, copies, strict=True):
             tensor.data = data

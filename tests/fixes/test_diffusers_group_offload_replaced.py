@@ -1,0 +1,276 @@
+"""diffusers-group-offload-replaced: data that the program assigns to weights of a group with a stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import (
+    BLOCK,
+    LEAF,
+    LOW,
+    STREAM,
+    assert_exchanged_is_moved,
+    assert_left,
+    modes,
+    net,
+    offload,
+)
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+
+FIX_ID = "diffusers-group-offload-replaced"
+WIDTH = 64
+
+streams = modes("leaf-stream", "block-stream", long=("leaf-low", "block-low", "leaf-record", "block-record"))
+
+
+class Scaled(torch.nn.Linear):
+    """A layer with a buffer."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("shift", torch.full((WIDTH,), 0.25))
+
+    def forward(self, x):
+        return super().forward(x) + self.shift
+
+
+def linear(seed):
+    torch.manual_seed(seed)
+    return Scaled().requires_grad_(False)
+
+
+def build(device):
+    return net(linear).to(device)
+
+
+def tied(device):
+    """A model whose blocks, which run one after the other, share a weight."""
+    model = build(device)
+    model.blocks[1][0].weight = model.blocks[0][2].weight
+    return model
+
+
+def run(model, device):
+    dtype = torch.float32 if torch.float8_e4m3fn is model.first.weight.dtype else model.first.weight.dtype
+    with torch.no_grad():
+        return model(torch.ones(2, WIDTH, device=device, dtype=dtype)).float().cpu()
+
+
+def weight(model):
+    at = model.blocks[1][2].weight
+    at.data = torch.full((WIDTH, WIDTH), 0.01, device=at.device)
+
+
+def all_weights(model):
+    model._apply(lambda tensor: tensor * 1.5)
+
+
+def first_layer_and_loose_parameter(model):
+    for at in (model.first.bias, model.scale):
+        at.data = at.data + 0.5
+
+
+def buffer(model):
+    at = model.blocks[0][0].shift
+    at.data = at.data + 0.5
+
+
+def same_memory_in_another_order(model):
+    at = model.blocks[0][0].weight
+    at.data = at.data.t()
+
+
+def other_dtype(model):
+    model.to(torch.bfloat16)
+
+
+def vector(model):
+    values = torch.nn.utils.parameters_to_vector(model.parameters()) * 1.5
+    torch.nn.utils.vector_to_parameters(values, model.parameters())
+
+
+def twice(model):
+    weight(model)
+    at = model.blocks[1][2].weight
+    at.data = at.data * 3
+
+
+CHANGES = [
+    weight,
+    all_weights,
+    first_layer_and_loose_parameter,
+    buffer,
+    same_memory_in_another_order,
+    other_dtype,
+    vector,
+    twice,
+]
+
+
+@streams
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.defect(FIX_ID, shows="assert|must have the same dtype")
+def test_replaced(gpu, mode, change):
+    device = gpu.devices[0]
+    assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, change)
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="assert")
+def test_replaced_by_data_on_the_device(gpu, mode):
+    """Where the program computed it, and on a stream of its own, which is late."""
+    device = gpu.devices[0]
+
+    def change(model):
+        side = torch.cuda.Stream(device)
+        with torch.cuda.stream(side):
+            model.blocks[0][2].weight.data = torch.full((WIDTH, WIDTH), 0.02, device=device)
+        torch.cuda.current_stream(device).wait_stream(side)
+
+    assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, change)
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="assert|same device|different from other tensors on")
+def test_replaced_by_the_layer_before(gpu, mode):
+    """In a pass, when the next layer's weights may be prefetched: what it computes with is what it holds then."""
+    device = gpu.devices[0]
+
+    def change(model):
+        def replace(module, inputs):
+            at = model.blocks[1][0].weight
+            at.data = at.data * 0.5
+            handle.remove()
+
+        handle = model.blocks[0][0].register_forward_pre_hook(replace)
+
+    assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, change)
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="assert")
+def test_interrupted(gpu, mode):
+    device = gpu.devices[0]
+    unmoved = build(device)
+    run(unmoved, device)
+    all_weights(unmoved)
+    expected = run(unmoved, device)
+    del unmoved
+    before = gpu.allocated(device)
+    model = build("cpu")
+    offload(model, device, mode)
+    run(model, device)
+    all_weights(model)
+
+    def right(output):
+        assert torch.equal(output, expected)
+        assert_left(gpu, device, before)
+
+    assert_goes_on(lambda: run(model, device), right, (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
+def cast(model, whole):
+    """Keep the weights of each layer in another dtype, or those of the whole model."""
+    from diffusers.hooks import apply_layerwise_casting
+
+    pattern = None if whole else ("no layer has this name",)
+    apply_layerwise_casting(model, torch.float8_e4m3fn, torch.float32, skip_modules_pattern=pattern)
+
+
+@streams
+@pytest.mark.parametrize("whole", [False, True], ids=["layers", "model"])
+@pytest.mark.defect(FIX_ID, shows="assert")
+def test_layerwise_casting_enabled_later(gpu, mode, whole):
+    """What its hooks cast on the host is what is onloaded, as without a stream."""
+    device = gpu.devices[0]
+    assert_exchanged_is_moved(
+        gpu, device, build, lambda model: run(model, device), mode, lambda model: cast(model, whole)
+    )
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="must have the same dtype|Float8", needs="diffusers>=0.35")
+def test_layerwise_casting_of_a_whole_model(gpu, mode):
+    """Its hook, on the model itself, casts all weights on the host before any group is onloaded."""
+    device = gpu.devices[0]
+    unmoved = build(device)
+    cast(unmoved, True)
+    expected = run(unmoved, device)
+    model = build("cpu")
+    cast(model, True)
+    offload(model, device, mode)
+    for _ in range(3):
+        assert torch.equal(run(model, device), expected)
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="assert")
+def test_one_weight_in_two_groups(gpu, mode):
+    """Both see it; after that, none makes host copies of what did not change."""
+    device = gpu.devices[0]
+
+    def change(model):
+        at = model.blocks[0][2].weight
+        at.data = at.data * 1.5
+
+    assert_exchanged_is_moved(gpu, device, tied, lambda model: run(model, device), mode, change)
+    model = tied("cpu")
+    offload(model, device, mode)
+    for _ in range(2):
+        run(model, device)
+    change(model)
+    for _ in range(2):
+        run(model, device)
+    copies = host_copies(model)
+    run(model, device)
+    assert all(one is other for one, other in zip(copies, host_copies(model), strict=True))
+
+
+@pytest.mark.parametrize("mode", [LEAF | STREAM, BLOCK | STREAM, LEAF | LOW], ids=["leaf", "block", "low"])
+def test_what_did_not_change_is_not_copied(gpu, side, mode):
+    """Also not if each pass casts the weights on the device."""
+    device = gpu.devices[0]
+    for casting in (False, True):
+        model = build("cpu")
+        if casting:
+            cast(model, False)
+        offload(model, device, mode)
+        copies = host_copies(model)
+        for _ in range(3):
+            run(model, device)
+        model.blocks[0][0].bias.data.zero_()  # in the host copy itself
+        run(model, device)
+        assert all(one is other for one, other in zip(copies, host_copies(model), strict=True)), casting
+
+
+@pytest.mark.defect(FIX_ID, shows="assert")
+def test_new_host_copies_are_pinned_and_the_old_ones_are_freed(gpu):
+    import weakref
+
+    device = gpu.devices[0]
+    model = build("cpu")
+    offload(model, device, LEAF | STREAM)
+    run(model, device)
+    gone = [weakref.ref(copy) for copy in host_copies(model)]
+    all_weights(model)
+    run(model, device)
+    assert all(copy.is_pinned() for copy in host_copies(model))
+    assert not any(ref() is not None for ref in gone[:1]), (
+        "the copy of a parameter from before is still there"
+    )
+
+
+def host_copies(model):
+    """The host copies of the parameters in all groups of ``model``."""
+    found = []
+    for module in model.modules():
+        registry = getattr(module, "_diffusers_hook", None)
+        hook = registry and registry.get_hook("group_offloading")
+        if hook is not None and hook.group.offload_leader is module:
+            copies = hook.group.cpu_param_dict
+            found += [copies[tensor] for tensor in copies if isinstance(tensor, torch.nn.Parameter)]
+    return found
