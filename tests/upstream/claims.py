@@ -22,6 +22,8 @@ from diffusers_quantfix.fixes.targets import TARGETS
 from .cells import Table, fits
 from .verdict import HEALTHY
 
+LINE_LENGTH = 110  # as in pyproject.toml, for code
+
 
 @dataclass(frozen=True)
 class Change:
@@ -186,11 +188,20 @@ def _parts(call: ast.Call, name: str) -> tuple[ast.expr | None, ast.expr | None]
 
 
 def _insert(lines: list[str], claims: ast.expr, argument: str) -> None:
-    """Add an argument to a declaration, after the claims of its target."""
+    """Add an argument to a declaration, after the claims of its target.
+
+    Raises:
+        ValueError: it has to stand in the line of the claims, which would become too long.
+    """
     line = lines[claims.end_lineno - 1].encode()
     before, after = line[: claims.end_col_offset].decode(), line[claims.end_col_offset :].decode()
     apart = f",\n{before[: len(before) - len(before.lstrip())]}" if after.rstrip() == "," else ", "
-    lines[claims.end_lineno - 1] = f"{before}{apart}{argument}{after}"
+    longer = f"{before}{apart}{argument}{after}"
+    if max(map(len, longer.splitlines())) > LINE_LENGTH:
+        raise ValueError(
+            "there is no room behind its claims: write each argument of its target on its own line"
+        )
+    lines[claims.end_lineno - 1] = longer
 
 
 def with_set(text: str, row: list[str], releases: Mapping[str, str]) -> str:
@@ -209,7 +220,7 @@ def with_set(text: str, row: list[str], releases: Mapping[str, str]) -> str:
         listed, _, after = rest.partition("\n]")
         *first, last = listed.split("\n")
         longer = f'{last} "{release}",'
-        lines = [*first, longer] if len(longer) <= 110 else [*first, last, f'    "{release}",']
+        lines = [*first, longer] if len(longer) <= LINE_LENGTH else [*first, last, f'    "{release}",']
         text = f"{before}{head}" + "\n".join(lines) + f"\n]{after}"
     if not row:
         return text

@@ -173,11 +173,12 @@ def test_an_edit_changes_one_target_and_no_other():
         ("X = 1\n", "no FIX"),
         (FIX_SOURCE.replace('{"diffusers": ">=0.31.0,<=0.42.1", "gguf": ""}', "CLAIMS"), "no dictionary"),
         (FIX_SOURCE.replace('">=0.31.0,<=0.42.1"', "RANGE"), "no string"),
+        (SEVERAL.replace("a-fix-one", "a-fix").replace("lib.one", "lib.with.a.name.as.long"), "no room"),
     ],
 )
 def test_a_declaration_that_cannot_be_edited_is_left_alone(source, says):
     with pytest.raises(ValueError, match=says):
-        claims.edited(source, claims.Change("a-fix", {"diffusers": "<1"}))
+        claims.edited(source, claims.Change("a-fix", {"diffusers": "<1"}, "diffusers 0.43.0"))
 
 
 def decided(claim, fixed_in="", pins=None, **found):

@@ -31,7 +31,11 @@ FIX = Fix(
     __doc__,
     id="diffusers-ip-adapter-placement",
     targets=(
-        Target("diffusers-ip-adapter-unet", "diffusers.loaders.unet", {"diffusers": ">=0.33.0,<=0.42.1"}),
+        Target(
+            "diffusers-ip-adapter-unet",
+            "diffusers.loaders.unet",
+            {"diffusers": ">=0.33.0,<=0.42.1"},
+        ),
         Target(
             "diffusers-ip-adapter-flux",
             "diffusers.loaders.transformer_flux",

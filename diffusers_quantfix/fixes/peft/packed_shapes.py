@@ -27,8 +27,16 @@ FIX = Fix(
     __doc__,
     id="peft-packed-shapes",
     targets=(
-        Target("peft-loha-packed-weight", "peft.tuners.loha.layer", {"peft": ">=0.13.2,<=0.21.2"}),
-        Target("peft-lokr-packed-weight", "peft.tuners.lokr.layer", {"peft": ">=0.13.2,<=0.21.2"}),
+        Target(
+            "peft-loha-packed-weight",
+            "peft.tuners.loha.layer",
+            {"peft": ">=0.13.2,<=0.21.2"},
+        ),
+        Target(
+            "peft-lokr-packed-weight",
+            "peft.tuners.lokr.layer",
+            {"peft": ">=0.13.2,<=0.21.2"},
+        ),
     ),
     patterns=(
         # any layer may raise the message alone

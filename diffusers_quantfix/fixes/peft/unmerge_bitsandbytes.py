@@ -28,7 +28,11 @@ FIX = Fix(
     __doc__,
     id="peft-unmerge-bitsandbytes",
     targets=(
-        Target("peft-unmerge-bnb", "peft.tuners.lora.bnb", {"peft": ">=0.8.0,<=0.21.2", "bitsandbytes": ""}),
+        Target(
+            "peft-unmerge-bnb",
+            "peft.tuners.lora.bnb",
+            {"peft": ">=0.8.0,<=0.21.2", "bitsandbytes": ""},
+        ),
         Target(
             "peft-unmerge-hira", "peft.tuners.hira.bnb", {"peft": ">=0.20.0,<=0.21.2", "bitsandbytes": ""}
         ),
