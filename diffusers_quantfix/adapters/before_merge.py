@@ -23,6 +23,7 @@ from ..engine.interruptions import heed_interruption
 from ..engine.log import log
 from ..engine.probe import function_of
 from ..finishing import finished_after
+from ..offloading.uncompiled import uncompiled_later
 from ..weights.companions import is_quant_state, on_device
 
 TYPE_CHECKING = False
@@ -174,6 +175,7 @@ def forgets_deleted(original: Callable[..., Any]) -> Callable[..., Any]:
     return delete_adapter
 
 
+@uncompiled_later
 def undone_on_failure(adapter: Any, base: Any, change: Callable[[], Any]) -> Any:
     """Return ``change()``; if it raises, restore weight, bias and state of ``base``, and the list of merged adapters.
 

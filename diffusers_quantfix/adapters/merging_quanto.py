@@ -61,8 +61,7 @@ def _on_plain_weight(adapter: Any, base: Any, change: Callable[[], Any]) -> Any:
 
     packed = base.weight
     merged = list(adapter.merged_adapters)
-    # Detached, not within `no_grad`: Ctrl-C as that ends would leave it on in the thread.
-    base.weight = torch.nn.Parameter(packed.detach().dequantize().clone(), requires_grad=False)
+    base.weight = torch.nn.Parameter(_detached(packed).dequantize().clone(), requires_grad=False)
     result = change()
     if adapter.merged_adapters == merged:
         base.weight = packed
@@ -77,7 +76,7 @@ def _on_plain_weight(adapter: Any, base: Any, change: Callable[[], Any]) -> Any:
         vars(adapter).pop(KEPT, None)
     elif kept is None:
         # A quanto weight is copied with the model only if it is a parameter.
-        vars(adapter)[KEPT] = (torch.nn.Parameter(packed.detach().to("cpu"), requires_grad=False),)
+        vars(adapter)[KEPT] = (torch.nn.Parameter(_detached(packed).to("cpu"), requires_grad=False),)
     return result
 
 
@@ -85,7 +84,15 @@ def _like(kept: Any, now: Any) -> Any:
     """The kept weight as a parameter, with device, dtype and ``requires_grad`` of ``now``."""
     import torch
 
-    weight = kept.detach().to(now.device)
+    weight = _detached(kept).to(now.device)
     if weight.dtype != now.dtype:
         weight = weight.to(now.dtype)
     return torch.nn.Parameter(weight, now.requires_grad)
+
+
+def _detached(weight: Any) -> Any:
+    """``weight`` without a graph; not within `no_grad`, which Ctrl-C as it ends would leave on in the thread."""
+    import torch
+
+    # In inference mode nothing has a graph, and a quanto weight cannot be detached.
+    return weight if torch.is_inference_mode_enabled() else weight.detach()

@@ -123,6 +123,43 @@ def test_as_it_is_said(safe, inference):
         check_merged(model, before, merge, model.unmerge_adapter, ROUNDING["qint8"])
 
 
+@pytest.mark.parametrize("qtype", ["qint8", "qint4"])
+def test_a_model_made_before_inference_mode(qtype):
+    """Merged, run without the adapter, which unmerges it, and unmerged in inference mode; used after it as before."""
+    import torch
+
+    model = adapted(qtype)
+    weights, with_lora = bits(model), q.run(model)
+    with model.disable_adapter():
+        before = q.run(model)
+    with torch.inference_mode():
+        model.merge_adapter()
+        assert not torch.equal(q.run(model), before), SHOWS
+        with model.disable_adapter():
+            assert torch.equal(q.run(model), before)
+        model.merge_adapter()
+    model.unmerge_adapter()
+    assert same(bits(model), weights)
+    assert torch.equal(q.run(model), with_lora)
+
+
+@pytest.mark.long
+def test_a_compiled_model_unmerges_in_its_forward():
+    import torch
+
+    model = adapted("qint8")
+    with_lora = q.run(model)
+    with model.disable_adapter():
+        before = q.run(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    model.merge_adapter()
+    assert q.error(q.run(compiled), with_lora) < ROUNDING["qint8"]
+    with model.disable_adapter():
+        assert torch.equal(q.run(compiled), before)
+    assert torch.equal(q.run(compiled), with_lora)
+
+
 def test_dora():
     model = adapted("qint8", use_dora=True)
     with model.disable_adapter():

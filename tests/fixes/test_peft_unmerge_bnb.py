@@ -389,6 +389,27 @@ def test_in_inference_mode(gpu, weights):
     assert_same(bits(model), before)
 
 
+@pytest.mark.skipif(bool(unmet("bitsandbytes>=0.46")), reason=NOT_ON_A_CPU)
+@pytest.mark.skipif(
+    bool(unmet("peft>=0.15")), reason="older peft asks for a CUDA device when it merges on the CPU"
+)
+@pytest.mark.long
+def test_a_compiled_model_unmerges_in_its_forward():
+    """Of 4-bit layers the compiler of some releases of torch cannot trace the weights."""
+    import torch
+
+    model = adapted("int8", torch.device("cpu"))
+    before, with_lora = bits(copy.deepcopy(model)), run(model, "cpu")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    model.merge_adapter()
+    run(compiled, "cpu")
+    with model.disable_adapter():
+        run(compiled, "cpu")
+    assert_same(bits(copy.deepcopy(model)), before)
+    assert torch.equal(run(compiled, "cpu"), with_lora)
+
+
 OPTIONS = {
     "nf4": {"bits": 4},
     "nf4-double": {"bits": 4, "double_quant": True},
