@@ -20,20 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["renew_host_copies"]
+__all__ = ["MARK", "follows_data", "renew_host_copies"]
 
+# On the ``onload_`` of groups that call `renew_host_copies`.
+MARK = "_quantfix_renews"
 _LAYOUTS = "_quantfix_layouts"
 
 _dtype = attrgetter("dtype")
+
+
+def follows_data(group: Any) -> bool:
+    """Whether ``group`` calls `renew_host_copies` when it is onloaded."""
+    return hasattr(type(group).onload_, MARK)
 
 
 def renew_host_copies(group: Any) -> bool:
     """Give ``group`` host copies of what its tensors hold, where that is not their host copy, and those to the tensors.
 
     Args:
-        group: a ``ModuleGroup`` with host copies that is about to be onloaded or prefetched. While it is in use, what
-            is on its device are copies of the host copies; when it is prefetched, that may be in use by another group
-            with the same parameter.
+        group: a ``ModuleGroup`` with host copies that is about to be onloaded or prefetched.
 
     Returns:
         whether there were such tensors.
@@ -46,21 +51,16 @@ def renew_host_copies(group: Any) -> bool:
             known = vars(group)[_LAYOUTS] = copies, _layouts(copies.values())
         if [*map(address_of, copies)] == [*map(address_of, copies.values())] and _layouts(copies) == known[1]:
             return False
-        on_host_only, host = is_in_use(group) or is_expected(group), torch.device(group.offload_device).type
-        replaced = [
-            tensor
-            for tensor, copy in copies.items()
-            if not (address_of(tensor) == address_of(copy) and _layouts([tensor]) == _layouts([copy]))
-            and not is_wrapper(tensor)
-            and (tensor.device.type == host or not on_host_only)
-        ]
+        replaced = [tensor for tensor, copy in copies.items() if _is_replaced(group, tensor, copy)]
+    if replaced or is_in_use(group):
+        # What has replaced data, here after an interrupted pass, or in a group around this one, may have freed copies
+        # that it still reads, from the memory of the stream that made them.
+        group.stream.wait_stream(compute_stream(group))
     if not replaced:
         return False
-    if any(tensor.device.type != host for tensor in replaced):
-        accelerator(group).synchronize()  # they may still be written, on any stream
-    # What replaced these may have freed copies of a group around this one, from the memory of the stream that copied
-    # them, and may still read them: a model's own hook that casts all its weights does that.
-    group.stream.wait_stream(compute_stream(group))
+    for tensor in replaced:
+        if 0 in tensor.stride():  # an expanded one has no memory of its own that could be pinned
+            tensor.data = tensor.data.contiguous()
     now = group._init_cpu_param_dict()
     renewed = {tensor: now[tensor] for tensor in replaced if tensor in now}
     group.cpu_param_dict = copies | renewed
@@ -70,7 +70,32 @@ def renew_host_copies(group: Any) -> bool:
     return True
 
 
+def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
+    """Whether ``tensor`` holds data that is neither its host copy ``copy`` nor was made of one.
+
+    Another group with the same parameter may have it on the device, or have made a host copy of its own.
+    """
+    if is_wrapper(tensor) or tensor.is_meta:
+        return False
+    on_host, alike = tensor.device == copy.device, _layouts([tensor]) == _layouts([copy])
+    if on_host and alike and tensor.data_ptr() == copy.data_ptr():
+        return False
+    if not on_host:
+        if is_expected(group):  # of a prefetched one it is seen when it is used
+            return False
+        if not alike:
+            return not is_in_use(group)  # a hook in an interrupted pass may have cast it
+        accelerator(group).synchronize()  # it may still be written, on any stream
+    return not (alike and _are_equal(tensor, copy))
+
+
+def _are_equal(tensor: Any, copy: Any) -> bool:
+    torch = sys.modules["torch"]
+    one, other = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, copy))
+    return bool(torch.equal(one, other))
+
+
 def _layouts(tensors: Iterable[Any]) -> list[Any]:
     """What besides the address tells one view of a memory from another."""
     tensors, cls = list(tensors), sys.modules["torch"].Tensor
-    return [*map(cls.stride, tensors), *map(cls.numel, tensors), *map(_dtype, tensors)]
+    return [*map(cls.stride, tensors), *map(cls.size, tensors), *map(_dtype, tensors)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes.callers import assert_goes_on
+from tests.fixes.callers import assert_goes_on, interrupt
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
@@ -36,13 +36,6 @@ def build(device):
     return net(linear).to(device)
 
 
-def tied(device):
-    """A model whose blocks, which run one after the other, share a weight."""
-    model = build(device)
-    model.blocks[1][0].weight = model.blocks[0][2].weight
-    return model
-
-
 def run(model, device):
     dtype = torch.float32 if torch.float8_e4m3fn is model.first.weight.dtype else model.first.weight.dtype
     with torch.no_grad():
@@ -61,6 +54,16 @@ def all_weights(model):
 def same_memory_in_another_order(model):
     at = model.blocks[0][0].weight
     at.data = at.data.t()
+
+
+def same_memory_in_another_shape(model):
+    at = model.blocks[0][0].bias
+    at.data = at.data[:1]
+
+
+def expanded(model):
+    at = model.blocks[0][0].bias
+    at.data = torch.full((1,), 0.5, device=at.device).expand(WIDTH)
 
 
 def other_dtype(model):
@@ -82,6 +85,8 @@ CHANGES = [
     weight,
     all_weights,
     same_memory_in_another_order,
+    same_memory_in_another_shape,
+    expanded,
     other_dtype,
     vector,
     twice,
@@ -227,27 +232,81 @@ def test_layerwise_casting_of_a_whole_model(gpu, mode):
         assert torch.equal(run(model, device), expected)
 
 
+class Around(torch.nn.Module):
+    """A model with a parameter that a layer of it has too; the model's group is on the device during each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = build("cpu")
+        self.shift = self.model.blocks[0][2].bias
+
+    def forward(self, x):
+        return self.model(x + self.shift)
+
+
+def around(device):
+    return Around().to(device)
+
+
+def beside(device):
+    """A model whose blocks, which run one after the other, share a weight."""
+    model = build(device)
+    model.blocks[1][0].weight = model.blocks[0][2].weight
+    return model
+
+
+def shared(model):
+    at = (model if hasattr(model, "blocks") else model.model).blocks[0][2]
+    for tensor in (at.weight, at.bias):
+        tensor.data = tensor.data * 1.5
+
+
+def run_tied(model, device):
+    with torch.no_grad():
+        return model(torch.ones(2, WIDTH, device=device)).cpu()
+
+
 @streams
+@pytest.mark.parametrize("tied", [beside, around])
 @pytest.mark.defect(FIX_ID, shows="Assertion|same device")
-def test_one_weight_in_two_groups(gpu, mode):
+def test_one_parameter_in_two_groups(gpu, mode, tied):
     """Both see it; after that, none makes host copies of what did not change."""
     device = gpu.devices[0]
-
-    def change(model):
-        at = model.blocks[0][2].weight
-        at.data = at.data * 1.5
-
-    assert_exchanged_is_moved(gpu, device, tied, lambda model: run(model, device), mode, change)
+    if tied is around and mode["offload_type"] == "block_level":
+        pytest.skip("there the model's own group has no blocks beside it")
+    assert_exchanged_is_moved(gpu, device, tied, lambda model: run_tied(model, device), mode, shared)
     model = tied("cpu")
     offload(model, device, mode)
     for _ in range(2):
-        run(model, device)
-    change(model)
+        run_tied(model, device)
+    shared(model)
     for _ in range(2):
-        run(model, device)
+        run_tied(model, device)
     copies = host_copies(model)
-    run(model, device)
+    run_tied(model, device)
     assert all(one is other for one, other in zip(copies, host_copies(model), strict=True))
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="Assertion")
+def test_replaced_after_an_interrupted_pass(gpu, mode):
+    """Some groups are on the device then."""
+    device = gpu.devices[0]
+    unmoved = build(device)
+    run(unmoved, device)
+    all_weights(unmoved)
+    expected = run(unmoved, device)
+    del unmoved
+    before = gpu.allocated(device)
+    for part in (0.3, 0.6, 0.9):
+        model = build("cpu")
+        offload(model, device, mode)
+        run(model, device)
+        interrupt(lambda model=model: run(model, device), part)
+        all_weights(model)
+        for _ in range(2):
+            assert torch.equal(run(model, device), expected)
+        assert_left(gpu, device, before)
 
 
 @pytest.mark.parametrize("mode", [LEAF | STREAM, BLOCK | STREAM, LEAF | LOW], ids=["leaf", "block", "low"])

@@ -26,7 +26,7 @@ from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
-from ...offloading.replaced import renew_host_copies
+from ...offloading.replaced import follows_data, renew_host_copies
 from ...offloading.transfers import (
     compute_stream,
     end_transfer,
@@ -150,7 +150,7 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
 
     def use() -> None:
         keep_for_interrupted_pass(group, tensors)
-        if renew_host_copies(group):  # the layers before have replaced weights
+        if follows_data(group) and renew_host_copies(group):  # the layers before have replaced weights
             original(group)
             note_use(group, True)
             end_transfer(group)

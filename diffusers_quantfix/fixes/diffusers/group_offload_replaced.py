@@ -21,7 +21,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.inventory import has_inventory
-from ...offloading.replaced import renew_host_copies
+from ...offloading.replaced import MARK, renew_host_copies
 from ...offloading.uncompiled import uncompiled, within
 
 FIX = Fix(
@@ -34,15 +34,13 @@ FIX = Fix(
     hot=True,
 )
 
-_MARK = "_quantfix_renews"
-
 
 def broken(group_offloading: ModuleType) -> bool:
     """Ask a group what it would onload for a weight whose data was replaced: the host copy from before?"""
     import torch
 
     cls = resolve(group_offloading, "ModuleGroup")
-    if hasattr(resolve(cls, "onload_"), _MARK):
+    if hasattr(resolve(cls, "onload_"), MARK):
         return False
     weight, before = torch.nn.Parameter(torch.zeros(1, device="cpu")), _HostCopy()
     group = cls.__new__(cls)
@@ -69,7 +67,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             original(self)
 
         wrapped = uncompiled(onload_)
-        setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
+        setattr(wrapped, MARK, True)  # other fixes' wrappers around it have it too
         return wrapped
 
     draft.wrap_plain(resolve(group_offloading, "ModuleGroup"), "onload_", make)
