@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["MARK", "follows_data", "renew_host_copies"]
+__all__ = ["MARK", "follows_data", "host_copies", "renew_host_copies"]
 
 # On the ``onload_`` of groups that call `renew_host_copies`.
 MARK = "_quantfix_renews"
@@ -61,13 +61,21 @@ def renew_host_copies(group: Any) -> bool:
     for tensor in replaced:
         if 0 in tensor.stride():  # an expanded one has no memory of its own that could be pinned
             tensor.data = tensor.data.contiguous()
-    now = group._init_cpu_param_dict()
+    now = host_copies(group)
     renewed = {tensor: now[tensor] for tensor in replaced if tensor in now}
     group.cpu_param_dict = copies | renewed
     del vars(group)[_LAYOUTS]  # which keeps the copies from before
     for tensor, copy in renewed.items():
         tensor.data = copy
     return True
+
+
+def host_copies(group: Any) -> dict[Any, Any]:
+    """Tensor -> a new host copy of it, for all tensors of ``group``."""
+    # In inference mode they would be inference tensors, and the weights that get them could never be trained.
+    with sys.modules["torch"].inference_mode(False):
+        copies: dict[Any, Any] = group._init_cpu_param_dict()
+    return copies
 
 
 def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
@@ -85,7 +93,7 @@ def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
             return False
         if not alike:
             return not is_in_use(group)  # a hook in an interrupted pass may have cast it
-        accelerator(group).synchronize()  # it may still be written, on any stream
+        accelerator(group).synchronize(tensor.device)  # it may still be written, on any stream
     return not (alike and _are_equal(tensor, copy))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests import rig
@@ -226,6 +228,48 @@ def test_a_parameter_that_the_model_uses_first(gpu, mode):
     offload(model, device, mode)
     for _ in range(3):
         assert_output(model, device, expected)
+
+
+in_a_thread = pytest.mark.parametrize("threads", [False, True], ids=["here", "thread"])
+
+
+@modes
+@in_a_thread
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_another_device_is_current(gpu, mode, threads):
+    """Set up where the device is current, used where it is not, as in a new thread."""
+    use_elsewhere(gpu, "plain", mode, threads)
+
+
+@modes
+@in_a_thread
+@quantized
+def test_another_device_is_current_for_a_quantized_model(gpu, kind, mode, threads):
+    use_elsewhere(gpu, kind, mode, threads)
+
+
+def use_elsewhere(gpu, kind, mode, threads) -> None:
+    from diffusers.hooks import apply_group_offloading
+
+    first, second = gpu.two
+    expected = run(build(kind, second), second)
+    torch.cuda.set_device(second)
+    model = build(kind, second).to("cpu")
+    apply_group_offloading(model, second, torch.device("cpu"), **mode)
+    outputs = []
+
+    def passes():
+        torch.cuda.set_device(first)
+        outputs.extend(run(model, second) for _ in range(3))
+
+    if threads:
+        thread = threading.Thread(target=passes)
+        thread.start()
+        thread.join()
+    else:
+        passes()
+    torch.cuda.set_device(first)
+    assert len(outputs) == 3 and all(torch.equal(output, expected) for output in outputs), "not the output"
 
 
 @modes

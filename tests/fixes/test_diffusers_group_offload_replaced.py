@@ -289,6 +289,46 @@ def test_one_parameter_in_two_groups(gpu, mode, tied):
 
 @streams
 @pytest.mark.defect(FIX_ID, shows="Assertion")
+def test_in_inference_mode(gpu, mode):
+    """What is made there is no weight that can never be trained."""
+    device = gpu.devices[0]
+
+    def run_there(model):
+        with torch.inference_mode():
+            return run(model, device)
+
+    assert_exchanged_is_moved(gpu, device, build, run_there, mode, all_weights)
+    model = build("cpu")
+    offload(model, device, mode)
+    run_there(model)
+    all_weights(model)
+    if mode["offload_type"] == "block_level":
+        model.blocks[0][0] = linear(7)
+    run_there(model)
+    model.blocks.requires_grad_(True)
+
+
+@pytest.mark.late(needs="diffusers>=0.42")
+def test_another_device_is_current_when_a_transfer_is_interrupted(gpu, side):
+    """A copy that never arrived is not taken for the program's data."""
+    from diffusers.hooks import apply_group_offloading
+
+    if side != "patched":
+        pytest.skip("upstream takes nothing from a device")
+    first, second = gpu.two
+    expected = run(build(second), second)
+    for part in (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
+        with torch.cuda.device(second):
+            model = build("cpu")
+            apply_group_offloading(model, second, torch.device("cpu"), use_stream=True, **LEAF)
+        torch.cuda.set_device(first)
+        run(model, second)
+        interrupt(lambda model=model: run(model, second), part)
+        assert torch.equal(run(model, second), expected)
+
+
+@streams
+@pytest.mark.defect(FIX_ID, shows="Assertion")
 def test_replaced_after_an_interrupted_pass(gpu, mode):
     """Some groups are on the device then."""
     device = gpu.devices[0]

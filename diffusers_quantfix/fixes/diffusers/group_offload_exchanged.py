@@ -18,6 +18,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.replaced import host_copies
 from ...offloading.uncompiled import uncompiled, within
 
 FIX = Fix(
@@ -100,6 +101,6 @@ def admit(group: Any) -> bool:
     if group.stream is not None:
         group.stream.synchronize()  # no copy of what is still on its way
     before = group.cpu_param_dict
-    now = group._init_cpu_param_dict()
+    now = host_copies(group)
     group.cpu_param_dict = {tensor: before.get(tensor, copy) for tensor, copy in now.items()}
     return not now.keys() <= before.keys()

@@ -2,17 +2,19 @@
 
 Symptom: NaN or wrong output under ``enable_group_offload(use_stream=True)``: from a MultiControlNet at block level,
     from a model with parameters of its own at leaf level, from every model before diffusers 0.35. After an exception in
-    a pass, ``state_dict()`` and ``load_lora_weights`` read weights that have not arrived, and these are lost.
+    a pass, ``state_dict()`` and ``load_lora_weights`` read weights that have not arrived, and these are lost. Also on a
+    device that was current when the groups were set up and is not when they run, as in a thread of its own.
 Cause: ``onload_`` starts copies that nothing waits for, unless another ``onload_`` follows: the next layer's, or since
     0.35 the hook's ``stream.synchronize()`` for the last. A model that is a list of blocks has no hook that traces its
     layers, so its groups onload themselves without the wait; in the first pass the model's own tensors are copied
     without blocking, since the tracing skips the name "". A parameter already is the unfinished copy while the layer
     before it runs. What autograd keeps of a group is memory of the transfer stream, which may be reused by the next
-    transfer while the backward pass still reads it.
+    transfer while the backward pass still reads it. ``offload_`` waits for the current stream of the current device.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L366; not
     reported.
 Patch: at the end of each transfer an event is recorded, and the compute stream waits for it. Prefetched copies become
     the parameters just before their layer runs. If gradients are enabled, they are recorded for the compute stream.
+    Before an offload the host waits for the group's own device.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import follows_data, renew_host_copies
 from ...offloading.transfers import (
+    accelerator,
     compute_stream,
     end_transfer,
     expect_prefetch,
@@ -94,6 +97,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
         def offload_(self):
             if self.stream is None or is_in_use(self) or not forget(self):
+                if self.stream is not None and is_elsewhere(self):
+                    compute_stream(self).synchronize()  # diffusers waits for the current device
                 original(self)
                 note_use(self, False)
 
@@ -123,6 +128,12 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(group, "offload_", make_offload)
     draft.wrap_plain(hook, "pre_forward", make_pre_forward)
     draft.wrap_plain(hook, "deinitalize_hook", make_deinitialize)
+
+
+def is_elsewhere(group: Any) -> bool:
+    """Whether ``group`` computes on a device that is not the current one, as in a thread that never chose it."""
+    index = getattr(group.onload_device, "index", None)
+    return index is not None and index != accelerator(group).current_device()
 
 
 def exchangeable(group: Any) -> list[Any]:
