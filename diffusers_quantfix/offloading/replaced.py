@@ -64,7 +64,6 @@ def renew_host_copies(group: Any) -> bool:
     now = host_copies(group)
     renewed = {tensor: now[tensor] for tensor in replaced if tensor in now}
     group.cpu_param_dict = copies | renewed
-    del vars(group)[_LAYOUTS]  # which keeps the copies from before
     for tensor, copy in renewed.items():
         tensor.data = copy
     return True
@@ -72,6 +71,7 @@ def renew_host_copies(group: Any) -> bool:
 
 def host_copies(group: Any) -> dict[Any, Any]:
     """Tensor -> a new host copy of it, for all tensors of ``group``."""
+    vars(group).pop(_LAYOUTS, None)  # which keeps the copies from before
     # In inference mode they would be inference tensors, and the weights that get them could never be trained.
     with sys.modules["torch"].inference_mode(False):
         copies: dict[Any, Any] = group._init_cpu_param_dict()
