@@ -63,7 +63,7 @@ def renew_host_copies(group: Any) -> bool:
             tensor.data = tensor.data.contiguous()
     now = host_copies(group)
     renewed = {tensor: now[tensor] for tensor in replaced if tensor in now}
-    group.cpu_param_dict = copies | renewed
+    group.cpu_param_dict = {tensor: copy for tensor, copy in copies.items() if tensor in now} | renewed
     for tensor, copy in renewed.items():
         tensor.data = copy
     return True

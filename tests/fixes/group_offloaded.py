@@ -259,6 +259,28 @@ def assert_exchanged_is_moved(gpu, device, build, run, mode, exchange) -> None:
         assert_left(gpu, device, before)
 
 
+def assert_exchanged_is_moved_after_interruptions(gpu, device, build, run, mode, exchange) -> None:
+    """The same if the first pass after the change, and others, end in the middle."""
+    import torch
+
+    unmoved = build(device)
+    run(unmoved)
+    exchange(unmoved)
+    expected = run(unmoved.to(device))
+    del unmoved
+    before = gpu.allocated(device)
+    model = build("cpu")
+    offload(model, device, mode)
+    run(model)
+    exchange(model)
+
+    def right(output):
+        assert torch.equal(output, expected)
+        assert_left(gpu, device, before)
+
+    assert_goes_on(lambda: run(model), right, (0.1, 0.3, 0.5, 0.7, 0.9))
+
+
 def assert_can_be_moved(pair, model, run, mode, places) -> None:
     """Once its hooks are removed, an offloaded model can be moved to each device of ``pair``, and computes the same.
 

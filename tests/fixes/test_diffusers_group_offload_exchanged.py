@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
     STREAM,
     assert_exchanged_is_moved,
+    assert_exchanged_is_moved_after_interruptions,
     assert_left,
     modes,
     net,
@@ -125,22 +125,9 @@ def test_two_models_swap_layers(gpu, mode):
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_interrupted(gpu, mode):
     device = gpu.devices[0]
-    unmoved = build(device)
-    layer(unmoved)
-    unmoved.to(device)
-    expected = run(unmoved, device)
-    del unmoved
-    before = gpu.allocated(device)
-    model = build("cpu")
-    offload(model, device, mode)
-    run(model, device)
-    layer(model)
-
-    def right(output):
-        assert torch.equal(output, expected)
-        assert_left(gpu, device, before)
-
-    assert_goes_on(lambda: run(model, device), right, (0.1, 0.3, 0.5, 0.7, 0.9))
+    assert_exchanged_is_moved_after_interruptions(
+        gpu, device, build, lambda model: run(model, device), mode, layer
+    )
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes.callers import assert_goes_on, interrupt
+from tests.fixes.callers import interrupt
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
@@ -12,6 +12,7 @@ from tests.fixes.group_offloaded import (
     LOW,
     STREAM,
     assert_exchanged_is_moved,
+    assert_exchanged_is_moved_after_interruptions,
     assert_left,
     modes,
     net,
@@ -180,22 +181,9 @@ def test_replaced_by_the_layer_before(gpu, mode):
 @pytest.mark.defect(FIX_ID, shows="Assertion")
 def test_interrupted(gpu, mode):
     device = gpu.devices[0]
-    unmoved = build(device)
-    run(unmoved, device)
-    all_weights(unmoved)
-    expected = run(unmoved, device)
-    del unmoved
-    before = gpu.allocated(device)
-    model = build("cpu")
-    offload(model, device, mode)
-    run(model, device)
-    all_weights(model)
-
-    def right(output):
-        assert torch.equal(output, expected)
-        assert_left(gpu, device, before)
-
-    assert_goes_on(lambda: run(model, device), right, (0.1, 0.3, 0.5, 0.7, 0.9))
+    assert_exchanged_is_moved_after_interruptions(
+        gpu, device, build, lambda model: run(model, device), mode, all_weights
+    )
 
 
 def cast(model, whole):
@@ -364,6 +352,23 @@ def test_what_did_not_change_is_not_copied(gpu, side, mode):
         model.blocks[0][0].bias.data.zero_()  # in the host copy itself
         run(model, device)
         assert all(one is other for one, other in zip(copies, host_copies(model), strict=True)), casting
+
+
+def test_what_was_taken_out_is_forgotten(gpu, side):
+    """Another dtype of a layer that is no longer in the model is no reason to copy the others again."""
+    if side != "patched":
+        pytest.skip("there is nothing that could make host copies again")
+    device = gpu.devices[0]
+    model = build("cpu")
+    offload(model, device, BLOCK | STREAM)
+    run(model, device)
+    gone, model.blocks[0][0] = model.blocks[0][0], torch.nn.Identity()
+    gone.half()
+    expected = run(model, device)
+    group = model.blocks[0]._diffusers_hook.get_hook("group_offloading").group
+    copies = group.cpu_param_dict
+    assert torch.equal(run(model, device), expected)
+    assert group.cpu_param_dict is copies, "they were made once more"
 
 
 @pytest.mark.defect(FIX_ID, shows="Assertion")
