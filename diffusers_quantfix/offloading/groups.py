@@ -31,6 +31,7 @@ from .group_tensors import (
 from .inventory import inventory_of, is_onloaded
 from .transfers import accelerator, compute_stream, end_transfer, forget, is_prefetch
 from .uncompiled import uncompiled, within
+from .writes import changed_slots, note_versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["is_left_to_diffusers", "offload", "onload", "take_over", "version_of"]
+__all__ = ["is_left_to_diffusers", "offload", "onload", "take_over"]
 
 _AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -185,16 +186,7 @@ def _put_onto_device(group: Any, inventory: Inventory, look: Look, moved: list[A
     # Recorded first, so that an interrupted exchange can be completed.
     inventory.hosts, inventory.onloaded = hosts, moved
     inventory.exchange(look, moved, device)
-    if inventory.plain:
-        _note_versions(inventory, look, moved)
-
-
-def _note_versions(inventory: Inventory, look: Look, moved: list[Any]) -> None:
-    for slot, indices in inventory.plain.items():
-        if moved[slot] is not look.tensors[slot]:
-            for index in indices:
-                parameter = look.parameters[index]
-                inventory.versions[id(parameter)] = version_of(parameter)
+    note_versions(inventory, look, moved)
 
 
 def offload(group: Any, original: Any = None) -> None:
@@ -231,14 +223,15 @@ def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> N
         inventory: its inventory.
         look: its present state.
         training: whether gradients are computed. Parameters that are not quantized are copied then, since a write to
-            ``.data`` does not count as a change.
+            ``.data`` is not counted.
     """
     device = _offload_device(group)
     mapped = is_mapped(group)
     pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu" and not mapped
-    plain, kept = inventory.plain, list(inventory.hosts)
+    kept = list(inventory.hosts)
+    changed = changed_slots(inventory, look, training)
     for slot, host in enumerate(kept):
-        if host is None or (slot in plain and (training or not _is_unchanged(slot, inventory, look))):
+        if host is None or slot in changed:
             taken = _offloaded_copy(look.tensors[slot], device, pin)
             # A mapped tensor that did not change stays on disk.
             if host is None or not mapped or not sys.modules["torch"].equal(taken, host):
@@ -318,28 +311,3 @@ def _like(tensor: Any) -> Any:
     """
     # The caller has left inference mode; leaving it once more would take longer than a small copy.
     return sys.modules["torch"].inference_mode() if tensor.is_inference() else _AS_IT_IS
-
-
-def _is_unchanged(slot: int, inventory: Inventory, look: Look) -> bool:
-    """Whether the parameters of ``slot`` were not changed in place since their onload; False if that is unknown."""
-    for index in inventory.plain[slot]:
-        parameter = look.parameters[index]
-        version = version_of(parameter)
-        if version is None or inventory.versions.get(id(parameter)) != version:
-            return False
-    return True
-
-
-def version_of(tensor: Any) -> int | None:
-    """How often ``tensor`` was changed in place; None if that is not counted."""
-    if tensor.is_inference():  # also a normal tensor that got inference data: its counter does not move
-        return None
-    return tensor._version if has_version(tensor) else None
-
-
-def has_version(tensor: Any) -> bool:
-    """Whether ``tensor`` has a counter of changes: not if it was made in inference mode, whatever its data is now."""
-    try:
-        return tensor._version is not None
-    except RuntimeError:
-        return False

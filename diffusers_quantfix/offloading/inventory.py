@@ -18,6 +18,7 @@ from operator import is_, itemgetter
 from ..weights.companions import carries, holders
 from ..weights.wrappers import backend_of, shell, with_inner
 from .group_tensors import ByMemory, contents, is_on_disk, owners, places, refuse_wrappers, unpack, wrappers
+from .writes import versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Inventory:
         onloaded: the tensors on the device, by slot; empty while the group is offloaded.
         hosts: the host copy of each slot; None for tensors that did not come from the offload device.
         versions: id of a plain parameter -> its `version_of` when it was onloaded.
+        expected: the versions of `quantized`, if none of it was changed since the group was onloaded.
         pinned: whether each tensor is pinned; None if not checked yet.
         on_stream: the context manager of the group's stream; None if not created yet.
     """
@@ -82,7 +84,9 @@ class Inventory:
         self.versions: dict[int, int | None] = {}
         self.pinned: list[bool | None] = []
         self.on_stream: Any = None
+        self.expected: list[int | None] = []
         self._refs: list[Callable[[], Any]] = []
+        self._lasting: list[int] = []  # the ids of the first of `quantized`
         self._is_filled = False
         self._address_of = sys.modules["torch"].Tensor.data_ptr
         # Empty wrappers per device (`shell`): building one takes longer than moving small inner tensors.
@@ -144,7 +148,26 @@ class Inventory:
         self._carriers = referred[len(parameters) + len(everyone) :]
         self._known_carriers_of = _picker(self._carriers)
         self._around, self._is_filled = len(around), True
-        return Look(found, helds, parameters, around)
+        look = Look(found, helds, parameters, around)
+        self._note_writes(look, earlier)
+        return look
+
+    def _note_writes(self, look: Look, earlier: Inventory | None) -> None:
+        """Note where quantized weights are written to, and the versions there, or those that ``earlier`` has."""
+        plain = set(_flat(self.plain.values()))
+        packed = [at for at in range(len(look.parameters)) if at not in plain]
+        # A write to a wrapper is counted there only.
+        inner = [(at, slot) for (at, _), slot in self._slots.items() if at < len(look.wrappers)]
+        self._packed_of, self._inner_of = _picker(packed), _picker(self._in_attributes)
+        self._wrappers_of = _picker([at for at, _ in inner])
+        lasting = [*(self._of_parameters[at] for at in packed), *(slot for _, slot in inner)]
+        self._quantized_slots = [*lasting, *self._in_attributes]
+        found = self.quantized(look)
+        self._lasting = list(map(id, found[: len(lasting)]))
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+            self.take_versions(versions(found))
+        known = {} if earlier is None else dict(zip(earlier._lasting, earlier.expected, strict=False))
+        self.expected[: len(lasting)] = map(known.get, self._lasting, self.expected)
 
     def _find(
         self, standing: list[tuple[Any, str, bool]], number: dict[int, int], dropping: bool
@@ -334,6 +357,28 @@ class Inventory:
         if look.wrappers:
             self._put_wrappers_on(device, look.wrappers)
         self._remember(tensors)
+
+    def quantized(self, look: Look) -> list[Any]:
+        """The quantized parameters and the wrappers; and the inner tensors and companions."""
+        return [
+            *self._packed_of(look.parameters),
+            *self._wrappers_of(look.wrappers),
+            *self._inner_of(look.tensors),
+        ]
+
+    def take_versions(self, now: list[int | None]) -> set[int]:
+        """The slots of those of `quantized` whose version ``now`` is not the expected one.
+
+        A parameter or a wrapper is expected to keep its version. An inner tensor is new after each onload: 0.
+        """
+        changed = {
+            slot
+            for slot, one, other in zip(self._quantized_slots, self.expected, now, strict=False)
+            if one is not None and other is not None and one != other
+        }
+        count = len(self._lasting)
+        self.expected = now[:count] + [version and 0 for version in now[count:]]
+        return changed
 
     def _put_wrappers_on(self, device: Any, around: Sequence[Any]) -> None:
         layouts = list(map(_layout, around))

@@ -1,0 +1,88 @@
+"""What was changed in place in a group while it was on its device.
+
+torch counts the writes to a tensor (``_version``), but not those of fused optimizers and through ``.data``. Within a
+pass nobody makes these. But a group may stay on its device from one pass to the next, after a backward pass with
+checkpoints or an exception, and then the program may have changed it there.
+
+Upstream: torch/_C/_autograd.pyi (``_version``), torch/optim/_functional.py.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import Any
+
+    from .inventory import Inventory, Look
+
+__all__ = ["changed_slots", "has_version", "note_versions", "version_of", "versions"]
+
+_version = attrgetter("_version")
+
+
+def note_versions(inventory: Inventory, look: Look, moved: Sequence[Any]) -> None:
+    """Note the versions of a group's plain parameters when it has been onloaded.
+
+    One that was on the device already loses its own: optimizers and averages write to such parameters in ways that
+    torch does not count.
+
+    Args:
+        inventory: of the group.
+        look: the group's state before.
+        moved: its tensors now, by slot.
+    """
+    for slot, indices in inventory.plain.items():
+        # Not by identity: ``.data`` returns a new object each time.
+        is_moved = moved[slot].device != look.tensors[slot].device
+        for index in indices:
+            parameter = look.parameters[index]
+            inventory.versions[id(parameter)] = version_of(parameter) if is_moved else None
+
+
+def changed_slots(inventory: Inventory, look: Look, training: bool) -> Collection[int]:
+    """The slots of a group that is offloaded whose tensors were changed, or may have been.
+
+    Args:
+        inventory: of the group.
+        look: its present state.
+        training: whether gradients are computed: all plain parameters count as changed.
+    """
+    now = versions(inventory.quantized(look))
+    changed = inventory.take_versions(now) if now != inventory.expected else set()
+    for slot, indices in inventory.plain.items():
+        if training or not all(
+            _is_unchanged(look.parameters[index], inventory.versions) for index in indices
+        ):
+            changed.add(slot)
+    return changed
+
+
+def _is_unchanged(parameter: Any, versions: dict[int, int | None]) -> bool:
+    version = version_of(parameter)
+    return version is not None and versions.get(id(parameter)) == version
+
+
+def versions(tensors: Sequence[Any]) -> list[int | None]:
+    """`version_of` each of ``tensors``."""
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:  # some were made in inference mode
+        return list(map(version_of, tensors))
+
+
+def version_of(tensor: Any) -> int | None:
+    """How often ``tensor`` was changed in place; None if that is not counted."""
+    if tensor.is_inference():  # also a normal tensor that got inference data: its counter does not move
+        return None
+    return tensor._version if has_version(tensor) else None
+
+
+def has_version(tensor: Any) -> bool:
+    """Whether ``tensor`` has a counter of changes: not if it was made in inference mode, whatever its data is now."""
+    try:
+        return tensor._version is not None
+    except RuntimeError:
+        return False

@@ -1,0 +1,185 @@
+"""Group offloading keeps what a program writes to the weights between two passes.
+
+After a backward pass with checkpoints, or an exception, groups are still on their device then, and have host copies.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+
+import pytest
+
+from tests.fixes.callers import interrupt
+from tests.fixes.callers import spelling as spelling
+from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, net, offload
+from tests.gate import unmet
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+# Name -> the test file that makes such models, and how it calls the weights.
+QUANTIZED = {
+    "4-bit": ("bnb", "4-bit"),
+    "8-bit": ("bnb", "8-bit"),
+    "quanto": ("quanto", "qint8"),
+    "torchao": ("torchao", "int8"),
+    "gguf": ("gguf",),
+}
+kinds = pytest.mark.parametrize("kind", ["plain", *QUANTIZED])
+quantized = pytest.mark.parametrize("kind", list(QUANTIZED))
+on_disk = pytest.mark.skipif(bool(unmet("diffusers>=0.34")), reason="to disk from diffusers 0.34 on")
+blocks = modes("block", "block-stream", long=("block-low", "block-record"))
+
+
+def counted(bias) -> None:
+    bias.detach().mul_(0.5)
+
+
+def not_counted(bias) -> None:
+    """As averages of weights are written, and in effect by fused optimizers."""
+    bias.data.mul_(0.5)
+
+
+writes = pytest.mark.parametrize("write", [counted, not_counted])
+
+
+def makes(kind: str):
+    """Functions that make a model of ``kind`` on a device, and run one on a device without gradients."""
+    if kind == "plain":
+        return partial(_checkpointed, _plain), _run
+    file, *weights = QUANTIZED[kind]
+    made = importlib.import_module(f"tests.fixes.test_diffusers_group_offload_{file}")
+    return partial(_checkpointed, partial(made.build, *weights)), made.run
+
+
+def _checkpointed(build, device):
+    model = build(device)
+
+    def forward(x):
+        x = model.first(x) * model.scale
+        for block in model.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+
+    model.forward = forward
+    return model
+
+
+def _plain(device):
+    def linear(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(64, 64)
+
+    return net(linear).to(device)
+
+
+def _run(model, device):
+    with torch.no_grad():
+        return model(torch.ones(2, 64, device=device)).cpu()
+
+
+def biases(module):
+    return [parameter for name, parameter in module.named_parameters() if name.endswith("bias")]
+
+
+def assert_stays(gpu, device, kind, mode, change, interrupted) -> None:
+    """After ``change(model)`` every run gives what the model gives that was changed in the same way on ``device``.
+
+    Args:
+        gpu: the fixture.
+        device: where the groups are used.
+        kind: of weights.
+        mode: options of ``apply_group_offloading``.
+        change: changes a model.
+        interrupted: for each model, at what part of a pass it is interrupted before; None for never.
+    """
+    build, run = makes(kind)
+    unmoved = build(device)
+    first = run(unmoved, device)
+    change(unmoved)
+    expected = run(unmoved, device)
+    assert not torch.equal(first, expected)
+    del unmoved
+    before = gpu.allocated(device)
+    for part in interrupted:
+        model = build("cpu")
+        offload(model, device, mode)
+        run(model, device)
+        if part is not None:
+            interrupt(partial(run, model, device), part)
+            torch.cuda.synchronize(device)  # the next group's copies are being made of what is changed now
+        change(model)
+        for _ in range(3):  # host copies from before would come back with the second
+            assert torch.equal(run(model, device), expected), f"interrupted before at {part} of a pass"
+            assert_left(gpu, device, before)
+        del model
+
+
+def write_to_biases(write, model) -> None:
+    for bias in biases(model):
+        write(bias)
+
+
+@kinds
+@writes
+@modes("block", "block-stream", long=("leaf-stream", "block-low", "block-record"))
+def test_after_an_interrupted_pass(gpu, mode, kind, write):
+    change = partial(write_to_biases, write)
+    assert_stays(gpu, gpu.devices[0], kind, mode, change, (0.3, 0.5, 0.7))
+
+
+@on_disk
+@writes
+@pytest.mark.parametrize("stream", [{}, STREAM], ids=["", "stream"])
+def test_of_groups_on_disk_after_an_interrupted_pass(gpu, tmp_path, stream, write):
+    mode = BLOCK | stream | {"offload_to_disk_path": str(tmp_path)}
+    assert_stays(gpu, gpu.devices[0], "plain", mode, partial(write_to_biases, write), (0.3, 0.5, 0.7))
+
+
+def load(build, model) -> None:
+    """Load the state of a model whose layers are in another order into the tensors that ``model`` has."""
+    other = build("cpu")
+    other.blocks[0], other.blocks[1] = other.blocks[1], other.blocks[0]
+    other.first, other.blocks[0][0] = other.blocks[0][0], other.first
+    model.load_state_dict(other.state_dict())
+
+
+@quantized
+@modes("block", "block-stream", long=("leaf", "leaf-stream", "block-low"))
+def test_a_state_dict_loaded_after_an_interrupted_pass(gpu, mode, kind):
+    change = partial(load, makes(kind)[0])
+    assert_stays(gpu, gpu.devices[0], kind, mode, change, (0.3, 0.5, 0.7))
+
+
+def train(write, device, model) -> None:
+    """Two steps, each of which ends with ``write(bias)`` for the biases of the blocks, where they are then."""
+    bias = model.first.bias
+    inputs = torch.randn(3, bias.numel(), generator=torch.Generator().manual_seed(7))
+    inputs = inputs.to(device, bias.dtype)
+    model.requires_grad_(False)
+    for bias in biases(model.blocks):
+        bias.requires_grad_(True)
+    for _ in range(2):
+        model(inputs).float().pow(2).mean().backward()
+        for bias in biases(model.blocks):
+            assert bias.grad.device == bias.device
+            bias.grad = None
+            write(bias)
+
+
+@kinds
+@writes
+@blocks
+def test_training_with_checkpoints(gpu, mode, kind, write):
+    device = gpu.devices[0]
+    assert_stays(gpu, device, kind, mode, partial(train, write, device), (None,))
+
+
+@on_disk
+@writes
+@pytest.mark.parametrize("stream", [{}, STREAM], ids=["", "stream"])
+def test_training_with_checkpoints_of_groups_on_disk(gpu, tmp_path, stream, write):
+    device, mode = gpu.devices[0], BLOCK | stream | {"offload_to_disk_path": str(tmp_path)}
+    assert_stays(gpu, device, "plain", mode, partial(train, write, device), (None,))
