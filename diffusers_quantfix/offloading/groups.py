@@ -145,6 +145,8 @@ def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | Non
                     end_transfer(group)
             _put_onto_device(group, inventory, look, copies)
     except BaseException:
+        if group.stream is not None:
+            group.stream.synchronize()  # nothing else waits for what is in the model by now
         _all_follow(look)
         raise
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["MARK", "follows_data", "host_copies", "renew_host_copies"]
+__all__ = ["MARK", "follows_data", "forget_copies", "host_copies", "renew_host_copies"]
 
 # On the ``onload_`` of groups that call `renew_host_copies`.
 MARK = "_quantfix_renews"
-_LAYOUTS = "_quantfix_layouts"
+_KNOWN = "_quantfix_copied"
 
 _dtype = attrgetter("dtype")
 
@@ -43,16 +43,16 @@ def renew_host_copies(group: Any) -> bool:
     Returns:
         whether there were such tensors.
     """
-    torch = sys.modules["torch"]
-    address_of, copies = torch.Tensor.data_ptr, group.cpu_param_dict
-    with torch._C.DisableTorchFunctionSubclass():
-        known = vars(group).get(_LAYOUTS)
+    copies = group.cpu_param_dict
+    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+        known = vars(group).get(_KNOWN)
         if known is None or known[0] is not copies:
-            known = vars(group)[_LAYOUTS] = copies, _layouts(copies.values())
-        if [*map(address_of, copies)] == [*map(address_of, copies.values())] and _layouts(copies) == known[1]:
+            known = vars(group)[_KNOWN] = copies, *_compared(copies)
+        tensors, expected = known[1:]
+        if _states(tensors) == expected:
             return False
-        replaced = [tensor for tensor, copy in copies.items() if _is_replaced(group, tensor, copy)]
-    if replaced or is_in_use(group):
+        replaced = [tensor for tensor in tensors if _is_replaced(group, tensor, copies[tensor])]
+    if replaced or is_in_use(group) or is_expected(group):
         # What has replaced data, here after an interrupted pass, or in a group around this one, may have freed copies
         # that it still reads, from the memory of the stream that made them.
         group.stream.wait_stream(compute_stream(group))
@@ -71,11 +71,34 @@ def renew_host_copies(group: Any) -> bool:
 
 def host_copies(group: Any) -> dict[Any, Any]:
     """Tensor -> a new host copy of it, for all tensors of ``group``."""
-    vars(group).pop(_LAYOUTS, None)  # which keeps the copies from before
+    forget_copies(group)
     # In inference mode they would be inference tensors, and the weights that get them could never be trained.
     with sys.modules["torch"].inference_mode(False):
         copies: dict[Any, Any] = group._init_cpu_param_dict()
     return copies
+
+
+def forget_copies(group: Any) -> None:
+    """Look the host copies of ``group`` up again; to be called where some are exchanged in the dictionary itself."""
+    vars(group).pop(_KNOWN, None)
+
+
+def _compared(copies: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    """The tensors that can be compared with their host copies, and what `_states` says while they hold these."""
+    tensors, hosts = list(copies), list(copies.values())
+    try:
+        _states(tensors)
+        return tensors, _states(hosts)
+    except (RuntimeError, NotImplementedError):  # sparse and nested ones have no address, or no strides
+        dense = [pair for pair in zip(tensors, hosts, strict=True) if all(map(_is_dense, pair))]
+        return [tensor for tensor, _ in dense], _states([host for _, host in dense])
+
+
+def _is_dense(tensor: Any) -> bool:
+    try:
+        return bool(_states([tensor]))
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
@@ -107,3 +130,7 @@ def _layouts(tensors: Iterable[Any]) -> list[Any]:
     """What besides the address tells one view of a memory from another."""
     tensors, cls = list(tensors), sys.modules["torch"].Tensor
     return [*map(cls.stride, tensors), *map(cls.size, tensors), *map(_dtype, tensors)]
+
+
+def _states(tensors: list[Any]) -> list[Any]:
+    return [*map(sys.modules["torch"].Tensor.data_ptr, tensors), *_layouts(tensors)]

@@ -91,6 +91,18 @@ def test_a_view_of_a_buffer_after_a_run_in_inference_mode(gpu, mode):
         assert gpu.allocated(device) == before, f"bytes stayed on {device}"
 
 
+@modes("leaf", "block")
+def test_a_buffer_that_has_no_shape_yet(gpu, mode):
+    device = gpu.devices[0]
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    expected = run(model.to(device), device)
+    model.to("cpu")
+    model[0].register_buffer("later", torch.nn.UninitializedBuffer())
+    offload(model, device, mode)
+    for _ in range(2):
+        assert torch.equal(run(model, device), expected)
+
+
 @streams
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
 @pytest.mark.defect(FIX_ID, shows="written to")

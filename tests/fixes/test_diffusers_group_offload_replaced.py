@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixes.callers import interrupt
+from diffusers_quantfix.fixes.diffusers import group_offload_prefetch
+from tests.fixes.callers import interrupt, stopped_at_each_line
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
@@ -313,6 +314,53 @@ def test_another_device_is_current_when_a_transfer_is_interrupted(gpu, side):
         run(model, second)
         interrupt(lambda model=model: run(model, second), part)
         assert torch.equal(run(model, second), expected)
+
+
+@pytest.mark.parametrize("mode", [LEAF | STREAM, BLOCK | STREAM], ids=["leaf", "block"])
+@pytest.mark.late(needs="diffusers>=0.42")
+def test_interrupted_in_a_transfer_and_replaced_then(gpu, side, mode):
+    """What a transfer has put into the model is whole before the program gets to it."""
+    if side != "patched":
+        pytest.skip("there is no line of ours")
+    device = gpu.devices[0]
+    unmoved = build(device)
+    all_weights(unmoved)
+    expected = run(unmoved, device)
+
+    def prepare():
+        model = build("cpu")
+        offload(model, device, mode)
+        run(model, device)
+        run(model, device)
+        return model
+
+    stops = 0
+    for model in stopped_at_each_line(prepare, lambda model: run(model, device), group_offload_prefetch):
+        torch.cuda.set_stream(
+            torch.cuda.default_stream(device)
+        )  # upstream's own ``with`` was interrupted too
+        all_weights(model)
+        for _ in range(2):
+            assert torch.equal(run(model, device), expected), f"after line {stops}"
+        stops += 1
+    assert stops > 50
+
+
+@pytest.mark.parametrize("mode", [LEAF | STREAM, LEAF | LOW], ids=["leaf", "low"])
+def test_beside_a_sparse_buffer(gpu, mode):
+    """It has no address and no strides to compare."""
+    device = gpu.devices[0]
+
+    model = torch.nn.Sequential(linear(0), linear(1))
+    model[0].register_buffer("mask", torch.eye(4).to_sparse_csr())
+    offload(model, device, mode)
+    inputs = torch.ones(2, WIDTH, device=device)
+    first = model(inputs)
+    bias = model[0].bias
+    bias.data = bias.data + 1
+    for _ in range(2):
+        expected = torch.nn.functional.linear(first.new_ones(WIDTH), model[1].weight.to(device))
+        torch.testing.assert_close(model(inputs), first + expected)
 
 
 @streams

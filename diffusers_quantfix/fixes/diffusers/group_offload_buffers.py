@@ -31,6 +31,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.live import moved_groups as in_use  # noqa: F401
+from ...offloading.replaced import forget_copies
 from ...offloading.uncompiled import uncompiled, within
 from ...offloading.writes import has_version, version_of
 
@@ -198,10 +199,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
 
 def replace_views(model: Any) -> None:
     """Replace ``model``'s buffers that are views, which keep their base alive, by plain buffers of the same memory."""
+    is_lazy = sys.modules["torch"].nn.parameter.is_lazy
     replaced: dict[int, Any] = {}  # by the identity of a view, which is kept alive: shared ones stay shared
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer._is_view() and not buffer.requires_grad:
+            if buffer is None or is_lazy(buffer):
+                continue
+            if buffer._is_view() and not buffer.requires_grad:
                 module._buffers[name] = replaced.setdefault(id(buffer), (buffer, buffer.data))[1]
 
 
@@ -265,6 +269,7 @@ def take_replaced(group: Any, place: Place) -> None:
     if new is None:
         return
     copies = group.cpu_param_dict
+    forget_copies(group)
     if _can_hold(old, new):
         old.data = new
         place.names[place.name] = new = old

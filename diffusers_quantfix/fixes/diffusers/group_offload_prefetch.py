@@ -19,6 +19,7 @@ Patch: at the end of each transfer an event is recorded, and the compute stream 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -82,13 +83,18 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             # Groups with an inventory are moved by this package.
             if self.stream is None or has_inventory(self):
                 original(self)
-            elif is_prefetch(self) and (tensors := exchangeable(self)):
-                prefetch(self, tensors, original)
-            else:
-                keep_for_interrupted_pass(self, exchangeable(self))
-                original(self)
-                note_use(self, True)
-                end_transfer(self)
+                return
+            try:
+                if is_prefetch(self) and (tensors := exchangeable(self)):
+                    prefetch(self, tensors, original)
+                else:
+                    keep_for_interrupted_pass(self, exchangeable(self))
+                    original(self)
+                    note_use(self, True)
+                    end_transfer(self)
+            except BaseException:
+                self.stream.synchronize()  # nothing else waits for what this has put into the model
+                raise
 
         return uncompiled(onload_)
 
@@ -180,7 +186,7 @@ def keep_for_interrupted_pass(group: Any, tensors: list[Any]) -> None:
         computing = compute_stream(group)
         for tensor in tensors:
             if tensor.device.type != "cpu":
-                tensor.data.record_stream(computing)
+                record(tensor.data, computing)
 
 
 def _before(group: Any, following: Any) -> None:
@@ -193,7 +199,13 @@ def _after(group: Any) -> None:
     if sys.modules["torch"].is_grad_enabled() and group.stream is not None and not group.record_stream:
         computing = compute_stream(group)
         for tensor in onloaded_tensors(group) or [tensor.data for tensor in exchangeable(group)]:
-            tensor.record_stream(computing)
+            record(tensor, computing)
+
+
+def record(tensor: Any, stream: Any) -> None:
+    """``tensor.record_stream(stream)``; of sparse tensors, for which torch has no such thing, nothing."""
+    with contextlib.suppress(NotImplementedError):
+        tensor.record_stream(stream)
 
 
 class _Stream:
