@@ -24,6 +24,7 @@ from functools import partial
 from ..engine.errors import Undecided
 from ..finishing import finished
 from ..offloading.disk import is_mapped
+from ..offloading.groups import offload_between_passes
 from ..offloading.hooks import group_again, group_config, is_sequentially_offloaded, offload_execution_device
 from ..offloading.suspended import hooks_aside
 
@@ -142,9 +143,9 @@ def _group_config(model: Any) -> Any:
 
 
 def _offload_groups(model: Any) -> None:
-    """Offload the groups that a stream has prefetched."""
+    """Offload the groups that a stream has prefetched, or that have stayed on their device."""
     for group in _groups(model):
-        group.offload_()
+        offload_between_passes(group)
 
 
 def _groups(model: Any) -> Iterator[Any]:

@@ -28,8 +28,9 @@ from .group_tensors import (
     renew_states,
     wrappers,
 )
-from .inventory import inventory_of, is_onloaded
-from .transfers import accelerator, compute_stream, end_transfer, forget, is_prefetch
+from .inventory import INVENTORY, has_inventory, inventory_of, is_onloaded
+from .replaced import follows_data, renew_host_copies
+from .transfers import accelerator, compute_stream, end_transfer, forget, is_in_use, is_prefetch
 from .uncompiled import uncompiled, within
 from .writes import changed_slots, note_versions
 
@@ -40,7 +41,14 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["is_left_to_diffusers", "offload", "onload", "take_over"]
+__all__ = [
+    "is_left_to_diffusers",
+    "offload",
+    "offload_between_passes",
+    "offload_unused",
+    "onload",
+    "take_over",
+]
 
 _AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -215,6 +223,21 @@ def offload(group: Any, original: Any = None) -> None:
         except BaseException:
             _all_follow(look)
             raise
+
+
+def offload_unused(group: Any) -> None:
+    """Offload ``group``, or drop its copies, if it was prefetched for a layer that does not run."""
+    if not forget(group) or is_in_use(group):
+        offload_between_passes(group)
+
+
+def offload_between_passes(group: Any) -> None:
+    """Offload ``group``; if it has stayed on its device after a pass, with what the program has written there since."""
+    if has_inventory(group):
+        vars(group)[INVENTORY].versions.clear()
+    elif group.stream is not None and group.cpu_param_dict and follows_data(group):
+        renew_host_copies(group)
+    group.offload_()
 
 
 def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> None:

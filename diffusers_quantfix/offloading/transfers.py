@@ -33,7 +33,6 @@ __all__ = [
     "is_prefetch",
     "is_waited_for",
     "note_use",
-    "offload_unused",
     "use_prefetched",
 ]
 
@@ -125,9 +124,3 @@ def note_use(group: Any, used: bool) -> None:
 def is_in_use(group: Any) -> bool:
     """Whether ``group`` itself is on its device; prefetched copies do not count."""
     return is_onloaded(group) or vars(group).get(_IN_USE, False)
-
-
-def offload_unused(group: Any) -> None:
-    """Offload ``group``, or drop its copies, if it was prefetched for a layer that does not run."""
-    if not forget(group) or is_in_use(group):
-        group.offload_()

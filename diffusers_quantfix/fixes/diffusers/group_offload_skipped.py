@@ -21,8 +21,9 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.groups import offload_unused
 from ...offloading.live import moved_groups as in_use  # noqa: F401
-from ...offloading.transfers import is_waited_for, offload_unused
+from ...offloading.transfers import is_waited_for
 from ...offloading.uncompiled import uncompiled
 
 FIX = Fix(
