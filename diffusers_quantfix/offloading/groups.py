@@ -235,7 +235,7 @@ def offload_between_passes(group: Any) -> None:
     """Offload ``group``; if it has stayed on its device after a pass, with what the program has written there since."""
     if has_inventory(group):
         vars(group)[INVENTORY].versions.clear()
-    elif group.stream is not None and group.cpu_param_dict and follows_data(group):
+    elif follows_data(group) and group.stream is not None and group.cpu_param_dict:
         renew_host_copies(group)
     group.offload_()
 
