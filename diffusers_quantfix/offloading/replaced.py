@@ -122,7 +122,8 @@ def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
 
 def _are_equal(tensor: Any, copy: Any) -> bool:
     torch = sys.modules["torch"]
-    one, other = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, copy))
+    # Not ``detach()``, which parameters made in inference mode do not have outside of it.
+    one, other = (each.data.cpu().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, copy))
     return bool(torch.equal(one, other))
 
 

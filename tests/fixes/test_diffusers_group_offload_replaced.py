@@ -347,6 +347,21 @@ def test_interrupted_in_a_transfer_and_replaced_then(gpu, side, mode):
 
 
 @pytest.mark.parametrize("mode", [LEAF | STREAM, LEAF | LOW], ids=["leaf", "low"])
+def test_of_a_parameter_made_in_inference_mode(gpu, mode):
+    device = gpu.devices[0]
+    with torch.inference_mode():
+        norm = torch.nn.LayerNorm(WIDTH)
+    model = torch.nn.Sequential(linear(0), norm)
+    offload(model, device, mode)
+    inputs = torch.ones(2, WIDTH, device=device)
+    with torch.no_grad():
+        first = model(inputs)
+        norm.weight.data = torch.full((WIDTH,), 2.0)
+        for _ in range(2):
+            assert torch.equal(model(inputs), first * 2)
+
+
+@pytest.mark.parametrize("mode", [LEAF | STREAM, LEAF | LOW], ids=["leaf", "low"])
 def test_beside_a_sparse_buffer(gpu, mode):
     """It has no address and no strides to compare."""
     device = gpu.devices[0]
