@@ -17,8 +17,8 @@ from operator import is_, itemgetter
 
 from ..weights.companions import carries, holders
 from ..weights.wrappers import backend_of, shell, with_inner
+from .counters import versions
 from .group_tensors import ByMemory, contents, is_on_disk, owners, places, refuse_wrappers, unpack, wrappers
-from .writes import versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

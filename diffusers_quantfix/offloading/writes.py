@@ -2,14 +2,15 @@
 
 torch counts the writes to a tensor (``_version``), but not those of fused optimizers and through ``.data``. Within a
 pass nobody makes these. But a group may stay on its device from one pass to the next, after a backward pass with
-checkpoints or an exception, and then the program may have changed it there.
+checkpoints or an exception, and then the program may have changed it there. So its plain parameters are copied back; its
+quantized weights only after a counted write, for after each training step all of the model would travel.
 
-Upstream: torch/_C/_autograd.pyi (``_version``), torch/optim/_functional.py.
+Upstream: torch/_C/_autograd.pyi (``_version``).
 """
 
 from __future__ import annotations
 
-from operator import attrgetter
+from .counters import version_of, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["changed_slots", "has_version", "note_versions", "version_of", "versions"]
-
-_version = attrgetter("_version")
+__all__ = ["changed_slots", "note_versions"]
 
 
 def note_versions(inventory: Inventory, look: Look, moved: Sequence[Any]) -> None:
@@ -60,29 +59,6 @@ def changed_slots(inventory: Inventory, look: Look, training: bool) -> Collectio
     return changed
 
 
-def _is_unchanged(parameter: Any, versions: dict[int, int | None]) -> bool:
+def _is_unchanged(parameter: Any, noted: dict[int, int | None]) -> bool:
     version = version_of(parameter)
-    return version is not None and versions.get(id(parameter)) == version
-
-
-def versions(tensors: Sequence[Any]) -> list[int | None]:
-    """`version_of` each of ``tensors``."""
-    try:
-        return list(map(_version, tensors))
-    except RuntimeError:  # some were made in inference mode
-        return list(map(version_of, tensors))
-
-
-def version_of(tensor: Any) -> int | None:
-    """How often ``tensor`` was changed in place; None if that is not counted."""
-    if tensor.is_inference():  # also a normal tensor that got inference data: its counter does not move
-        return None
-    return tensor._version if has_version(tensor) else None
-
-
-def has_version(tensor: Any) -> bool:
-    """Whether ``tensor`` has a counter of changes: not if it was made in inference mode, whatever its data is now."""
-    try:
-        return tensor._version is not None
-    except RuntimeError:
-        return False
+    return version is not None and noted.get(id(parameter)) == version

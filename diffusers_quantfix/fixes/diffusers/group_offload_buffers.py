@@ -30,10 +30,10 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.counters import has_version, version_of
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import forget_copies
 from ...offloading.uncompiled import uncompiled, within
-from ...offloading.writes import has_version, version_of
 
 FIX = Fix(
     __doc__,
