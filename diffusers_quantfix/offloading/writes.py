@@ -2,8 +2,8 @@
 
 torch counts the writes to a tensor (``_version``), but not those of fused optimizers and through ``.data``. Within a
 pass nobody makes these. But a group may stay on its device from one pass to the next, after a backward pass with
-checkpoints or an exception, and then the program may have changed it there. So its plain parameters are copied back; its
-quantized weights only after a counted write, for after each training step all of the model would travel.
+checkpoints or an exception, and then the program may have changed it there. So its plain parameters are copied back;
+its quantized weights only after a counted write, for all of a model would travel after each training step.
 
 Upstream: torch/_C/_autograd.pyi (``_version``).
 """
