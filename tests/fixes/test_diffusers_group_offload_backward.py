@@ -133,13 +133,14 @@ def test_a_change_in_place_is_an_error_as_without_offload(gpu):
         output.sum().backward()
 
 
-@modes("leaf", "block", "block-stream")
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
-def test_gradient_checkpointing_computes_again(gpu, mode):
+@modes("leaf", "block", "leaf-stream", "block-stream")
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.defect(FIX_ID, shows=SHOWS + "|different metadata")
+def test_gradient_checkpointing_computes_again(gpu, mode, frozen):
     device = gpu.devices[0]
     calls = []
     expected = torch.autograd.grad(build(device)(x := inputs(device)).square().sum(), [x])[0]
-    model = build(device)
+    model = build(device).requires_grad_(not frozen)
     model.checkpoints = True
     offload(model, device, mode)
     model.blocks[0].norm.register_forward_hook(lambda *_: calls.append(1))

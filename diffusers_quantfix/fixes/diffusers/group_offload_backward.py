@@ -3,14 +3,14 @@
 Symptom: RuntimeError "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
     (when checking argument for argument weight in method wrapper_CUDA_native_layer_norm_backward)", or that of another
     layer, from ``backward()`` or ``torch.autograd.grad()`` after a pass of a model with ``enable_group_offload()``:
-    Attend-and-Excite, Pix2Pix Zero, training without gradient checkpointing.
+    Attend-and-Excite, Pix2Pix Zero, training without gradient checkpointing; with it and frozen norms, CheckpointError.
 Cause: a layer's norms and convolutions save their weight itself for the backward pass, and group offloading moves it
     by assigning its ``.data``. ``torch.nn.Linear`` saves a view, which keeps the memory on the device.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L456; not
     reported.
 Patch: where gradients are recorded, an offloaded module runs with ``torch.autograd.graph.saved_tensors_hooks`` that
-    save a view of each weight. Gradient checkpointing, which has such hooks itself, is left as it is. Not before torch
-    2.8, which does not tell whether there are such hooks.
+    save a view of each weight; the hooks of gradient checkpointing, or of the program, get such views of frozen ones.
+    Not before torch 2.8, which does not tell whether there are such hooks.
 """
 
 from __future__ import annotations
@@ -80,18 +80,32 @@ def run(hook: Any, apart: tuple[str, ...], module: Any, *args: Any, **kwargs: An
     """The ``forward`` of ``module``, between the two halves of its ``hook``; as upstream for backends in ``apart``."""
     torch = sys.modules["torch"]
     forward = hook.fn_ref.original_forward
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _is_free(torch):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    if apart and any(backend_of(one) in apart for one in module.parameters()):
+    hooks = _hooks(torch)
+    if hooks is None or (apart and any(backend_of(one) in apart for one in module.parameters())):
         return forward(*args, **kwargs)
-    with torch.autograd.graph.saved_tensors_hooks(_save, _saved):
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
         return forward(*args, **kwargs)
 
 
-def _is_free(torch: Any) -> bool:
-    """Whether there are no such hooks yet, as gradient checkpointing has, and ``torch.func`` does not forbid them."""
+def _hooks(torch: Any) -> tuple[Any, Any] | None:
+    """The hooks with which a module runs; None if ours are there already, or ``torch.func`` forbids them."""
     known = torch._C._autograd
-    return known._saved_tensors_hooks_is_enabled() and known._top_saved_tensors_default_hooks(True) is None
+    if not known._saved_tensors_hooks_is_enabled():
+        return None
+    theirs = known._top_saved_tensors_default_hooks(True)
+    if theirs is None:
+        return _save, _saved
+    save, saved = theirs  # of gradient checkpointing, or of the program
+    if save is _save or getattr(save, "func", None) is _save_apart:
+        return None
+    return partial(_save_apart, save), saved
+
+
+def _save_apart(save: Any, tensor: Any) -> Any:
+    """Gradient checkpointing keeps what has no gradient as it is, frozen weights too."""
+    return save(tensor if tensor.requires_grad else tensor.detach())
 
 
 def _save(tensor: Any) -> tuple[Any, int]:
