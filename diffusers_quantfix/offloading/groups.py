@@ -254,7 +254,7 @@ def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> N
     mapped = is_mapped(group)
     pin = group.stream is not None and not group.low_cpu_mem_usage and device.type == "cpu" and not mapped
     kept = list(inventory.hosts)
-    changed = changed_slots(inventory, look, training)
+    changed, versions = changed_slots(inventory, look, training)
     for slot, host in enumerate(kept):
         if host is None or slot in changed:
             taken = _offloaded_copy(look.tensors[slot], device, pin)
@@ -264,6 +264,8 @@ def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> N
                 inventory.pinned[slot] = True if pin else None
     inventory.exchange(look, kept, device)
     inventory.onloaded, inventory.hosts, inventory.versions = [], [None] * len(kept), {}
+    if versions:
+        inventory.expect(versions)
 
 
 def _offloaded_copy(tensor: Any, device: Any, pin: bool) -> Any:

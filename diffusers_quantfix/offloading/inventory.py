@@ -165,7 +165,7 @@ class Inventory:
         found = self.quantized(look)
         self._lasting = list(map(id, found[: len(lasting)]))
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-            self.take_versions(versions(found))
+            self.expect(versions(found))
         known = {} if earlier is None else dict(zip(earlier._lasting, earlier.expected, strict=False))
         self.expected[: len(lasting)] = map(known.get, self._lasting, self.expected)
 
@@ -366,19 +366,18 @@ class Inventory:
             *self._inner_of(look.tensors),
         ]
 
-    def take_versions(self, now: list[int | None]) -> set[int]:
-        """The slots of those of `quantized` whose version ``now`` is not the expected one.
-
-        A parameter or a wrapper is expected to keep its version. An inner tensor is new after each onload: 0.
-        """
-        changed = {
+    def rewritten(self, now: list[int | None]) -> set[int]:
+        """The slots of those of `quantized` whose version ``now`` is not the expected one."""
+        return {
             slot
-            for slot, one, other in zip(self._quantized_slots, self.expected, now, strict=False)
+            for slot, one, other in zip(self._quantized_slots, self.expected, now, strict=True)
             if one is not None and other is not None and one != other
         }
+
+    def expect(self, now: list[int | None]) -> None:
+        """Expect the versions ``now`` from here on; an inner tensor will be a new one."""
         count = len(self._lasting)
         self.expected = now[:count] + [version and 0 for version in now[count:]]
-        return changed
 
     def _put_wrappers_on(self, device: Any, around: Sequence[Any]) -> None:
         layouts = list(map(_layout, around))

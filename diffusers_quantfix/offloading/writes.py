@@ -14,7 +14,7 @@ from .counters import version_of, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from .inventory import Inventory, Look
@@ -41,22 +41,26 @@ def note_versions(inventory: Inventory, look: Look, moved: Sequence[Any]) -> Non
             inventory.versions[id(parameter)] = version_of(parameter) if is_moved else None
 
 
-def changed_slots(inventory: Inventory, look: Look, training: bool) -> Collection[int]:
+def changed_slots(inventory: Inventory, look: Look, training: bool) -> tuple[set[int], list[int | None]]:
     """The slots of a group that is offloaded whose tensors were changed, or may have been.
 
     Args:
         inventory: of the group.
         look: its present state.
         training: whether gradients are computed: all plain parameters count as changed.
+
+    Returns:
+        The slots, and the versions to expect when the group is offloaded; none if they are the expected ones.
     """
     now = versions(inventory.quantized(look))
-    changed = inventory.take_versions(now) if now != inventory.expected else set()
+    as_expected = now == inventory.expected
+    changed = set() if as_expected else inventory.rewritten(now)
     for slot, indices in inventory.plain.items():
         if training or not all(
             _is_unchanged(look.parameters[index], inventory.versions) for index in indices
         ):
             changed.add(slot)
-    return changed
+    return changed, [] if as_expected else now
 
 
 def _is_unchanged(parameter: Any, noted: dict[int, int | None]) -> bool:

@@ -76,12 +76,16 @@ def interrupt(run, part: float) -> None:
     assert count.seen == last, "it was raised, and nothing ran after it"
 
 
-def stopped_at_each_line(prepare, work, *modules):
-    """Yield what ``prepare()`` gives after Ctrl-C in ``work(it)``: at its first line in ``modules``, its second..."""
-    files = {module.__file__ for module in modules}
+def stopped_at_each_line(prepare, work, *places):
+    """Yield what ``prepare()`` gives after Ctrl-C in ``work(it)``: at its first line in ``places``, its second...
+
+    Places are modules, or functions. A function that ends a ``with`` block may be stopped where no signal can.
+    """
+    files = {place.__file__ for place in places if hasattr(place, "__file__")}
+    codes = {place.__code__ for place in places if hasattr(place, "__code__")}
 
     def start(frame, event, argument):
-        return local if frame.f_code.co_filename in files else None
+        return local if frame.f_code.co_filename in files or frame.f_code in codes else None
 
     def local(frame, event, argument):
         if event == "line" and next(lines) == last:

@@ -10,10 +10,13 @@ from functools import partial
 
 import pytest
 
-from tests.fixes.callers import interrupt
+from diffusers_quantfix.offloading import groups
+from diffusers_quantfix.offloading.inventory import Inventory
+from tests.fixes.callers import interrupt, stopped_at_each_line
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, net, offload
 from tests.gate import unmet
+from tests.marks import rest_is_long
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
@@ -152,6 +155,32 @@ def test_a_state_dict_loaded_after_an_interrupted_pass(gpu, mode, kind):
     device = gpu.devices[0]
     change = partial(load, makes(kind)[0], device)
     assert_stays(gpu, device, kind, mode, change, (0.3, 0.5, 0.7))
+
+
+@pytest.mark.parametrize("kind", rest_is_long(QUANTIZED, "torchao"))
+def test_a_state_dict_loaded_between_interrupted_passes(gpu, kind):
+    """Also where what was loaded was just being copied back."""
+    device = gpu.devices[0]
+    build, run = makes(kind)
+    unmoved = build(device)
+    run(unmoved, device)
+    load(build, device, unmoved)
+    expected = run(unmoved, device)
+
+    def prepare():
+        model = build(device)
+        offload(model, device, BLOCK)
+        run(model, device)
+        interrupt(partial(run, model, device), 0.5)
+        load(build, device, model)
+        return model
+
+    stops, places = 0, (groups._put_back, groups._put_onto_device, Inventory.exchange)
+    for model in stopped_at_each_line(prepare, partial(run, device=device), *places):
+        for _ in range(2):
+            assert torch.equal(run(model, device), expected), f"after line {stops}"
+        stops += 1
+    assert stops > 50
 
 
 def train(write, device, model) -> None:
