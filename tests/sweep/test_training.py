@@ -170,11 +170,6 @@ def test_group_offload(gpu, backend, placement, checkpointing, saved):
     PLACEMENTS[placement](models.flux_pipeline(model), device, gpu.devices[-1])
     if checkpointing:
         model.enable_gradient_checkpointing()
-    if checkpointing and "leaf" in placement:
-        # A layer is computed again outside of its hook.
-        with pytest.raises(Exception, match=r"to be on the same device|have different metadata than during"):
-            gradients(model, device)
-        return
     found = gradients(model, device, times=2)
     assert error(found, reference(backend, saved, device)) <= TOLERANCE.get(backend, ELSEWHERE)
 
