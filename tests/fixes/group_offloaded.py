@@ -75,6 +75,25 @@ def net(linear, blocks: int = 2):
     return Net().eval()
 
 
+def plain(device):
+    """`net` of layers that are not quantized, on ``device``."""
+    import torch
+
+    def linear(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(64, 64)
+
+    return net(linear).to(device)
+
+
+def output(model, device):
+    """What a model of `plain` gives on ``device``, on the CPU."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.ones(2, 64, device=device)).cpu()
+
+
 def skippable(model):
     """A model of `net` that leaves out the blocks whose numbers are in ``model.skipped``."""
     model.skipped = ()

@@ -13,8 +13,9 @@ from tests.fixes.group_offloaded import (
     STREAM,
     assert_works,
     assert_works_in_every_mode,
-    net,
     offload,
+    output,
+    plain,
 )
 from tests.fixes.test_diffusers_group_offload_bnb import build, run
 from tests.gate import unmet
@@ -32,19 +33,6 @@ modes = pytest.mark.parametrize(
     [LEAF, BLOCK, LEAF | STREAM, BLOCK | STREAM],
     ids=["leaf", "block", "leaf-stream", "block-stream"],
 )
-
-
-def plain(device):
-    def linear(seed):
-        torch.manual_seed(seed)
-        return torch.nn.Linear(64, 64)
-
-    return net(linear).to(device)
-
-
-def output(model, device):
-    with torch.no_grad():
-        return model(torch.ones(2, 64, device=device)).cpu()
 
 
 def other_device(gpu):

@@ -336,9 +336,8 @@ def test_interrupted_in_a_transfer_and_replaced_then(gpu, side, mode):
 
     stops = 0
     for model in stopped_at_each_line(prepare, lambda model: run(model, device), group_offload_prefetch):
-        torch.cuda.set_stream(
-            torch.cuda.default_stream(device)
-        )  # upstream's own ``with`` was interrupted too
+        # Upstream's own ``with`` was interrupted too.
+        torch.cuda.set_stream(torch.cuda.default_stream(device))
         all_weights(model)
         for _ in range(2):
             assert torch.equal(run(model, device), expected), f"after line {stops}"
@@ -365,7 +364,6 @@ def test_of_a_parameter_made_in_inference_mode(gpu, mode):
 def test_beside_a_sparse_buffer(gpu, mode):
     """It has no address and no strides to compare."""
     device = gpu.devices[0]
-
     model = torch.nn.Sequential(linear(0), linear(1))
     model[0].register_buffer("mask", torch.eye(4).to_sparse_csr())
     offload(model, device, mode)

@@ -14,7 +14,7 @@ from diffusers_quantfix.offloading import groups
 from diffusers_quantfix.offloading.inventory import Inventory
 from tests.fixes.callers import interrupt, stopped_at_each_line
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, net, offload
+from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, offload, output, plain
 from tests.gate import unmet
 from tests.marks import rest_is_long
 
@@ -51,7 +51,7 @@ writes = pytest.mark.parametrize("write", [counted, not_counted])
 def makes(kind: str):
     """Functions that make a model of ``kind`` on a device, and run one on a device without gradients."""
     if kind == "plain":
-        return partial(_checkpointed, _plain), _run
+        return partial(_checkpointed, plain), output
     file, *weights = QUANTIZED[kind]
     made = importlib.import_module(f"tests.fixes.test_diffusers_group_offload_{file}")
     return partial(_checkpointed, partial(made.build, *weights)), made.run
@@ -68,19 +68,6 @@ def _checkpointed(build, device):
 
     model.forward = forward
     return model
-
-
-def _plain(device):
-    def linear(seed):
-        torch.manual_seed(seed)
-        return torch.nn.Linear(64, 64)
-
-    return net(linear).to(device)
-
-
-def _run(model, device):
-    with torch.no_grad():
-        return model(torch.ones(2, 64, device=device)).cpu()
 
 
 def biases(module):
