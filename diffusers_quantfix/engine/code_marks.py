@@ -13,6 +13,7 @@ import functools
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 
 from . import fingerprint
+from .interruptions import heed_interruption
 from .probe import home_of
 
 TYPE_CHECKING = False
@@ -50,7 +51,8 @@ class Files:
             try:
                 with open(path, "rb", buffering=0) as file:
                     lines = file.read().splitlines(True)
-            except OSError:
+            except OSError as error:
+                heed_interruption(error)  # TimeoutError is an OSError
                 lines = []
             self._lines[path] = lines
         return lines
@@ -270,7 +272,10 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, around
         text = files.block(code.co_filename, first)
         tree = fingerprint.definition(text)
         same = fingerprint.of_interface(tree) if called else fingerprint.of_tree(tree)
-    except Exception:  # a lambda inside an expression, or a file that has changed since it was imported
+    except (
+        Exception
+    ) as error:  # a lambda inside an expression, or a file that has changed since it was imported
+        heed_interruption(error)
         return ""
     return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{around}"
 

@@ -201,7 +201,8 @@ class Decider:
             answer = self._moved(answer) or answer
         try:
             said = declared(self._module(answer.id))
-        except Exception:  # a fix whose file cannot be read still has its line on the board
+        except Exception as error:  # a fix whose file cannot be read still has its line on the board
+            heed_interruption(error)
             answer.title = answer.id
         else:
             answer.title, answer.upstream = said.title, said.upstream
@@ -215,7 +216,8 @@ class Decider:
             verdict = judge(self._targets[answer.id].claims)
             changes = self._proofs.changes(answer.id, verdict.outside, self._targets[answer.id].module) or ()
             moved = [phrase for phrase in map(self._proofs.with_place, changes) if phrase not in changes]
-        except Exception:  # a module with some of the code is not imported
+        except Exception as error:  # a module with some of the code is not imported
+            heed_interruption(error)
             return None
         if not moved:
             return None
@@ -230,7 +232,8 @@ class Decider:
         try:
             verdict = judge(self._targets[answer.id].claims)
             why_not = self._not_proved(answer.id, verdict, thorough=True)
-        except Exception:
+        except Exception as error:
+            heed_interruption(error)
             return answer.reason
         return self._candidate(answer.id, verdict, why_not).reason if why_not else answer.reason
 
@@ -238,7 +241,8 @@ class Decider:
         """Why an installed fix must not be removed now, as a sentence; empty if it may be."""
         try:
             return self._load(name).in_use() if self._ledger.entries(name) else ""
-        except Exception:
+        except Exception as error:
+            heed_interruption(error)
             return ""
 
     def failed(self, name: str, reason: str, once: str = "") -> Answer:
@@ -350,8 +354,8 @@ class Decider:
             fix.patch(module, draft)  # writes nothing
         except ForeignPatch as foreign:
             return foreign.what
-        except (Exception, SystemExit):  # it may assume the bug; the slots named so far are known
-            pass
+        except (Exception, SystemExit) as error:  # it may assume the bug; the slots named so far are known
+            heed_interruption(error)
         for entry in draft.entries:
             home = foreign_home(entry.owner, entry.old)
             if home:

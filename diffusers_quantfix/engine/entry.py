@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .foreign import is_native, leads_to
 from .probe import home_of, name_of, slot
+from .reloaded import is_defined_again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,8 +81,14 @@ class Entry:
         value = self.current()
         if value is _GONE:
             return f"{self.where} was deleted"
+        if self.is_outdated():
+            return f"{name_of(self.owner)} was defined again"
         home = home_of(value)
         return f"{self.where} now holds {'code of ' + home if home else repr(value)}"
+
+    def is_outdated(self) -> bool:
+        """Whether the owner's module was executed again, so that another object has the owner's name now."""
+        return is_defined_again(self.owner)
 
     def write(self) -> None:
         setattr(self.owner, self.name, self.new)

@@ -7,6 +7,7 @@ import sys
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 from .errors import ForeignPatch
+from .interruptions import heed_interruption
 from .probe import home_of, name_of
 
 TYPE_CHECKING = False
@@ -48,7 +49,8 @@ def _inside(value: Any) -> list[Any]:
     for name in ("__wrapped__", "__func__", "fget", "func", "_self_parent"):
         try:
             inner = getattr(value, name, None)
-        except Exception:  # objects that raise on every attribute access
+        except Exception as error:  # objects that raise on every attribute access
+            heed_interruption(error)
             continue
         if inner is not None:
             found.append(inner)
@@ -104,7 +106,8 @@ def _names_defined(module: ModuleType) -> frozenset[str]:
         spec = module.__spec__
         code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]  # guarded as a whole
         return frozenset(constant.co_name for constant in code.co_consts if isinstance(constant, CodeType))
-    except Exception:  # loaders of all kinds: built-in, extension, or third-party
+    except Exception as error:  # loaders of all kinds: built-in, extension, or third-party
+        heed_interruption(error)
         return frozenset()
 
 
@@ -112,7 +115,8 @@ def _is_code(value: Any) -> bool:
     kinds = (FunctionType, property, staticmethod, classmethod, functools.partial)
     try:
         return isinstance(value, kinds) or hasattr(value, "__wrapped__")
-    except Exception:
+    except Exception as error:
+        heed_interruption(error)
         return False
 
 
@@ -123,6 +127,7 @@ def _library_of(value: Any) -> str:
             name = object.__getattribute__(value, "__dict__").get("__name__")
         else:
             name = getattr(value, "__module__", None)
-    except Exception:
+    except Exception as error:
+        heed_interruption(error)
         return ""
     return str(name).partition(".")[0]

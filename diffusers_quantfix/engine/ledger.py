@@ -15,6 +15,7 @@ from types import FunctionType, ModuleType
 from .draft import Draft
 from .entry import Entry, put
 from .foreign import leads_to
+from .interruptions import heed_interruption
 from .probe import home_of, name_of, slot
 
 TYPE_CHECKING = False
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any, TypeAlias
 
-    _Index: TypeAlias = tuple[dict[int, list[Entry]], dict[tuple[int, str], Entry], dict[str, list[Entry]]]
+    _Index: TypeAlias = tuple[
+        dict[int, list[Entry]], dict[tuple[int, str], Entry], dict[str, list[Entry]], dict[str, set[str]]
+    ]
 
 
 class Ledger:
@@ -47,7 +50,7 @@ class Ledger:
         self._foundation = foundation
         self._libraries = frozenset(libraries)
         self._entries: list[Entry] = []  # replaced as a whole
-        self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {}, {})
+        self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {}, {}, {})
         self.order: list[str] = []  # ids of the installed fixes, the last installed at the end
         # Entries whose slot was overwritten; modules may still hold copies of our value.
         self._lost: list[Entry] = []
@@ -66,10 +69,19 @@ class Ledger:
         return list(self._index()[2].get(fix_id, ()))
 
     def lost(self, fix_id: str) -> list[str]:
-        """For each slot from which the fix's code is no longer reached, a sentence about what the slot holds."""
+        """For each slot from which the fix's code is no longer reached, a sentence about what the slot holds.
+
+        That includes those of modules, classes and functions whose module was executed again.
+        """
         return [
             entry.intruder() for entry in self.entries(fix_id) if not self._reaches(entry) and not entry.alias
         ]
+
+    def lost_in(self, module: str) -> list[str]:
+        """The ids of the fixes that have written to this module or its objects and have `lost` some of that, in the
+        order of installation."""
+        known = self._index()[3].get(module)
+        return [fix_id for fix_id in self.order if fix_id in known and self.lost(fix_id)] if known else []
 
     def overlap(self, fix_id: str, other: str) -> bool:
         """Whether two fixes have written the same slot."""
@@ -84,6 +96,8 @@ class Ledger:
 
         A code object does not say what it was made from; a wrapper does.
         """
+        if entry.is_outdated():
+            return False
         if entry.reaches():
             return True
         later = self._entries[self._entries.index(entry) + 1 :] if entry in self._entries else []
@@ -95,18 +109,18 @@ class Ledger:
 
         A module that was imported after us may hold a copy of our function under any name.
         """
-        ours, first, _ = self._index()
+        ours, first, *_ = self._index()
         for entry in ours.get(id(value), ()):
             if entry.is_at(owner, name) or isinstance(value, FunctionType):
                 return first[id(entry.owner), entry.name].old
         return value
 
     def _index(self) -> _Index:
-        """The entries by the value they wrote, the first entry of each slot, and the entries of each fix: callers ask
-        about thousands of values."""
+        """The entries by the value they wrote, the first entry of each slot, the entries of each fix, and the fixes of
+        each module: callers ask about thousands of values."""
         entries, index = self._indexed
         if entries is not self._entries:
-            entries, index = self._entries, ({}, {}, {})
+            entries, index = self._entries, ({}, {}, {}, {})
             _add(entries, index)
             self._indexed = entries, index
         return index
@@ -130,7 +144,8 @@ class Ledger:
             try:
                 draft.wrap_plain(owner, name, make)
                 self.commit(draft, later=True)
-            except Exception:  # in the middle of a forward pass: the caller continues without it
+            except Exception as error:  # in the middle of a forward pass: the caller continues without it
+                heed_interruption(error)
                 return False
             self._demanded.append((fix_id, owner, name))
             return True
@@ -209,7 +224,8 @@ class Ledger:
             state = self._entries, self._lost, self.order
             done: list[tuple[Any, str, Any]] = []  # owner, name, our value
             try:
-                for entry in reversed(entries):
+                outdated = [entry for entry in self._lost if entry.fix_id == fix_id]
+                for entry in [*reversed(entries), *reversed(outdated)]:
                     if entry.holds():
                         done.append((entry.owner, entry.name, entry.new))
                         entry.restore()
@@ -232,7 +248,7 @@ class Ledger:
 
     def _restore(self, state: tuple[list[Entry], list[Entry], list[str]]) -> None:
         self._entries, self._lost, self.order = state
-        self._indexed = None, ({}, {}, {})  # it may have entries that were not kept
+        self._indexed = None, ({}, {}, {}, {})  # it may have entries that were not kept
 
     def _above(self, entry: Entry) -> str:
         """A sentence about the fix that has patched over an entry; empty if it is other code."""
@@ -364,6 +380,8 @@ def _add(entries: list[Entry], index: _Index) -> None:
         index[0].setdefault(id(entry.new), []).append(entry)
         index[1].setdefault((id(entry.owner), entry.name), entry)
         index[2].setdefault(entry.fix_id, []).append(entry)
+        home = name_of(entry.owner) if isinstance(entry.owner, ModuleType) else home_of(entry.owner)
+        index[3].setdefault(home, set()).add(entry.fix_id)
 
 
 def _write(entry: Entry, done: list[tuple[Entry, bool, Any]]) -> Any:

@@ -8,6 +8,7 @@ from types import CodeType, FunctionType, ModuleType
 
 from .classes import module_name
 from .errors import TargetMissing
+from .interruptions import heed_interruption
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def unimported_code(module: str, path: str) -> CodeType:
         spec = importlib.util.find_spec(module)
         code = spec.loader.get_code(module) if spec is not None else None  # type: ignore[union-attr]
     except (ImportError, ValueError, AttributeError, OSError) as error:
+        heed_interruption(error)  # TimeoutError is an OSError
         raise TargetMissing(f"the code of {module} cannot be read") from error
     if code is None:
         raise TargetMissing(f"there is no code of {module}")
@@ -197,6 +199,7 @@ def _said_module(value: Any) -> str:
         return module_name(value)
     try:
         name = value.__module__
-    except Exception:
+    except Exception as error:
+        heed_interruption(error)
         return ""
     return name if type(name) is str else ""

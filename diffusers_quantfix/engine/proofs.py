@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from .errors import Undecided
+from .interruptions import heed_interruption
 from .target import finished, is_missing
 
 TYPE_CHECKING = False
@@ -127,8 +128,8 @@ class Proofs:
             try:
                 with open(self._path, encoding="utf-8") as file:
                     data.update(json.load(file))
-            except (OSError, ValueError):  # an incomplete installation: only claims count then
-                pass
+            except (OSError, ValueError) as error:  # an incomplete installation: only claims count then
+                heed_interruption(error)
             # Few objects that Python's garbage collector counts: of a heap with torch it takes a tenth of a second.
             data["names"], data["first of"] = list(data["pieces"]), {}
             for number, name in enumerate(data["names"]):

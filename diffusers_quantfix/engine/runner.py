@@ -110,9 +110,11 @@ class Runner:
     # ------------------------------------------------------------------ what the watcher and the public API call
 
     def arrived(self, module: str) -> None:
-        """A module was executed: check its targets, and those imported before the import hook was active."""
+        """A module was executed: check its targets, those imported before the import hook was active, and, if it was
+        executed before, those that had patched it then."""
+        names = dict.fromkeys((*self._ledger.lost_in(module), *self._by_module.get(module, ())))
         # The import system still marks the module as unfinished: its loader, which called us, has not returned.
-        self.check(self._by_module.get(module, ()), again=True, ready=module)
+        self.check(names, again=True, ready=module)
         self.check_imported()
 
     def check_imported(self, thorough: bool = False) -> None:

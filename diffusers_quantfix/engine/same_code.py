@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from . import fingerprint
 from .code_marks import CALLED, Files, inner_function, is_same, mark
 from .foreign import foreign_home
+from .interruptions import heed_interruption
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def moved_to(name: str, proved: str, below: Callable[[Any, str, Any], Any]) -> s
         try:
             tree = fingerprint.definition(files.block(code.co_filename, code.co_firstlineno))
             found = fingerprint.of_function(tree, last, name.endswith(CALLED))
-        except Exception:  # no source, or a lambda
+        except Exception as error:  # no source, or a lambda
+            heed_interruption(error)
             continue
         if found and found == proved.rpartition(" ")[2][: len(found)]:
             return place

@@ -43,7 +43,8 @@ def is_missing(library: str) -> bool:
         return False
     try:
         return importlib.util.find_spec(library) is None
-    except Exception:  # another tool's finder failed: the import itself will raise the error
+    except Exception as error:  # another tool's finder failed: the import itself will raise the error
+        heed_interruption(error)
         return False
 
 
@@ -62,6 +63,7 @@ def import_target(target: str) -> tuple[str, str]:
     except BaseException as error:  # some releases raise SystemExit or worse; status must still work
         if isinstance(error, KeyboardInterrupt):
             raise
+        heed_interruption(error)
         return WAITING, f"{library} is installed but cannot be imported: {say(error)}"
 
 

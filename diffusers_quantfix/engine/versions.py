@@ -87,7 +87,8 @@ def _search_state() -> tuple[tuple[str, int], ...]:
     for folder in sys.path:
         try:
             state.append((folder, os.stat(folder or ".").st_mtime_ns))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError) as error:
+            heed_interruption(error)
             state.append((str(folder), 0))
     return tuple(state)
 
@@ -135,8 +136,8 @@ def _written_version(name: str) -> str | None:
             before = step.argval if step.opname == "LOAD_CONST" else None
     except (ImportError, ValueError):  # a module without a spec, as a placeholder for a missing one
         return None
-    except Exception:  # loaders of all kinds
-        pass
+    except Exception as error:  # loaders of all kinds
+        heed_interruption(error)
     return ""
 
 

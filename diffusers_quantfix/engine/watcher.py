@@ -95,7 +95,10 @@ class Watcher:
             if spec is not None and _can_be_wrapped(spec.loader):
                 spec.loader = ReportingLoader(spec.loader, name, self._arrived)  # type: ignore[assignment]
             return spec
-        except Exception:  # the import continues without us, and meets the same error if it is real
+        except Exception as error:  # the import continues without us, and meets the same error if it is real
+            from .interruptions import heed_interruption
+
+            heed_interruption(error)  # this one it would not meet again
             return None
         finally:
             self._asking.discard(key)

@@ -11,6 +11,7 @@ Upstream: diffusers/pipelines/pipeline_utils.py, diffusers/modular_pipelines/mod
 from __future__ import annotations
 
 from ..engine.errors import ForeignPatch, TargetMissing
+from ..engine.interruptions import heed_interruption
 from ..engine.source import expression, own_function, recompiled
 from . import eight_bit
 
@@ -32,8 +33,8 @@ def moves_all(module: ModuleType, name: str, draft: Draft) -> None:
     """Patch ``to`` of the pipeline class ``name`` to move the 8-bit components too."""
     try:
         function, code = _without_refusal(module, f"{name}.to")
-    except (ForeignPatch, TargetMissing, OSError):
-        pass
+    except (ForeignPatch, TargetMissing, OSError) as error:
+        heed_interruption(error)
     else:
         draft.replace(function, "__code__", code)
     draft.wrap_plain(getattr(module, name), "to", _moving)

@@ -66,13 +66,18 @@ def places(group: Any, modules: list[Any], tensors: list[Any]) -> list[tuple[Any
             if is_wrapper(tensor):
                 found += [(holder, name, True) for holder, name in inner_places(tensor)]
             else:
-                found.append((tensor, "data", backend_of(tensor) not in _PLAIN))
+                found.append((tensor, "data", backend_of(tensor) not in _PLAIN and _is_packed(tensor)))
     for layer in (*modules, *owners(group)):
         for _, holder, names in holders(layer):
             for name in names:
                 if not aliases or (id(holder), name) not in aliases:
                     found.append((holder, name, True))
     return found
+
+
+def _is_packed(tensor: Any) -> bool:
+    """Whether bitsandbytes has quantized ``tensor``; it also has parameters that are floats, for training."""
+    return vars(tensor).get("quant_state") is not None or not tensor.is_floating_point()
 
 
 def contents(group: Any) -> tuple[list[Any], list[Any]]:

@@ -22,7 +22,7 @@ from .group_tensors import ByMemory, contents, is_on_disk, owners, places, refus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
 __all__ = [
@@ -47,17 +47,24 @@ class Look:
     """The state of a group during one move. It has strong references to the tensors and must not outlive the move.
 
     Attributes:
+        modules: those of the group, and the owners of its loose parameters.
         tensors: the group's tensors by slot; aliases share a slot.
         helds: the ``__dict__`` of each weight and companion holder that is compared.
         parameters: the parameters and buffers that are moved by assigning ``.data``.
         wrappers: the wrappers around some of the tensors, inner ones first.
     """
 
-    __slots__ = ("helds", "parameters", "tensors", "wrappers")
+    __slots__ = ("helds", "modules", "parameters", "tensors", "wrappers")
 
     def __init__(
-        self, tensors: list[Any], helds: list[Any], parameters: Sequence[Any], around: Sequence[Any]
+        self,
+        modules: list[Any],
+        tensors: list[Any],
+        helds: list[Any],
+        parameters: Sequence[Any],
+        around: Sequence[Any],
     ) -> None:
+        self.modules = modules
         self.tensors = tensors
         self.helds = helds
         self.parameters = parameters
@@ -148,14 +155,20 @@ class Inventory:
         self._carriers = referred[len(parameters) + len(everyone) :]
         self._known_carriers_of = _picker(self._carriers)
         self._around, self._is_filled = len(around), True
-        look = Look(found, helds, parameters, around)
+        look = Look(walked, found, helds, parameters, around)
         self._note_writes(look, earlier)
         return look
 
     def _note_writes(self, look: Look, earlier: Inventory | None) -> None:
         """Note where quantized weights are written to, and the versions there, or those that ``earlier`` has."""
-        plain = set(_flat(self.plain.values()))
-        packed = [at for at in range(len(look.parameters)) if at not in plain]
+        plain = {id(look.parameters[at]): at for at in _flat(self.plain.values())}
+        self._buffers = [
+            (self._of_parameters[plain[id(buffer)]], number, plain[id(buffer)])
+            for number, module in enumerate(look.modules)
+            for buffer in module._buffers.values()
+            if id(buffer) in plain
+        ]
+        packed = [at for at, parameter in enumerate(look.parameters) if id(parameter) not in plain]
         # A write to a wrapper is counted there only.
         inner = [(at, slot) for (at, _), slot in self._slots.items() if at < len(look.wrappers)]
         self._packed_of, self._inner_of = _picker(packed), _picker(self._in_attributes)
@@ -334,7 +347,7 @@ class Inventory:
                 return None
             if list(map(_layout, parameters)) != self._layouts:
                 return None
-        return Look(tensors, helds, parameters, examined[: self._around] if self._around else ())
+        return Look(modules, tensors, helds, parameters, examined[: self._around] if self._around else ())
 
     def _has_its_carriers(self, modules: list[Any], live: list[Any]) -> bool:
         attributes = _attributes(self._carrying_of(modules))
@@ -365,6 +378,11 @@ class Inventory:
             *self._wrappers_of(look.wrappers),
             *self._inner_of(look.tensors),
         ]
+
+    def buffers(self, look: Look) -> Iterator[tuple[int, Any, Any]]:
+        """The slot, module and tensor of each buffer of a module that is not a quantized weight."""
+        for slot, number, at in self._buffers:
+            yield slot, look.modules[number], look.parameters[at]
 
     def rewritten(self, now: list[int | None]) -> set[int]:
         """The slots of those of `quantized` whose version ``now`` is not the expected one."""

@@ -1,9 +1,10 @@
 """What was changed in place in a group while it was on its device.
 
 torch counts the writes to a tensor (``_version``), but not those of fused optimizers and through ``.data``. Within a
-pass nobody makes these. But a group may stay on its device from one pass to the next, after a backward pass with
-checkpoints or an exception, and then the program may have changed it there. So its plain parameters are copied back;
-its quantized weights only after a counted write, for all of a model would travel after each training step.
+pass only modules in training mode make these, to their buffers. But a group may stay on its device from one pass to the
+next, after a backward pass with checkpoints or an exception, and then the program may have changed it there. So its
+plain parameters are copied back; its quantized weights only after a counted write, for all of a model would travel
+after each training step.
 
 Upstream: torch/_C/_autograd.pyi (``_version``).
 """
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["changed_slots", "note_versions"]
+__all__ = ["changed_slots", "may_be_written", "note_versions"]
 
 
 def note_versions(inventory: Inventory, look: Look, moved: Sequence[Any]) -> None:
@@ -60,7 +61,17 @@ def changed_slots(inventory: Inventory, look: Look, training: bool) -> tuple[set
             _is_unchanged(look.parameters[index], inventory.versions) for index in indices
         ):
             changed.add(slot)
+    changed.update(slot for slot, module, buffer in inventory.buffers(look) if may_be_written(module, buffer))
     return changed, [] if as_expected else now
+
+
+def may_be_written(module: Any, buffer: Any) -> bool:
+    """Whether a forward pass of ``module`` may write to its ``buffer`` uncounted.
+
+    In training mode batch normalization writes its running statistics so, and codebooks average themselves through
+    ``.data``. Buffers that are packed weights are not written; they are integers, or of one byte.
+    """
+    return bool(module.training and buffer.is_floating_point() and buffer.element_size() > 1)
 
 
 def _is_unchanged(parameter: Any, noted: dict[int, int | None]) -> bool:

@@ -247,3 +247,145 @@ def test_a_mock_of_torch(simple) -> None:
     """)
     assert outcome.told == {"state": "applied", "f": "patched"}
     assert not outcome.err
+
+
+METHODS = """
+class Layer:
+    def f(self):
+        return "broken"
+
+def g():
+    return "broken"
+"""
+ASKED_ONCE = """
+def broken(module):
+    return module.Layer().f() in ("broken", "patched")
+
+def patch(module, draft):
+    def make(original):
+        def f(*arguments):
+            assert original(*arguments) == "broken"
+            return "patched"
+        return f
+    draft.wrap_plain(module.Layer, "f", make)
+    draft.replace(module.g, "__code__", (lambda: "patched").__code__)
+"""
+AGAIN = {
+    "reload": 'importlib.reload(sys.modules["lib.core"])',
+    "deleted": 'del sys.modules["lib.core"]; import lib.core',
+    "package-deleted": 'for name in [name for name in sys.modules if name.startswith("lib")]: del sys.modules[name]\n'
+    "import lib.core",
+}
+
+
+@pytest.fixture
+def methods(world):
+    world.library(core=METHODS, other="import lib.core")
+    world.fix("fix-once", body=ASKED_ONCE, asked_once=True)
+    # Its target is another module, which is not executed again.
+    world.fix(
+        "fix-other",
+        target="lib.other",
+        asked_once=True,
+        body="""
+        import sys
+
+        def broken(module):
+            return True
+
+        def patch(module, draft):
+            def make(original):
+                return lambda *arguments: original(*arguments) + " twice"
+            draft.wrap_plain(sys.modules["lib.core"].Layer, "f", make)
+        """,
+    )
+    return world
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_classes_and_functions_of_a_module_that_is_executed_again(methods, again) -> None:
+    outcome = methods.run(f"""
+        import importlib, sys
+        import diffusers_quantfix as qf, lib.other, lib.core
+        old = lib.core.Layer, lib.core.g
+        def now(layer, g):
+            return [layer().f(), g()]
+        first = now(*old)
+        {textwrap.indent(AGAIN[again], " " * 8).strip()}
+        import lib.other
+        core = sys.modules["lib.core"]
+        kept = states("fix-once", "fix-other"), now(core.Layer, core.g), now(*old)
+        qf.revert()
+        tell(first=first, kept=kept, last=[now(core.Layer, core.g), now(*old)], same=core.Layer is old[0])
+    """)
+    assert outcome["first"] == ["patched twice", "patched"]
+    assert outcome["kept"] == [["applied", "applied"], *2 * [["patched twice", "patched"]]]
+    assert outcome["last"] == 2 * [["broken", "broken"]]
+    assert not outcome["same"]
+
+
+def test_what_nobody_saw_executed_again_is_said_and_mended(methods) -> None:
+    outcome = methods.run("""
+        import sys
+        import diffusers_quantfix as qf, lib.other, lib.core
+        exec(compile(open(lib.core.__file__).read(), lib.core.__file__, "exec"), vars(lib.core))
+        said = states("fix-once", "fix-other"), reason("fix-once"), lib.core.Layer().f(), lib.core.g()
+        qf.apply()
+        tell(said=said, mended=[states("fix-once", "fix-other"), lib.core.Layer().f(), lib.core.g()])
+    """)
+    state, reason, *values = outcome["said"]
+    assert state == ["overwritten", "overwritten"]
+    assert reason.startswith("lib.core.Layer was defined again; ")
+    assert values == ["broken", "broken"]
+    assert outcome["mended"] == [["applied", "applied"], "patched twice", "patched"]
+
+
+def test_an_import_that_is_interrupted_while_it_is_patched_and_repeated(methods) -> None:
+    methods.fix(
+        "fix-third",
+        body="""
+        stopped = []
+
+        def broken(module):
+            if not stopped:
+                stopped.append(module)
+                raise KeyboardInterrupt
+            return True
+
+        def patch(module, draft):
+            draft.wrap_plain(module.Layer, "f", lambda original: lambda *arguments: original(*arguments) + " more")
+        """,
+        asked_once=True,
+    )
+    outcome = methods.run("""
+        import diffusers_quantfix as qf
+        try:
+            import lib.other
+        except KeyboardInterrupt:
+            import lib.other
+        import lib.core
+        tell(states=states("fix-once", "fix-other", "fix-third"), value=lib.core.Layer().f(), g=lib.core.g())
+    """)
+    assert outcome["states"] == ["applied", "applied", "applied"]
+    assert outcome["g"] == "patched" and outcome["value"].split() == ["patched", "more", "twice"]
+
+
+def test_what_stands_in_for_a_patched_object_is_not_another_execution(methods) -> None:
+    outcome = methods.run("""
+        import sys
+        import diffusers_quantfix as qf, lib.other, lib.core
+        core, layer = lib.core, lib.core.Layer
+        class Faster(layer):
+            pass
+        core.Layer = Faster
+        wrapped = core.g
+        core.g = lambda: wrapped()
+        core.g.__wrapped__ = wrapped
+        first = states("fix-once", "fix-other")
+        stand_in = type(sys)("lib.core")
+        vars(stand_in).update(vars(core))
+        sys.modules["lib.core"] = stand_in
+        tell(states=[first, states("fix-once", "fix-other")], value=stand_in.Layer().f())
+    """)
+    assert outcome["states"] == 2 * [["applied", "applied"]]
+    assert outcome["value"] == "patched twice"

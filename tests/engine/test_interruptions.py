@@ -99,6 +99,68 @@ def test_a_handler_that_is_not_a_function_or_not_registered_any_more(world, wher
     assert world.run(LATER.format(handler=handler) + IMPORTED_TWICE).told == TOLD
 
 
+HEALTHY_PROBE = """
+def broken(module):
+    return False
+"""
+READING_PROBE = """
+import functools, lib.core
+from diffusers_quantfix.engine.probe import unimported_code
+{seam}
+
+def broken(module):
+    unimported_code("lib.core", "f")
+    return module.f() == "broken"
+"""
+SEAM = """
+import importlib.util
+find_spec = importlib.util.find_spec
+
+def once(*arguments):
+    importlib.util.find_spec = find_spec
+    signal.raise_signal(signal.SIGALRM)
+    return find_spec(*arguments)
+import signal
+importlib.util.find_spec = once
+"""
+
+
+@alarm
+def test_while_a_healthy_release_is_looked_at(world) -> None:
+    """Whose code is in the slots is asked of the patch."""
+    world.library()
+    world.fix(body=once(HEALTHY_PROBE + PATCH, "patch"))
+    script = RAISES.format(error="SystemExit('mine')", handler="function") + IMPORTED_TWICE
+    assert world.run(script).told == {"said": "mine", "f": "broken", "state": "healthy"}
+
+
+@alarm
+def test_a_timeout_while_code_is_read(world) -> None:
+    """TimeoutError is an OSError, as of a file that cannot be read."""
+    world.library()
+    world.fix(body=READING_PROBE.format(seam=SEAM) + PATCH)
+    assert (
+        world.run(RAISES.format(error="TimeoutError('mine')", handler="function") + IMPORTED_TWICE).told
+        == TOLD
+    )
+
+
+@alarm
+def test_while_the_other_finders_are_asked(world) -> None:
+    world.library()
+    world.fix()
+    finder = """
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "lib.core" and not hasattr(sys, "once"):
+                sys.once = 1
+                signal.raise_signal(signal.SIGALRM)
+    sys.meta_path.insert(0, Finder())
+    """
+    script = RAISES.format(error="TimeoutError('mine')", handler="function") + finder + IMPORTED_TWICE
+    assert world.run(script).told == TOLD
+
+
 @alarm
 def test_an_import_of_the_package_after_the_libraries(world) -> None:
     """It was swallowed by the package's own attempt to start once more."""

@@ -143,6 +143,27 @@ def test_what_a_model_writes_to_its_own_buffer_is_kept(gpu, mode, inference):
     assert_left(gpu, device, 0)
 
 
+@streams
+@pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+@pytest.mark.defect(FIX_ID, shows="running statistics")
+def test_running_statistics_are_kept(gpu, mode, gradients):
+    """Batch normalization writes to its buffers in training mode, and torch does not count that."""
+    device = gpu.devices[0]
+    unmoved, model = build(device).train(), build(device).train()
+    offload(model, device, mode)
+    for count in range(3):
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(count)).to(device)
+        with torch.set_grad_enabled(gradients):
+            outputs = [each(inputs).detach().cpu() for each in (unmoved, model)]
+        assert torch.equal(*outputs)
+    names = "running_mean", "running_var", "num_batches_tracked"
+    expected, kept = (
+        [getattr(block[1], name).cpu() for block in each[1] for name in names] for each in (unmoved, model)
+    )
+    assert all(map(torch.equal, kept, expected)), "other running statistics"
+    assert torch.equal(run(model.eval(), device), run(unmoved.eval(), device))
+
+
 class Replacing(torch.nn.Module):
     """Computes its frequencies in each call, as OmniGen's rotary embedding does; or only in the first ones."""
 

@@ -14,7 +14,7 @@ from diffusers_quantfix.offloading import groups
 from diffusers_quantfix.offloading.inventory import Inventory
 from tests.fixes.callers import interrupt, stopped_at_each_line
 from tests.fixes.callers import spelling as spelling
-from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, offload, output, plain
+from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, net, offload, output, plain
 from tests.gate import unmet
 from tests.marks import rest_is_long
 
@@ -200,3 +200,71 @@ def test_training_with_checkpoints(gpu, mode, kind, write):
 def test_training_with_checkpoints_of_groups_on_disk(gpu, tmp_path, stream, write):
     device, mode = gpu.devices[0], BLOCK | stream | {"offload_to_disk_path": str(tmp_path)}
     assert_stays(gpu, device, "plain", mode, partial(train, write, device), (None,))
+
+
+class Averaging(torch.nn.Module):
+    """Subtracts the average of its inputs in training, which it writes uncounted, as batch normalization does."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros_like(bias))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.data.lerp_(x.detach().reshape(-1, x.shape[-1]).mean(0), 0.5)
+        return x - self.mean
+
+
+@quantized
+@blocks
+def test_averages_of_a_layer_in_training(gpu, mode, kind):
+    """Also where no gradients are computed."""
+    device = gpu.devices[0]
+    build, run = makes(kind)
+
+    def averaging():
+        model = build(device)
+        for block in model.blocks:
+            block[1] = Averaging(model.first.bias.detach())
+        return model.train()
+
+    def told(model):
+        outputs = [run(model, device) for _ in range(3)]
+        return [*outputs, *(block[1].mean.cpu() for block in model.blocks), run(model.eval(), device)]
+
+    expected = told(averaging())
+    model = averaging()
+    offload(model, device, mode)
+    assert all(map(torch.equal, told(model), expected))
+
+
+@writes
+@blocks
+def test_bitsandbytes_weights_that_are_trained(gpu, mode, write):
+    """``has_fp16_weights``: an Int8Params that is not quantized."""
+    bnb = pytest.importorskip("bitsandbytes")
+    if sentence := unmet("bitsandbytes>=0.45"):
+        pytest.skip(f"the rig computes 8-bit layers as bitsandbytes 0.45 and later do; {sentence}")
+    device = gpu.devices[0]
+
+    def linear(seed):
+        torch.manual_seed(seed)
+        return bnb.nn.Linear8bitLt(128, 128, has_fp16_weights=True)
+
+    def change(model):
+        model(torch.ones(2, 128, device=device)).sum().backward()
+        for parameter in model.blocks.parameters():
+            parameter.grad = None
+            write(parameter)
+
+    def run(model):
+        with torch.no_grad():
+            return model(torch.ones(2, 128, device=device)).cpu()
+
+    unmoved, model = (_checkpointed(lambda device: net(linear).to(device), device) for _ in range(2))
+    offload(model, device, mode)
+    for _ in range(2):
+        change(unmoved)
+        change(model)
+        for _ in range(2):
+            assert torch.equal(run(model), run(unmoved))

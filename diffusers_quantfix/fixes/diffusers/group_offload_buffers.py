@@ -15,10 +15,10 @@ Cause: ``ModuleGroup`` onloads the parameters and buffers of its modules, but re
     is beside the layers it knows the tensor that was there when it was set up.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321; not
     reported.
-Patch: the buffers get their host copies back too; one that was changed in place is first copied to its host copy. When
-    a model's offloading is set up, its buffers that are views are replaced by plain ones. In inference mode, buffers
-    stay the tensors that they were, with the ``.data`` of what would replace them. A group takes what is in a buffer's
-    place now.
+Patch: the buffers get their host copies back too; one that was changed in place, which batch normalization in training
+    does uncounted, is first copied to its host copy. When a model's offloading is set up, its buffers that are views
+    are replaced by plain ones. In inference mode, buffers stay the tensors that they were, with the ``.data`` of what
+    would replace them. A group takes what is in a buffer's place now.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ...offloading.counters import has_version, version_of
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import forget_copies
 from ...offloading.uncompiled import uncompiled, within
+from ...offloading.writes import may_be_written
 
 FIX = Fix(
     __doc__,
@@ -170,14 +171,14 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             for place in vars(self).get(_PLACES, _NOWHERE)[1]:
                 if place.names.get(place.name) is not place.buffer:
                     take_replaced(self, place)
-            buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else ()
+            buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else {}
             if (
                 buffers
             ):  # before: diffusers restores the host copies of those that are in no module of the group
                 keep_changes(self, buffers)
             named = named_buffers(self) if torch.is_inference_mode_enabled() else ()
             original(self)
-            for buffer in held_buffers(self) if buffers else ():  # there may be host copies of others now
+            for buffer in held_buffers(self) if buffers else {}:  # there may be host copies of others now
                 buffer.data = self.cpu_param_dict[buffer]
             put_back(named)
 
@@ -293,24 +294,29 @@ def _can_hold(old: Any, new: Any) -> bool:
     )
 
 
-def held_buffers(group: Any) -> tuple[Any, ...]:
+def held_buffers(group: Any) -> dict[Any, Any]:
+    """The buffers of ``group`` that have host copies -> the module of each."""
     copied: Any
-    known: tuple[Any, ...]
-    copied, known = vars(group).get(_BUFFERS, (None, ()))
-    if copied is not group.cpu_param_dict:
-        found = {id(buffer): buffer for module in group.modules for buffer in module.buffers()}
-        found |= {id(buffer): buffer for buffer in group.buffers}
-        known = tuple(buffer for buffer in found.values() if buffer in group.cpu_param_dict)
-        setattr(group, _BUFFERS, (group.cpu_param_dict, known))
+    known: dict[Any, Any]
+    copied, known = vars(group).get(_BUFFERS, (None, {}))
+    copies = group.cpu_param_dict
+    if copied is not copies:
+        known = dict.fromkeys((buffer for buffer in group.buffers if buffer in copies), group.offload_leader)
+        for member in group.modules:
+            for module in member.modules():
+                known |= {buffer: module for buffer in module._buffers.values() if buffer in copies}
+        setattr(group, _BUFFERS, (copies, known))
     return known
 
 
-def keep_changes(group: Any, buffers: Any) -> None:
-    """Copy the buffers that were changed in place to their host copies."""
+def keep_changes(group: Any, buffers: dict[Any, Any]) -> None:
+    """Copy the buffers that were changed in place, or may have been, to their host copies."""
     inference_mode = sys.modules["torch"].inference_mode
     versions = vars(group).pop(_VERSIONS, {})
-    for buffer in buffers:
-        host = group.cpu_param_dict[buffer]
-        if buffer in versions and (versions[buffer] is None or versions[buffer] != version_of(buffer)):
+    for buffer, module in buffers.items():
+        if buffer not in versions:
+            continue
+        known, host = versions[buffer], group.cpu_param_dict[buffer]
+        if known is None or known != version_of(buffer) or may_be_written(module, buffer):
             with inference_mode(host.is_inference()):
                 host.copy_(buffer)

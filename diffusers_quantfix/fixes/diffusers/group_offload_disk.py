@@ -25,6 +25,7 @@ from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
+from ...engine.interruptions import heed_interruption
 from ...engine.probe import resolve
 from ...offloading.disk import delete_own_file, is_mapped, map_to_disk
 from ...offloading.groups import offload, onload
@@ -66,7 +67,8 @@ def broken(group_offloading: ModuleType) -> bool:
     try:
         group.offload_()
         state = layer.state_dict()
-    except Exception:
+    except Exception as error:
+        heed_interruption(error)
         return False
     return bool(state["weight"].data_ptr() != before[0])
 
