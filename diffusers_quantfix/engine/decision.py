@@ -137,6 +137,8 @@ class Decider:
             return answer
         except (Exception, SystemExit) as error:
             heed_interruption(error)
+            if _is_half_imported(error):
+                return self._early(name, error)
             if verdict.fits:
                 return self.failed(name, f"its probe failed: {say(error)}")
             return self._out_of_range(name, verdict)
@@ -162,6 +164,10 @@ class Decider:
         answer = self.answer(name, states.WAITING, f"cannot be decided before {later.needs} is imported")
         answer.needs = later.needs
         return answer
+
+    def _early(self, name: str, error: BaseException) -> Answer:
+        reason = f"cannot be decided before an import has ended ({say(error)}); apply() or the next target asks again"
+        return self.answer(name, states.WAITING, reason)
 
     def _not_proved(self, name: str, verdict: Verdict, thorough: bool = False) -> str:
         """Why a fix is not proved in releases outside its claim, as a phrase; empty if it is, because the code is the
@@ -303,6 +309,8 @@ class Decider:
             return self.failed(name, str(foreign))
         except (Exception, SystemExit) as error:
             heed_interruption(error)
+            if _is_half_imported(error):
+                return self._early(name, error)
             return self.failed(name, f"could not be installed: {say(error)}")
         try:
             still = not fix.declaration.asked_once and fix.broken(module)
@@ -371,3 +379,8 @@ class Decider:
         )
         answer.above = verdict.above
         return answer
+
+
+def _is_half_imported(error: BaseException) -> bool:
+    """Whether a module was missing something because another thread, or a caller, is still importing it."""
+    return isinstance(error, (AttributeError, ImportError)) and "partially initialized module" in str(error)

@@ -32,7 +32,7 @@ from .inventory import INVENTORY, has_inventory, inventory_of, is_onloaded
 from .replaced import follows_data, renew_host_copies
 from .transfers import accelerator, compute_stream, end_transfer, forget, is_in_use, is_prefetch
 from .uncompiled import uncompiled, within
-from .writes import changed_slots, note_versions
+from .writes import changed_slots, is_copied_as_it_is, note_versions, versions_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,17 +131,19 @@ def onload(group: Any, original: Any = None) -> None:
         inventory, look = inventory_of(group, dropping=False)
         if is_prefetch(group) and not is_on_disk(group):
             with _without_subclasses():
-                copies = _copies(group, inventory, look)
-            end_transfer(group, lambda: _use(group, inventory, copies))
+                copies, noted = _copies(group, inventory, look), versions_of(look)
+            end_transfer(group, lambda: _use(group, inventory, copies, noted))
         else:
             _fetch(group, inventory, look)
 
 
-def _use(group: Any, inventory: Inventory, copies: list[Any]) -> None:
+def _use(group: Any, inventory: Inventory, copies: list[Any], noted: list[int | None]) -> None:
     """Put ``copies`` into ``group`` if its tensors are still those that were copied, else fetch again."""
     with _moving():
         found, look = inventory_of(group, dropping=False)
-        _fetch(group, found, look, copies if found is inventory else None)
+        with _without_subclasses():
+            is_copied = found is inventory and is_copied_as_it_is(group, noted, versions_of(look))
+        _fetch(group, found, look, copies if is_copied else None)
 
 
 def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | None = None) -> None:

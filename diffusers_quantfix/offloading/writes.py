@@ -11,6 +11,8 @@ Upstream: torch/_C/_autograd.pyi (``_version``).
 
 from __future__ import annotations
 
+import sys
+
 from .counters import version_of, versions
 
 TYPE_CHECKING = False
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["changed_slots", "may_be_written", "note_versions"]
+__all__ = ["changed_slots", "is_copied_as_it_is", "may_be_written", "note_versions", "versions_of"]
 
 
 def note_versions(inventory: Inventory, look: Look, moved: Sequence[Any]) -> None:
@@ -65,13 +67,38 @@ def changed_slots(inventory: Inventory, look: Look, training: bool) -> tuple[set
     return changed, [] if as_expected else now
 
 
+def versions_of(look: Look) -> list[int | None]:
+    """The versions of everything in a group."""
+    return versions([*look.parameters, *look.wrappers, *look.tensors])
+
+
+def is_copied_as_it_is(group: Any, noted: Sequence[int | None], now: Sequence[int | None]) -> bool:
+    """Whether the prefetched copies of ``group`` are what the group holds when it is about to run.
+
+    The layers before it, or a pre-hook, may have written to it since. A pre-hook of its own may do so uncounted.
+
+    Args:
+        group: the ``ModuleGroup``.
+        noted: the versions of its tensors when they were copied.
+        now: the same now.
+    """
+    return noted == now and not getattr(group.onload_leader, "_forward_pre_hooks", None)
+
+
 def may_be_written(module: Any, buffer: Any) -> bool:
     """Whether a forward pass of ``module`` may write to its ``buffer`` uncounted.
 
     In training mode batch normalization writes its running statistics so, and codebooks average themselves through
-    ``.data``. Buffers that are packed weights are not written; they are integers, or of one byte.
+    ``.data``. Buffers that are packed weights are not written; they are integers, or of one byte. Neither are
+    sparse ones, nor the two scalars of each of quanto's layers, which are in training mode after ``quantize``.
     """
-    return bool(module.training and buffer.is_floating_point() and buffer.element_size() > 1)
+    return bool(
+        module.training
+        and buffer.is_floating_point()
+        and buffer.element_size() > 1
+        and buffer.numel() > 1
+        and buffer.layout == sys.modules["torch"].strided
+    )
 
 
 def _is_unchanged(parameter: Any, noted: dict[int, int | None]) -> bool:

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from .harness import CORE
+from .harness import CORE, PATCH, PROBE
 
 
 def test_a_package_that_imports_us_in_the_middle_of_its_own_import(world) -> None:
@@ -389,3 +389,41 @@ def test_what_stands_in_for_a_patched_object_is_not_another_execution(methods) -
     """)
     assert outcome["states"] == 2 * [["applied", "applied"]]
     assert outcome["value"] == "patched twice"
+
+
+@pytest.mark.parametrize("where", ["broken", "patch"])
+def test_a_module_that_another_thread_is_importing(world, where) -> None:
+    """It was "failed" for good."""
+    world.library(
+        core=CORE, other="", slow="import sys, threading\nsys.begun.set()\nsys.may_end.wait()\ndef f(): pass"
+    )
+    body = (PROBE + PATCH).replace(f"def {where}(", f"def really_{where}(") + textwrap.dedent(f"""
+        def {where}(*given):
+            import sys
+            sys.modules["lib.slow"].f
+            return really_{where}(*given)
+    """)
+    world.fix(body=body)
+    world.fix("fix-other", target="lib.other")
+    outcome = world.run("""
+        import sys, threading
+        import diffusers_quantfix as qf
+        sys.begun, sys.may_end = threading.Event(), threading.Event()
+        def work():
+            import lib.slow
+        thread = threading.Thread(target=work)
+        thread.start()
+        sys.begun.wait()
+        import lib.core
+        early = reason("fix-f"), states("fix-f"), lib.core.f()
+        sys.may_end.set()
+        thread.join()
+        import lib.other
+        tell(early=early, later=[states("fix-f"), lib.core.f()])
+    """)
+    reason, *early = outcome["early"]
+    assert reason.startswith(
+        "cannot be decided before an import has ended (AttributeError: partially initialized module"
+    )
+    assert early == ["waiting", "broken"]
+    assert outcome["later"] == ["applied", "patched"]

@@ -180,6 +180,43 @@ def test_a_weight_that_is_changed_while_it_is_copied(kind, mode):
         assert {hazard.kind for hazard in rig.hazards()} <= {"changed source"}
 
 
+@modes
+@kinds
+@pytest.mark.parametrize("counted", [False, True], ids=["data", "counted"])
+@pytest.mark.parametrize("where", ["its own hook", "the layer before"])
+def test_a_weight_that_is_changed_just_before_its_layer_runs(kind, mode, where, counted):
+    """As weights that depend on the step are. The copies that were made before that are never used."""
+    require_rig()
+    if where == "the layer before" and not counted:
+        pytest.skip("torch counts no writes to .data, and nothing else tells of them")
+
+    def with_hook(model):
+        model.step = 0
+        at_leaf = "leaf_level" in mode.values()
+        hooked = model.blocks[1][2] if at_leaf else model.blocks[1]
+        changed = hooked if at_leaf else hooked[0]
+        if where == "the layer before":
+            hooked = model.blocks[1][1] if at_leaf else model.blocks[0][1]
+
+        def write(module, args):
+            bias = changed.bias.data if not counted else changed.bias
+            with torch.no_grad():
+                bias.fill_(model.step)
+
+        hooked.register_forward_pre_hook(write)
+        return model
+
+    with rig.devices(late=True):
+        device = torch.device("cuda", 0)
+        model, twin = (with_hook(build(kind, device)) for _ in range(2))
+        offload(model, device, mode)
+        for step in range(4):
+            model.step = twin.step = step
+            assert_output(model, device, run(twin, device))
+        # The program should have waited.
+        assert {hazard.kind for hazard in rig.hazards()} <= {"changed source"}
+
+
 @pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | RECORD], ids=["block", "block-record"])
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.36")
 def test_a_model_that_is_a_list_of_blocks(gpu, mode):

@@ -27,6 +27,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.counters import versions
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import follows_data, renew_host_copies
@@ -42,6 +43,7 @@ from ...offloading.transfers import (
     use_prefetched,
 )
 from ...offloading.uncompiled import uncompiled, within
+from ...offloading.writes import is_copied_as_it_is
 from ...weights.wrappers import is_wrapper
 
 FIX = Fix(
@@ -164,10 +166,12 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
             tensors.append(tensor)
             copies.append(tensor.data)
             tensor.data = host
+    noted = versions(tensors)
 
     def use() -> None:
         keep_for_interrupted_pass(group, tensors)
-        if follows_data(group) and renew_host_copies(group):  # the layers before have replaced weights
+        is_replaced = follows_data(group) and renew_host_copies(group)  # by the layers before
+        if is_replaced or not is_copied_as_it_is(group, noted, versions(tensors)):
             original(group)
             note_use(group, True)
             end_transfer(group)

@@ -14,6 +14,8 @@ Patch: these partials and functions are named ``extra_repr``. An unpickled model
 from __future__ import annotations
 
 import functools
+import importlib
+import operator
 import sys
 from types import FunctionType, ModuleType
 from typing import Any
@@ -40,10 +42,31 @@ _NAME = "extra_repr"
 _FUNCTIONS = ("_linear_extra_repr", "_embedding_extra_repr")
 
 
+class Module:
+    """A module, as pickle stores it: an import."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.name,)
+
+
 class ExtraRepr(functools.partial[str]):
-    """A ``functools.partial`` that pickle can name, as a method of a module."""
+    """A ``functools.partial`` that pickle can name, as a method of a module.
+
+    Cloudpickle and dill, which store the method by this object, get a call of torchao's own ``partial``: a process
+    without this package reads it.
+    """
 
     __name__ = _NAME
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        call = operator.methodcaller("partial", self.func, *self.args, **self.keywords)
+        return call, (Module(FIX.targets[0].module),)
+
+    def __copy__(self) -> ExtraRepr:
+        return self
 
 
 def broken(quant_api: ModuleType) -> bool:
