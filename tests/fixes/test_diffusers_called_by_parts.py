@@ -150,7 +150,7 @@ def test_the_decoder_of_unidiffuser_under_model_offload(gpu, run):
     assert_goes_on(run_and_offload, right)
 
 
-@modes("leaf", "block", "leaf-stream", "block-stream")
+@modes("block", "leaf-stream", long=("leaf", "block-stream"))
 @pytest.mark.parametrize("run", ["encode", "captions"])
 def test_the_decoder_of_unidiffuser_in_groups(gpu, run, mode):
     pytest.importorskip(

@@ -30,7 +30,7 @@ def test_larger_groups(gpu, mode):
 
 # some releases cannot move an 8-bit model to the CPU without the package
 @pytest.mark.parametrize("bits", [pytest.param(4, marks=pytest.mark.defect(FIX_ID, shows=SHOWS)), 8])
-@modes("leaf", "block", "leaf-stream", "block-stream")
+@modes("block", "leaf-stream", long=("leaf", "block-stream"))
 def test_a_quantized_one(gpu, tmp_path, mode, bits):
     source = dit.transformer()
     models.saved(source, tmp_path)

@@ -147,13 +147,10 @@ def computed(model, device):
         return model(torch.linspace(-1, 1, 32).reshape(2, 16).to(device)).cpu()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
-    [
-        "sequential",
-        pytest.param("leaf", marks=[group_offload, pytest.mark.long]),
-        pytest.param("leaf, stream", marks=[group_offload, pytest.mark.long]),
-    ],
+    ["sequential", *(pytest.param(kind, marks=group_offload) for kind in ("leaf", "leaf, stream"))],
 )
 def test_interrupted_at_each_line(gpu, kind):
     """Each layer is either merged or not, and has the weights for it; the model stays offloaded."""

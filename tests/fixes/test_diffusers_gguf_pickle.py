@@ -144,7 +144,7 @@ def answer(weight, queue):
     queue.put((type(weight).__name__, weight.quant_type.name, weight.as_tensor().sum().item()))
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_a_spawned_process(folder):
     import torch

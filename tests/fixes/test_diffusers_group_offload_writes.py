@@ -16,7 +16,6 @@ from tests.fixes.callers import interrupt, stopped_at_each_line
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, STREAM, assert_left, modes, net, offload, output, plain
 from tests.gate import unmet
-from tests.marks import rest_is_long
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
@@ -144,7 +143,8 @@ def test_a_state_dict_loaded_after_an_interrupted_pass(gpu, mode, kind):
     assert_stays(gpu, device, kind, mode, change, (0.3, 0.5, 0.7))
 
 
-@pytest.mark.parametrize("kind", rest_is_long(QUANTIZED, "torchao"))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", QUANTIZED)
 def test_a_state_dict_loaded_between_interrupted_passes(gpu, kind):
     """Also where what was loaded was just being copied back."""
     device = gpu.devices[0]

@@ -100,7 +100,7 @@ def test_a_removal_that_fails(monkeypatch):
         registry.remove_hook()
 
 
-@modes("block", "block-stream")
+@modes("block-stream", long=("block",))
 @caches
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="diffusers>=0.35")
 def test_blocks_are_skipped(gpu, cache, mode):

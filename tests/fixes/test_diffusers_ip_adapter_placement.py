@@ -10,6 +10,7 @@ from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import each_spelling as each_spelling
 from tests.fixes.group_offloaded import MODES, assert_left, modes, offload
 from tests.gate import unmet
+from tests.marks import rest_is_long
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -75,7 +76,7 @@ def unload(model):
 
 @each_model(SHOWS)
 @pytest.mark.usefixtures("each_spelling")
-@pytest.mark.parametrize("low_cpu_mem_usage", [True, False], ids=["low", "whole"])
+@pytest.mark.parametrize("low_cpu_mem_usage", rest_is_long([True, False], True))
 @modes()
 def test_into_groups(gpu, side, name, mode, low_cpu_mem_usage):
     """It computes what it does without offload, and no byte of it stays on the device."""

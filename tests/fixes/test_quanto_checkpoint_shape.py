@@ -192,6 +192,7 @@ def test_a_scale_of_the_last_axis(qtype, rows):
     assert torch.equal(q.run(loaded, width=64), q.run(model, width=64))
 
 
+@pytest.mark.long
 def test_the_library_is_imported_first(tmp_path):
     """Its probe may run in the middle of another one's, which imports what both need."""
     q.quanto()

@@ -260,7 +260,7 @@ def test_unpacking_equals_the_compiled_one(monkeypatch):
             assert torch.equal(found, expected), (bits, shape)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_broken_compiler_in_a_process_of_its_own(tmp_path):
     """The real ``torch.utils.cpp_extension.load`` with a compiler that is not there."""
     q.quanto()

@@ -14,7 +14,6 @@ import zipfile
 
 import pytest
 
-from tests.marks import rest_is_long
 from tests.startup.conftest import ROOT, Environment, checked
 
 PACKAGE = ROOT / "diffusers_quantfix"
@@ -118,8 +117,8 @@ def pyinstaller(own_environment: Environment) -> Environment:
     return own_environment
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", rest_is_long(["--onedir", "--onefile"], "--onedir"))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["--onedir", "--onefile"])
 def test_a_small_program(pyinstaller: Environment, tmp_path, kind):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("IMPORTS", "import transformers.modeling_utils"))

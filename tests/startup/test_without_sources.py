@@ -33,7 +33,7 @@ def _answers(environment: Environment) -> dict[str, tuple[str, str, list[str]]]:
     return {fix["id"]: (fix["state"], fix["reason"], fix["changes"]) for fix in fixes}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_board_is_the_same(stack_environment: Environment, without_sources: Environment):
     there = checked(without_sources.run("-c", "import diffusers_quantfix as q; print(q.__file__)")).stdout
     assert there.strip().endswith("__init__.pyc")

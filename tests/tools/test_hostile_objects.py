@@ -210,7 +210,8 @@ def test_no_tool_touches_or_trips_over_them(hostile):
     str(report)
 
 
-@pytest.mark.parametrize("place", rest_is_long(["attribute", "list", "dict"], "attribute"))
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 def test_in_the_model_itself(hostile, place):
     """What a user's module has among its attributes."""
     import torch
