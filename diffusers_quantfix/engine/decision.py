@@ -19,7 +19,7 @@ from .log import log
 from .probe import name_of
 from .settings import VARIABLE
 from .target import say
-from .versions import Verdict, contains, judge
+from .versions import Verdict, contains, installed_version, judge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,13 @@ class Decider:
         self._fixes: dict[str, LoadedFix] = {}
         self._logged: set[str] = set()
 
-    def decide(self, name: str, module: ModuleType, thorough: bool = False) -> Answer:
+    def decide(
+        self,
+        name: str,
+        module: ModuleType,
+        thorough: bool = False,
+        installed: Callable[[str], str | None] = installed_version,
+    ) -> Answer:
         """The answer for a completely imported target.
 
         A target that is already patched is checked again: its module may have been executed again.
@@ -98,8 +104,9 @@ class Decider:
             module: the imported module.
             thorough: ask the probe even if the claim does not fit and the installed release was tested; without it such
                 an answer is ``unprobed``.
+            installed: returns the version of a distribution.
         """
-        verdict, answer = self._from_metadata(name)
+        verdict, answer = self._from_metadata(name, installed)
         if answer is not None:
             return answer
         if not (thorough or verdict.fits or self._ledger.entries(name) or self._may_patch(name, verdict)):
@@ -261,9 +268,11 @@ class Decider:
 
     # ------------------------------------------------------------------ helpers
 
-    def _from_metadata(self, name: str) -> tuple[Verdict, Answer | None]:
+    def _from_metadata(
+        self, name: str, installed: Callable[[str], str | None] = installed_version
+    ) -> tuple[Verdict, Answer | None]:
         try:
-            verdict = judge(self._targets[name].claims)
+            verdict = judge(self._targets[name].claims, installed)
         except Exception as error:
             heed_interruption(error)
             verdict = Verdict("unreadable", f"its claim cannot be read: {say(error)}")

@@ -21,7 +21,7 @@ from .locks import Lock
 from .log import log
 from .proofs import Proofs
 from .target import finished, import_target, is_lazy, is_missing, is_stand_in, say
-from .versions import installed_version
+from .versions import Installed, installed_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,13 +123,16 @@ class Runner:
         Args:
             thorough: for a report: also those whose probe is not asked during imports.
         """
+        # This is asked at every arrival, when most modules are not imported or have their answers.
+        answers = [] if thorough else list(self._answers.items())
+        settled = {name for name, answer in answers if answer.state != states.WAITING}
         self.check(
             [
                 name
                 for module, names in self._by_module.items()
-                if module in sys.modules  # nearly all are not, and this is asked at every arrival
+                if module in sys.modules
                 for name in names
-                if self._is_open(name, thorough) and finished(module) is not None
+                if name not in settled and self._is_open(name, thorough) and finished(module) is not None
             ],
             thorough=thorough,
         )
@@ -148,14 +151,18 @@ class Runner:
         Raises:
             StrictError: under ``strict``, after all of them have been checked.
         """
-        answers = [answer for name in names if (answer := self._check_one(name, again, ready, thorough))]
+        installed = Installed()
+        checked = (self._check_one(name, again, ready, thorough, installed) for name in names)
+        answers = [answer for answer in checked if answer]
         self._announce()
         self._warn_of_candidates(answers)
         faults = [f"{answer.id}: {answer.reason}" for answer in answers if answer.state == states.FAILED]
         if faults and self._settings().strict and threading.get_ident() not in self._collecting:
             raise StrictError("; ".join(faults))
 
-    def _check_one(self, name: str, again: bool, ready: str, thorough: bool) -> Answer | None:
+    def _check_one(
+        self, name: str, again: bool, ready: str, thorough: bool, installed: Installed
+    ) -> Answer | None:
         """Check one target.  If it is already being checked, that caller checks it once more for us.
 
         That caller is another thread, or this one, if the fix itself imported something.
@@ -171,7 +178,7 @@ class Runner:
                 self._busy.add(name)
             for _ in range(3):  # a fix that reloads its own target must not cause an endless loop
                 try:
-                    answer = self._answer_now(name, again, ready, thorough)
+                    answer = self._answer_now(name, again, ready, thorough, installed)
                 except (Exception, SystemExit) as error:
                     heed_interruption(error)
                     answer = self._decider.failed(name, f"could not be decided: {say(error)}")
@@ -349,17 +356,19 @@ class Runner:
 
     # ------------------------------------------------------------------ one target
 
-    def _answer_now(self, name: str, again: bool, ready: str, thorough: bool) -> Answer | None:
+    def _answer_now(
+        self, name: str, again: bool, ready: str, thorough: bool, installed: Installed
+    ) -> Answer | None:
         """What `decision` says about one target now; None while its module is not imported."""
         wanted = self._targets[name].module
-        installed = bool(self._ledger.entries(name))
-        if installed and not again and not self._is_open(name, thorough):
+        patched = bool(self._ledger.entries(name))
+        if patched and not again and not self._is_open(name, thorough):
             return self._current_answer(name)
-        refusal = "" if installed else self._refusal(name)
+        refusal = "" if patched else self._refusal(name)
         if refusal:
             return self._decider.answer(name, states.DISABLED, refusal)
         module = sys.modules.get(wanted) if wanted == ready else finished(wanted)
-        return None if module is None else self._decider.decide(name, module, thorough)
+        return None if module is None else self._decider.decide(name, module, thorough, installed)
 
     def _answer_before_import(self, name: str) -> Answer:
         """Why a target has not been checked yet."""

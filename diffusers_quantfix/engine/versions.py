@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
+    _State = tuple[tuple[str, int], ...]
+
 
 class Verdict:
     """Whether a claim fits, and why, as a sentence.
@@ -50,14 +52,31 @@ class Verdict:
         return self.kind == "fits"
 
 
-def installed_version(distribution: str) -> str | None:
+class Installed:
+    """Answers as `installed_version` does, for the many questions of one check: it looks at the folders on ``sys.path``
+    for the first one only."""
+
+    def __init__(self) -> None:
+        self._state: _State | None = None
+
+    def __call__(self, distribution: str) -> str | None:
+        if self._state is None:
+            self._state = _search_state()
+        return installed_version(distribution, self._state)
+
+
+def installed_version(distribution: str, state: _State | None = None) -> str | None:
     """The version of an installed distribution, from its metadata; None if it is not installed.
 
     Without metadata (vendored, frozen, built by Bazel) it is the module's ``__version__``; if there is none either, an
     empty string, which is not a valid version.  A lookup takes milliseconds, and an import of diffusers needs two
     hundred: the result is cached until something is installed or removed.
+
+    Args:
+        distribution: its name.
+        state: a recent `_search_state`.
     """
-    state = _search_state()
+    state = state or _search_state()
     answers = _answers.get(state)
     if answers is None:
         _answers.clear()
@@ -78,10 +97,10 @@ def installed_version(distribution: str) -> str | None:
     return None
 
 
-_answers: dict[tuple[tuple[str, int], ...], dict[str, str | None]] = {}
+_answers: dict[_State, dict[str, str | None]] = {}
 
 
-def _search_state() -> tuple[tuple[str, int], ...]:
+def _search_state() -> _State:
     """A value that changes when something is installed or removed: the folders on ``sys.path`` and their mtimes."""
     state = []
     for folder in sys.path:
