@@ -73,9 +73,22 @@ class Ledger:
 
         That includes those of modules, classes and functions whose module was executed again.
         """
-        return [
-            entry.intruder() for entry in self.entries(fix_id) if not self._reaches(entry) and not entry.alias
-        ]
+        gone = [entry for entry in self.entries(fix_id) if not self._reaches(entry) and not entry.alias]
+        # Where what was there before is there again, as after ``mock.patch.dict(sys.modules)``.
+        again = {
+            entry.where
+            for entry in self._lost
+            if gone and entry.fix_id == fix_id and not entry.is_outdated() and entry.reaches()
+        }
+        return [entry.intruder() for entry in gone if entry.where not in again]
+
+    def is_executed_again(self, fix_id: str) -> bool:
+        """Whether some of what the fix has `lost` is the library's own code again."""
+        return bool(self.lost(fix_id)) and any(
+            entry.is_outdated() or not (self._reaches(entry) or entry.taken())
+            for entry in self.entries(fix_id)
+            if not entry.alias
+        )
 
     def lost_in(self, module: str) -> list[str]:
         """The ids of the fixes that have written to this module or its objects and have `lost` some of that, in the
@@ -261,7 +274,19 @@ class Ledger:
         """Drop the entries whose slot was overwritten, for example by ``importlib.reload``."""
         with self._lock:
             lost = [entry for entry in self.entries(fix_id) if not self._reaches(entry)]
-            self._lost = [*self._lost, *(entry for entry in lost if not entry.alias)]
+            kept = [entry for entry in lost if not entry.alias]
+            # Of a module that is executed again and again, the last objects are enough: older ones can be freed.
+            places = {entry.where for entry in kept if entry.is_outdated()}
+            older = [
+                entry
+                for entry in self._lost
+                if entry.fix_id == fix_id and entry.where in places and entry.is_outdated()
+            ]
+            for entry in older:
+                self._slots.pop((id(entry.owner), entry.name), None)
+                self._below.pop(_function(entry.new), None)
+            left = [entry for entry in self._lost if entry not in older]
+            self._lost = [*left, *kept]
             self._entries = [entry for entry in self._entries if entry not in lost]
 
     def recover(self) -> None:
@@ -270,7 +295,7 @@ class Ledger:
         Pytest's monkeypatch does that: it writes the value that it found, although `revert` or `apply` came meanwhile.
         """
         with self._lock:
-            known = {id(entry.new) for entry in self._entries}
+            known = {id(entry.new) for entry in (*self._entries, *filter(Entry.is_outdated, self._lost))}
             for (_, name), owner in self._slots.items():
                 value = vars(owner).get(name)
                 if id(value) not in known and _is_ours(value):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from types import FunctionType, ModuleType
 
-from .classes import attributes, is_a, namespace
+from .classes import attributes, is_a, mro, namespace
 from .foreign import leads_to
 from .interruptions import heed_interruption
 from .probe import function_of, home_of
@@ -32,7 +32,8 @@ def is_defined_again(owner: Any) -> bool:
         held = attributes(found) if is_a(found, type) else namespace(found)
         found = (held or {}).get(name)
     if is_a(owner, type):
-        return found is not owner and is_a(found, type) and _names(found) == _names(owner)
+        # A decorator may have put a subclass there, which has the names of its base.
+        return is_a(found, type) and owner not in mro(found) and _names(found) == _names(owner)
     try:
         function = function_of(found)
     except Exception as error:  # nothing, or no function; wrappers may raise on every attribute access

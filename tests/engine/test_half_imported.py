@@ -250,9 +250,13 @@ def test_a_mock_of_torch(simple) -> None:
 
 
 METHODS = """
-class Layer:
+class Base:
     def f(self):
         return "broken"
+
+class Layer(Base):
+    def f(self):
+        return super().f()  # it refers to its class
 
 def g():
     return "broken"
@@ -427,3 +431,74 @@ def test_a_module_that_another_thread_is_importing(world, where) -> None:
     )
     assert early == ["waiting", "broken"]
     assert outcome["later"] == ["applied", "patched"]
+
+
+PARTLY = """
+import sys
+
+def broken(module):
+    return module.g() == "broken"  # its other slot is not looked at
+
+def patch(module, draft):
+    draft.wrap_plain(module, "g", lambda original: lambda: "patched")
+    made = lambda original: lambda *arguments: original(*arguments) + ", patched"
+    draft.wrap_plain(sys.modules["lib.core"].Layer, "f", made)
+"""
+
+
+def test_a_fix_whose_other_slot_is_in_a_module_that_is_executed_again(world) -> None:
+    """The probe says "not broken", as the slot that it looks at is still patched."""
+    world.library(core=METHODS, other="import lib.core\ndef g():\n    return 'broken'")
+    world.fix("fix-once", body=ASKED_ONCE, asked_once=True)
+    world.fix(target="lib.other", body=PARTLY)
+    outcome = world.run("""
+        import importlib
+        import diffusers_quantfix as qf, lib.other, lib.core
+        old = lib.core.Layer
+        importlib.reload(lib.core)
+        again = states("fix-f"), lib.core.Layer().f(), old().f()
+        qf.apply()
+        applied = states("fix-f"), lib.core.Layer().f(), old().f()
+        qf.revert()
+        tell(again=again, applied=applied, last=[lib.core.Layer().f(), old().f(), lib.other.g()])
+    """)
+    assert outcome["again"] == outcome["applied"] == ["applied", "patched, patched", "patched, patched"]
+    assert outcome["last"] == ["broken", "broken", "broken"]
+
+
+def test_a_decorated_class_and_modules_that_come_back_are_not_executed_again(methods) -> None:
+    outcome = methods.run("""
+        import functools, sys
+        from unittest import mock
+        import diffusers_quantfix as qf, lib.other, lib.core
+        old = lib.core.Layer
+        with mock.patch.dict(sys.modules):
+            for name in [name for name in sys.modules if name.startswith("lib")]:
+                del sys.modules[name]
+            import lib.other
+        import lib.core
+        back = states("fix-once", "fix-other"), lib.core.Layer is old, old().f()
+        class New(old):
+            pass
+        functools.update_wrapper(New, old, updated=())
+        lib.core.Layer = New
+        tell(back=back, decorated=[states("fix-once", "fix-other"), New().f()])
+    """)
+    assert outcome["back"] == [["applied", "applied"], True, "patched twice"]
+    assert outcome["decorated"] == [["applied", "applied"], "patched twice"]
+
+
+def test_what_is_executed_again_and_again_is_freed(methods) -> None:
+    outcome = methods.run("""
+        import gc, importlib, weakref
+        import diffusers_quantfix as qf, lib.other, lib.core
+        classes = []
+        for _ in range(10):
+            classes.append(weakref.ref(lib.core.Layer))
+            importlib.reload(lib.core)
+        gc.collect()
+        alive = sum(one() is not None for one in classes)
+        tell(alive=alive, states=states("fix-once", "fix-other"), f=lib.core.Layer().f())
+    """)
+    assert outcome["alive"] <= 2
+    assert outcome["states"] == ["applied", "applied"] and outcome["f"] == "patched twice"
