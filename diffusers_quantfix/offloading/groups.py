@@ -32,7 +32,7 @@ from .inventory import INVENTORY, has_inventory, inventory_of, is_onloaded
 from .replaced import follows_data, renew_host_copies
 from .transfers import accelerator, compute_stream, end_transfer, forget, is_in_use, is_prefetch
 from .uncompiled import uncompiled, within
-from .writes import changed_slots, is_copied_as_it_is, note_versions, versions_of
+from .writes import changed_slots, note_versions, versions_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,8 +142,10 @@ def _use(group: Any, inventory: Inventory, copies: list[Any], noted: list[int | 
     with _moving():
         found, look = inventory_of(group, dropping=False)
         with _without_subclasses():
-            is_copied = found is inventory and is_copied_as_it_is(group, noted, versions_of(look))
-        _fetch(group, found, look, copies if is_copied else None)
+            is_written = found is not inventory or versions_of(look) != noted
+        if is_written:
+            group.stream.wait_stream(compute_stream(group))  # which may be writing it
+        _fetch(group, found, look, None if is_written else copies)
 
 
 def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | None = None) -> None:

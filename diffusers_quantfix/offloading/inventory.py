@@ -156,10 +156,10 @@ class Inventory:
         self._known_carriers_of = _picker(self._carriers)
         self._around, self._is_filled = len(around), True
         look = Look(walked, found, helds, parameters, around)
-        self._note_writes(look, earlier)
+        self._note_writes(group, look, earlier)
         return look
 
-    def _note_writes(self, look: Look, earlier: Inventory | None) -> None:
+    def _note_writes(self, group: Any, look: Look, earlier: Inventory | None) -> None:
         """Note where quantized weights are written to, and the versions there, or those that ``earlier`` has."""
         plain = {id(look.parameters[at]): at for at in _flat(self.plain.values())}
         self._buffers = [
@@ -168,6 +168,13 @@ class Inventory:
             for buffer in module._buffers.values()
             if id(buffer) in plain
         ]
+        beside = plain.keys() - {id(look.parameters[at]) for _, _, at in self._buffers}
+        self._loose = [
+            (self._of_parameters[plain[id(buffer)]], plain[id(buffer)])
+            for buffer in group.buffers
+            if id(buffer) in beside
+        ]
+        self._leader = weakref.ref(group.offload_leader)
         packed = [at for at, parameter in enumerate(look.parameters) if id(parameter) not in plain]
         # A write to a wrapper is counted there only.
         inner = [(at, slot) for (at, _), slot in self._slots.items() if at < len(look.wrappers)]
@@ -380,9 +387,11 @@ class Inventory:
         ]
 
     def buffers(self, look: Look) -> Iterator[tuple[int, Any, Any]]:
-        """The slot, module and tensor of each buffer of a module that is not a quantized weight."""
+        """The slot, module and tensor of each buffer that is not a quantized weight."""
         for slot, number, at in self._buffers:
             yield slot, look.modules[number], look.parameters[at]
+        for slot, at in self._loose:  # of a model, beside its layers
+            yield slot, self._leader(), look.parameters[at]
 
     def rewritten(self, now: list[int | None]) -> set[int]:
         """The slots of those of `quantized` whose version ``now`` is not the expected one."""

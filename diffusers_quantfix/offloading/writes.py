@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .inventory import Inventory, Look
 
-__all__ = ["changed_slots", "is_copied_as_it_is", "may_be_written", "note_versions", "versions_of"]
+__all__ = ["changed_slots", "may_be_written", "note_versions", "versions_of"]
 
 
 def note_versions(inventory: Inventory, look: Look, moved: Sequence[Any]) -> None:
@@ -72,19 +72,6 @@ def versions_of(look: Look) -> list[int | None]:
     return versions([*look.parameters, *look.wrappers, *look.tensors])
 
 
-def is_copied_as_it_is(group: Any, noted: Sequence[int | None], now: Sequence[int | None]) -> bool:
-    """Whether the prefetched copies of ``group`` are what the group holds when it is about to run.
-
-    The layers before it, or a pre-hook, may have written to it since. A pre-hook of its own may do so uncounted.
-
-    Args:
-        group: the ``ModuleGroup``.
-        noted: the versions of its tensors when they were copied.
-        now: the same now.
-    """
-    return noted == now and not getattr(group.onload_leader, "_forward_pre_hooks", None)
-
-
 def may_be_written(module: Any, buffer: Any) -> bool:
     """Whether a forward pass of ``module`` may write to its ``buffer`` uncounted.
 
@@ -94,9 +81,9 @@ def may_be_written(module: Any, buffer: Any) -> bool:
     """
     return bool(
         module.training
-        and buffer.is_floating_point()
+        and (buffer.is_floating_point() or buffer.is_complex())
         and buffer.element_size() > 1
-        and buffer.numel() > 1
+        and buffer.dim() > 0
         and buffer.layout == sys.modules["torch"].strided
     )
 

@@ -203,22 +203,25 @@ def test_training_with_checkpoints_of_groups_on_disk(gpu, tmp_path, stream, writ
 
 
 class Averaging(torch.nn.Module):
-    """Subtracts the average of its inputs in training, which it writes uncounted, as batch normalization does."""
+    """Subtracts the average of its inputs in training, which it writes uncounted, as codebooks do."""
 
     def __init__(self, bias):
         super().__init__()
         self.register_buffer("mean", torch.zeros_like(bias))
+        self.register_buffer("begun", torch.zeros_like(bias[:1]))
 
     def forward(self, x):
         if self.training:
-            self.mean.data.lerp_(x.detach().reshape(-1, x.shape[-1]).mean(0), 0.5)
+            average = x.detach().reshape(-1, x.shape[-1]).mean(0)
+            self.mean.data.copy_(torch.where(self.begun > 0, self.mean.lerp(average, 0.5), average))
+            self.begun.data.fill_(1)
         return x - self.mean
 
 
 @quantized
 @blocks
-def test_averages_of_a_layer_in_training(gpu, mode, kind):
-    """Also where no gradients are computed."""
+def test_averages_in_training(gpu, mode, kind):
+    """Of a layer and of the model itself, also where no gradients are computed."""
     device = gpu.devices[0]
     build, run = makes(kind)
 
@@ -226,11 +229,21 @@ def test_averages_of_a_layer_in_training(gpu, mode, kind):
         model = build(device)
         for block in model.blocks:
             block[1] = Averaging(model.first.bias.detach())
+        model.register_buffer("mean", torch.zeros_like(model.first.bias.detach()))
+        forward = model.forward
+
+        def averages(x):
+            if model.training:
+                model.mean.data.lerp_(x.detach().mean(0), 0.5)
+            return forward(x - model.mean)
+
+        model.forward = averages
         return model.train()
 
     def told(model):
         outputs = [run(model, device) for _ in range(3)]
-        return [*outputs, *(block[1].mean.cpu() for block in model.blocks), run(model.eval(), device)]
+        buffers = [buffer.cpu() for name, buffer in model.named_buffers() if "scale" not in name]
+        return [*outputs, *buffers, run(model.eval(), device)]
 
     expected = told(averaging())
     model = averaging()

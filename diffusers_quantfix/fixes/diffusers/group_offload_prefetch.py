@@ -43,7 +43,6 @@ from ...offloading.transfers import (
     use_prefetched,
 )
 from ...offloading.uncompiled import uncompiled, within
-from ...offloading.writes import is_copied_as_it_is
 from ...weights.wrappers import is_wrapper
 
 FIX = Fix(
@@ -170,8 +169,11 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
 
     def use() -> None:
         keep_for_interrupted_pass(group, tensors)
-        is_replaced = follows_data(group) and renew_host_copies(group)  # by the layers before
-        if is_replaced or not is_copied_as_it_is(group, noted, versions(tensors)):
+        # By the layers before, or a pre-hook.
+        is_replaced, is_written = follows_data(group) and renew_host_copies(group), versions(tensors) != noted
+        if is_written:
+            group.stream.wait_stream(compute_stream(group))
+        if is_replaced or is_written:
             original(group)
             note_use(group, True)
             end_transfer(group)
@@ -195,7 +197,10 @@ def keep_for_interrupted_pass(group: Any, tensors: list[Any]) -> None:
 
 def _before(group: Any, following: Any) -> None:
     use_prefetched(group)
-    if following is not None and following is not group and following.stream is not None:
+    if following is None or following is group or following.stream is None:
+        return
+    # A pre-hook may write to its layer, in ways that torch does not count. It finds the copies there, as without us.
+    if not getattr(following.onload_leader, "_forward_pre_hooks", None):
         expect_prefetch(following)
 
 
