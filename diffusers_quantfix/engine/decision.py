@@ -394,5 +394,8 @@ class Decider:
 
 
 def _is_half_imported(error: BaseException) -> bool:
-    """Whether a module was missing something because another thread, or a caller, is still importing it."""
-    return isinstance(error, (AttributeError, ImportError)) and "partially initialized module" in str(error)
+    """Whether a module was missing something because another thread, or a caller, is still importing it.
+
+    It is an AttributeError or ImportError, or a RuntimeError of diffusers' and transformers' lazy modules.
+    """
+    return "partially initialized module" in str(error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from types import FunctionType, ModuleType
 
+from .by_identity import ByIdentity
 from .draft import Draft
 from .entry import Entry, put
 from .foreign import leads_to
@@ -57,7 +57,7 @@ class Ledger:
         self._demanded: list[tuple[str, Any, str]] = []
         # Every slot that was ever written, and for each of our functions that still exists, what was below it.
         self._slots: dict[tuple[int, str], Any] = {}
-        self._below: weakref.WeakKeyDictionary[Any, tuple[bool, Any]] = weakref.WeakKeyDictionary()
+        self._below = ByIdentity()  # (owned, value)
         self._lock = threading.RLock()
 
     def after_fork(self) -> None:
@@ -204,7 +204,7 @@ class Ledger:
         for entry in written:
             self._slots[id(entry.owner), entry.name] = entry.owner
             if callable(key := _function(entry.new)):
-                self._below[key] = entry.owned, entry.old
+                self._below.put(key, (entry.owned, entry.old))
         before = kept = self._entries
         if self.entries(fix_id):
             kept = [
@@ -284,7 +284,7 @@ class Ledger:
             ]
             for entry in older:
                 self._slots.pop((id(entry.owner), entry.name), None)
-                self._below.pop(_function(entry.new), None)
+                self._below.drop(_function(entry.new))
             left = [entry for entry in self._lost if entry not in older]
             self._lost = [*left, *kept]
             self._entries = [entry for entry in self._entries if entry not in lost]

@@ -254,6 +254,38 @@ def patch(module, ledger):
 BELOW = (PROBE + PATCH).replace('module.f() == "broken"', '"patched" not in module.f()')
 
 
+WRAPT = (
+    PROBE
+    + """
+def patch(module, ledger):
+    ledger.wrap_wrapt(module, "f", lambda wrapped, instance, args, kwargs: "patched")
+"""
+)
+
+
+def test_a_mock_and_an_older_wrapper_that_a_program_held(tools) -> None:
+    """Wrapt's wrappers of one function are equal: with the first, what was known of the second was forgotten."""
+    tools.fix(body=WRAPT)
+    outcome = tools.run("""
+        import gc
+        import diffusers_quantfix as qf, lib.core
+        held = lib.core.f
+        qf.revert()
+        qf.apply()
+        del held
+        gc.collect()
+        before = lib.core.f
+        qf.revert()
+        lib.core.f = before  # as a mock that ends
+        qf.revert()
+        back = lib.core.f is lib.core.KEPT[0]
+        qf.apply()
+        qf.revert()
+        tell(back=back, last=lib.core.f is lib.core.KEPT[0])
+    """)
+    assert outcome.told == {"back": True, "last": True}
+
+
 @pytest.mark.parametrize("meanwhile", ["revert()", "revert('fix-f')", "apply()", "apply(); qf.revert()"])
 @pytest.mark.parametrize("place", ["lib.core", "user"])
 def test_a_mock_that_goes_after_a_revert_or_apply(tools, place, meanwhile) -> None:

@@ -1,0 +1,35 @@
+"""A mapping whose keys are objects by their identity, which are not kept alive."""
+
+from __future__ import annotations
+
+import weakref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["ByIdentity"]
+
+
+class ByIdentity:
+    """Values for objects.
+
+    In a `weakref.WeakKeyDictionary` all wrapt wrappers of one function would be one key: they hash and compare as what
+    they wrap, and the end of one would remove the value of another.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def put(self, key: Any, value: Any) -> None:
+        """Raises TypeError if ``key`` cannot be referred to weakly."""
+        found, number = self._found, id(key)
+        found[number] = weakref.ref(key, lambda _: found.pop(number, None)), value
+
+    def get(self, key: Any) -> Any:
+        """The value for ``key``, or None."""
+        known = self._found.get(id(key))
+        return known[1] if known is not None and known[0]() is key else None
+
+    def drop(self, key: Any) -> None:
+        self._found.pop(id(key), None)
