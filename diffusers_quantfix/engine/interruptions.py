@@ -34,10 +34,11 @@ def _of_a_handler(frames: list[FrameType]) -> bool:
 
     What is registered now may be another one: helpers with a time limit put the previous one back before they raise.
     """
-    signal = sys.modules.get("signal")  # a program that has set a handler has imported it
-    if signal is None:
+    # A program that has set a handler has imported it. Another thread may be importing it now.
+    valid_signals = getattr(sys.modules.get("signal"), "valid_signals", None)
+    if valid_signals is None:
         return False
-    numbers = signal.valid_signals()
+    numbers = valid_signals()
     return any(_handles(frame, before, numbers) for before, frame in pairwise(frames))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
+import types
 
 import pytest
+
+from diffusers_quantfix.engine import interruptions
 
 from .harness import PATCH, PROBE
 
@@ -170,6 +174,15 @@ def test_an_import_of_the_package_after_the_libraries(world) -> None:
         world.run(RAISES.format(error="TimeoutError('mine')", handler="function") + LIBRARY_FIRST).told
         == TOLD
     )
+
+
+def test_while_another_thread_imports_signal(monkeypatch) -> None:
+    """Whether an error is an interruption is asked at every error that we expect, in any thread."""
+    monkeypatch.setitem(sys.modules, "signal", types.ModuleType("signal"))
+    try:
+        raise ValueError
+    except ValueError as error:
+        assert not interruptions.is_interruption(error)
 
 
 def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() -> None:
