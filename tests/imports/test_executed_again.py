@@ -19,6 +19,7 @@ import accelerate, bitsandbytes, torch, transformers
 TARGET = "diffusers.pipelines.pipeline_utils"
 
 def interrupted():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     def trace(frame, event, argument):
         code = frame.f_code
         if code.co_name == "broken" and code.co_filename.endswith("sequential_guard.py"):
