@@ -8,7 +8,7 @@ Everything heavy (packaging, importlib.metadata, logging, and wrapt for the fixe
 import sys
 
 from .engine.settings import did_you_mean
-from .engine.watcher import COMPLETE, Watcher  # noqa: F401  # see there
+from .engine.watcher import COMPLETE, Watcher, is_theirs  # noqa: F401  # see there
 from .first_library import forget, forget_other_names, give_way, waiting, warn
 from .fixes import FIXES, MODULES, NAMES
 from .user_settings import settings
@@ -122,13 +122,7 @@ def _guarded(work: "Callable[[], object]") -> None:
     try:
         work()
     except Exception as error:
-        try:
-            from .engine.interruptions import is_interruption
-
-            theirs = is_interruption(error)
-        except Exception:  # that file is damaged
-            theirs = False
-        if theirs or settings().strict:
+        if is_theirs(error) or settings().strict:
             raise
         _warn(f"activation failed, no fixes applied: {type(error).__name__}: {error}")
 

@@ -272,11 +272,9 @@ def _mark_of_code(code: CodeType, files: Files, called: bool, known: str, around
         text = files.block(code.co_filename, first)
         tree = fingerprint.definition(text)
         same = fingerprint.of_interface(tree) if called else fingerprint.of_tree(tree)
-    except (
-        Exception
-    ) as error:  # a lambda inside an expression, or a file that has changed since it was imported
+    except Exception as error:
         heed_interruption(error)
-        return ""
+        return ""  # a lambda inside an expression, or a file that has changed since it was imported
     return f"{text.count(chr(10))} {fingerprint.text_hash(text)} {same}{around}"
 
 

@@ -149,16 +149,13 @@ class Decider:
             if verdict.fits:
                 return self.failed(name, f"its probe failed: {say(error)}")
             return self._out_of_range(name, verdict)
-        # The probe may look at one slot only.
-        partly = not broken and self._ledger.is_executed_again(name)
-        if self._ledger.entries(name):
-            if broken or self._ledger.lost(name):  # executed again, or replaced by other code
-                self._ledger.forget_lost(name)
-            partly = partly and bool(self._ledger.entries(name))
-            if not broken and not partly and self._ledger.entries(name):
-                return self._applied(name, verdict)
-        if not broken and not partly:
+        executed_again = self._ledger.is_executed_again(name)
+        if self._ledger.entries(name) and (broken or self._ledger.lost(name)):
+            self._ledger.forget_lost(name)  # executed again, or replaced by other code
+        if not broken and not self._ledger.entries(name):
             return self._sound(name, fix, module, verdict)
+        if not broken and not executed_again:  # else the probe has looked at a slot that is still patched
+            return self._applied(name, verdict)
         if not verdict.fits and not (verdict.above and self._newer(name)):
             try:
                 why_not = self._not_proved(name, verdict)

@@ -237,8 +237,9 @@ class Ledger:
             state = self._entries, self._lost, self.order
             done: list[tuple[Any, str, Any]] = []  # owner, name, our value
             try:
-                outdated = [entry for entry in self._lost if entry.fix_id == fix_id]
-                for entry in [*reversed(entries), *reversed(outdated)]:
+                # Objects of a module that was executed again may still be in use.
+                forgotten = [entry for entry in self._lost if entry.fix_id == fix_id]
+                for entry in [*reversed(entries), *reversed(forgotten)]:
                     if entry.holds():
                         done.append((entry.owner, entry.name, entry.new))
                         entry.restore()

@@ -96,9 +96,8 @@ class Watcher:
                 spec.loader = ReportingLoader(spec.loader, name, self._arrived)  # type: ignore[assignment]
             return spec
         except Exception as error:  # the import continues without us, and meets the same error if it is real
-            from .interruptions import heed_interruption
-
-            heed_interruption(error)  # this one it would not meet again
+            if is_theirs(error):  # which it would not meet again
+                raise
             return None
         finally:
             self._asking.discard(key)
@@ -114,6 +113,16 @@ class Watcher:
             if spec is not None:
                 return spec
         return None
+
+
+def is_theirs(error: Exception) -> bool:
+    """Whether the program raised it in the middle of our code."""
+    try:
+        from .interruptions import is_interruption
+
+        return is_interruption(error)
+    except Exception:  # that file is damaged
+        return False
 
 
 def _is_watcher(finder: object) -> bool:

@@ -185,6 +185,27 @@ def test_while_another_thread_imports_signal(monkeypatch) -> None:
         assert not interruptions.is_interruption(error)
 
 
+def test_where_the_file_that_tells_them_is_damaged(world) -> None:
+    """A finder that fails costs the fix then, never the import."""
+    world.library()
+    world.fix()
+    outcome = world.run("""
+        import sys
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "lib.core" and not hasattr(sys, "once"):
+                    sys.once = 1
+                    raise ValueError
+        import diffusers_quantfix as qf
+        sys.meta_path.insert(1, Finder())
+        qf.status(load=False)
+        sys.modules["diffusers_quantfix.engine.interruptions"] = None
+        import lib.core
+        tell(f=lib.core.f())
+    """)
+    assert outcome["f"] == "broken"
+
+
 def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() -> None:
     """Only the frame that called it, as Python calls a handler."""
     import sys
