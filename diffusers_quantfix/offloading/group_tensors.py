@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE",
     "ByMemory",
+    "address_of",
     "backends",
     "companions_of_parameters",
     "contents",
@@ -135,10 +136,18 @@ def backends(group: Any) -> frozenset[str]:
 
 def identity(tensor: Any) -> tuple[Any, ...]:
     """Equal for tensors that are the same view of the same memory, as an 8-bit layer's CB and weight are."""
-    address = tensor.data_ptr()
-    if not address:  # an empty one
+    address = address_of(tensor)
+    if not address:
         return (id(tensor),)
     return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def address_of(tensor: Any) -> int:
+    """The address of the memory of ``tensor``; 0 for tensors that have none of their own: empty and sparse ones."""
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:
+        return 0
 
 
 def _is_the_same(one: Any, other: Any) -> bool:
@@ -162,7 +171,7 @@ class ByMemory:
         self._found: dict[Any, tuple[Any, Any]] = {}
 
     def get(self, tensor: Any) -> Any:
-        known = self._found.get(tensor.data_ptr())
+        known = self._found.get(address_of(tensor))
         if known is None:
             return None
         if known[0] is tensor or _is_the_same(known[0], tensor):
@@ -171,8 +180,8 @@ class ByMemory:
         return None if known is None else known[1]
 
     def put(self, tensor: Any, other: Any) -> None:
-        address = tensor.data_ptr()
-        if address:  # not an empty one
+        address = address_of(tensor)
+        if address:
             self._found[identity(tensor) if address in self._found else address] = tensor, other
 
 

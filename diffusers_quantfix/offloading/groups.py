@@ -176,7 +176,7 @@ def _copies(group: Any, inventory: Inventory, look: Look) -> list[Any]:
             if where == device:
                 continue
             if streams and pinned[slot] is None:
-                pinned[slot] = present.is_pinned() or not present.is_cpu
+                pinned[slot] = not _can_be_pinned(present)
             with _like(present) if present.is_inference() else _AS_IT_IS:
                 source = present.pin_memory() if streams and not pinned[slot] else present
                 tensor = source.to(device, non_blocking=non_blocking)
@@ -195,7 +195,7 @@ def _put_onto_device(group: Any, inventory: Inventory, look: Look, moved: list[A
     offload_device = _offload_device(group)
     hosts = list(inventory.hosts)
     for slot, present in enumerate(look.tensors):
-        if present.device == offload_device != device:
+        if present.device == offload_device != device and _is_strided(present):
             hosts[slot] = present
     # Recorded first, so that an interrupted exchange can be completed.
     inventory.hosts, inventory.onloaded = hosts, moved
@@ -275,7 +275,16 @@ def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> N
 def _offloaded_copy(tensor: Any, device: Any, pin: bool) -> Any:
     with _like(tensor):
         host = tensor if tensor.device == device else tensor.to(device)
-        return host.pin_memory() if pin and not host.is_pinned() else host
+        return host.pin_memory() if pin and _can_be_pinned(host) else host
+
+
+def _can_be_pinned(tensor: Any) -> bool:
+    return bool(tensor.is_cpu and _is_strided(tensor) and not tensor.is_pinned())
+
+
+def _is_strided(tensor: Any) -> bool:
+    """Whether ``tensor`` is not a sparse one, whose data may be replaced without a trace."""
+    return bool(tensor.layout is sys.modules["torch"].strided)
 
 
 def _all_follow(look: Look) -> None:

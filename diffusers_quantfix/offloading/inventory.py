@@ -18,7 +18,17 @@ from operator import is_, itemgetter
 from ..weights.companions import carries, holders
 from ..weights.wrappers import backend_of, shell, with_inner
 from .counters import versions
-from .group_tensors import ByMemory, contents, is_on_disk, owners, places, refuse_wrappers, unpack, wrappers
+from .group_tensors import (
+    ByMemory,
+    address_of,
+    contents,
+    is_on_disk,
+    owners,
+    places,
+    refuse_wrappers,
+    unpack,
+    wrappers,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +105,7 @@ class Inventory:
         self._refs: list[Callable[[], Any]] = []
         self._lasting: list[int] = []  # the ids of the first of `quantized`
         self._is_filled = False
-        self._address_of = sys.modules["torch"].Tensor.data_ptr
+        self._address_of: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
         # Empty wrappers per device (`shell`): building one takes longer than moving small inner tensors.
         self._shells: dict[Any, tuple[list[Any], list[Any]]] = {}
         self._slots: dict[tuple[int, str], int] = {}  # (number of the examined holder, attribute) -> slot
@@ -143,6 +153,8 @@ class Inventory:
                         known.put(tensor, host)
                 self.hosts = list(map(known.get, found))
                 self.onloaded, self.versions = found, earlier.versions
+            if not all(map(address_of, found)):
+                self._address_of = address_of
             self._remember(found)
         carriers = _attributes(self._carrying_of(walked))
         self._types = list(map(type, carriers))
@@ -470,4 +482,7 @@ def _nothing() -> None:
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride()
+    try:
+        return tensor.dtype, tensor.shape, tensor.stride()
+    except RuntimeError:  # a sparse one has no strides, and an uninitialized one no shape
+        return tensor.dtype, tensor.layout

@@ -173,3 +173,48 @@ def test_a_model_from_a_file(gpu, tmp_path, mode):
     interrupt(lambda: gguf_models.run(model, device), 0.5)
     assert torch.equal(gguf_models.run(model, device), expected)
     assert_left(gpu, device, before)
+
+
+class Sparse(torch.nn.Module):
+    """Multiplies with its sparse buffer."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.register_buffer("factors", torch.eye(FEATURES).to_sparse(layout=layout))
+
+    def forward(self, x):
+        return torch.sparse.mm(self.factors, x.t()).t()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@modes("leaf", "block")
+def test_a_sparse_buffer_beside_the_weights(mode, layout):
+    model = build("cpu")
+    model.blocks[0].append(Sparse(layout))
+    expected = run(model, "cpu")
+    offload(model, "cpu", mode)  # the rig's devices have no sparse tensors
+    for _ in range(2):
+        torch.testing.assert_close(run(model, "cpu"), expected)
+    factors = model.blocks[0][-1].factors
+    factors.mul_(2)
+    assert not torch.allclose(run(model, "cpu"), expected)
+    factors.mul_(0.5)
+    torch.testing.assert_close(run(model, "cpu"), expected)
+    if layout == torch.sparse_coo:  # torch does not assign a CSR tensor's data
+        factors.data = factors.data * 2
+        assert not torch.allclose(run(model, "cpu"), expected)
+
+
+@modes("block")
+def test_a_buffer_beside_the_weights_that_has_no_shape_yet(gpu, mode):
+    device = gpu.devices[0]
+    model = build("cpu")
+    expected = run(model.to(device), device)
+    model.to("cpu")
+    model.blocks[0][0].register_buffer("later", torch.nn.UninitializedBuffer())
+    offload(model, device, mode)
+    for _ in range(2):
+        assert torch.equal(run(model, device), expected)
+    model.blocks[0][0].later.materialize((2,))
+    assert torch.equal(run(model, device), expected)
+    assert model.blocks[0][0].later.shape == (2,)
