@@ -9,6 +9,7 @@ from itertools import pairwise
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import Any
 
 
 def heed_interruption(error: BaseException) -> None:
@@ -34,15 +35,10 @@ def _of_a_handler(frames: list[FrameType]) -> bool:
 
     What is registered now may be another one: helpers with a time limit put the previous one back before they raise.
     """
-    # A program that has set a handler has imported it. Another thread may be importing it now.
-    valid_signals = getattr(sys.modules.get("signal"), "valid_signals", None)
-    if valid_signals is None:
-        return False
-    numbers = valid_signals()
-    return any(_handles(frame, before, numbers) for before, frame in pairwise(frames))
+    return any(_handles(frame, before) for before, frame in pairwise(frames))
 
 
-def _handles(frame: FrameType, interrupted: FrameType, numbers: set[int]) -> bool:
+def _handles(frame: FrameType, interrupted: FrameType) -> bool:
     """Whether a function was called with a signal's number and the frame that it interrupts."""
     try:
         code = frame.f_code
@@ -51,11 +47,16 @@ def _handles(frame: FrameType, interrupted: FrameType, numbers: set[int]) -> boo
         ]  # and ``*args``, ``**kwargs``
         given = [frame.f_locals[name] for name in names if name in frame.f_locals]
         given += [value for one in given if isinstance(one, tuple) for value in one]
-        return any(one is interrupted for one in given) and any(
-            isinstance(one, int) and one in numbers for one in given
-        )
+        return any(one is interrupted for one in given) and _has_signal_number(given)
     except Exception:  # values of the program's, which may raise on any use
         return False
+
+
+def _has_signal_number(values: list[Any]) -> bool:
+    # A program that has set a handler has imported it. Another thread may be importing it now.
+    valid_signals = getattr(sys.modules.get("signal"), "valid_signals", None)
+    numbers = () if valid_signals is None else valid_signals()
+    return any(isinstance(one, int) and one in numbers for one in values)
 
 
 def _of_another_thread(error: BaseException, frames: list[FrameType]) -> bool:
