@@ -228,8 +228,16 @@ class _Kept:
         back = [slot for slot in slots if slot.key in self.copies and targets.get(slot.get().device) == CPU]
         if torch.__future__.get_overwrite_module_params_on_conversion():
             back = []  # each parameter is replaced then, and who has the old one keeps it as it is
-        checksums = _checksums(back, {key: copy.tensor for key, copy in self.copies.items()})
+        copies = {key: copy.tensor for key, copy in self.copies.items()}
+        checksums = _checksums(back, copies)
         unchanged = [slot for slot, checksum in checksums if checksum == self.copies[slot.key].checksum]
+        apart = _shared_no_more(unchanged, copies)
+        unchanged = [
+            slot
+            for slot in unchanged
+            # Not an inference tensor for a normal one: who has its parameter may want gradients.
+            if slot.key not in apart and (slot.get().is_inference() or not copies[slot.key].is_inference())
+        ]
         whole = _without_parts(unchanged, slots)
         wrappers = {id(slot.wrapper): slot.wrapper for slot in whole if slot.wrapper is not None}
         try:

@@ -96,6 +96,29 @@ def test_buffers_that_a_move_takes_apart_stay_apart(gpu):
     assert one[1].weight is one[0].weight
 
 
+def test_weights_that_are_untied_on_the_device_stay_apart(gpu):
+    """Before: both came back as their host copies, which are one memory, and a write to one changed the other."""
+    one = model()
+    one[1].weight = one[0].weight
+    qf.keep_host_copies(one)
+    one.to(gpu.devices[0])
+    one[1].weight = torch.nn.Parameter(one[1].weight.detach().clone())
+    one.to("cpu")
+    before = one[0].weight.tolist()
+    with torch.no_grad():
+        one[1].weight.zero_()
+    assert one[0].weight.tolist() == before
+
+
+def test_weights_made_in_inference_mode_are_normal_after_a_move_outside_of_it(gpu):
+    with torch.inference_mode():
+        one = model()
+    qf.keep_host_copies(one)
+    one.to(gpu.devices[0])
+    one.to("cpu")
+    assert not any(parameter.data.is_inference() for parameter in one.parameters())
+
+
 def test_weights_do_not_come_back_into_memory_that_other_processes_have(gpu):
     one = model().share_memory()
     qf.keep_host_copies(one)
