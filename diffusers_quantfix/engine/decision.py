@@ -128,12 +128,12 @@ class Decider:
         return answer
 
     def _decide(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
-        if fix.declaration.asked_once and self._ledger.entries(name) and not self._ledger.lost(name):
+        if fix.declaration.asked_once and self._is_installed(name):
             return self._applied(name, verdict)
         try:
             broken = bool(fix.broken(module))
         except Undecided as later:
-            if self._ledger.entries(name) and not self._ledger.lost(name):
+            if self._is_installed(name):
                 return self._applied(name, verdict)
             return self._undecided(name, verdict, later)
         except TargetMissing as gone:
@@ -145,7 +145,7 @@ class Decider:
         except (Exception, SystemExit) as error:
             heed_interruption(error)
             if _is_half_imported(error):
-                return self._early(name, error)
+                return self._applied(name, verdict) if self._is_installed(name) else self._early(name, error)
             if verdict.fits:
                 return self.failed(name, f"its probe failed: {say(error)}")
             return self._out_of_range(name, verdict)
@@ -164,6 +164,9 @@ class Decider:
             if why_not:
                 return self._candidate(name, verdict, why_not)
         return self._install(name, fix, module, verdict)
+
+    def _is_installed(self, name: str) -> bool:
+        return bool(self._ledger.entries(name) and not self._ledger.lost(name))
 
     def _undecided(self, name: str, verdict: Verdict, later: Undecided) -> Answer:
         if not (verdict.fits or self._may_patch(name, verdict)):

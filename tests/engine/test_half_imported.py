@@ -421,21 +421,31 @@ def test_a_module_that_another_thread_is_importing(world, where, lazy) -> None:
         sys.begun, sys.may_end = threading.Event(), threading.Event()
         def work():
             import lib.slow
-        thread = threading.Thread(target=work)
-        thread.start()
-        sys.begun.wait()
+        def begin():
+            thread = threading.Thread(target=work)
+            thread.start()
+            sys.begun.wait()
+            return thread
+        thread = begin()
         import lib.core
         early = reason("fix-f"), states("fix-f"), lib.core.f()
         sys.may_end.set()
         thread.join()
         import lib.other
-        tell(early=early, later=[states("fix-f"), lib.core.f()])
+        later = states("fix-f"), lib.core.f()
+        sys.begun.clear(), sys.may_end.clear(), sys.modules.pop("lib.slow")
+        thread = begin()
+        qf.apply()
+        tell(early=early, later=later, again=states("fix-f"))
+        sys.may_end.set()
+        thread.join()
     """)
     reason, *early = outcome["early"]
     assert reason.startswith("cannot be decided before an import has ended (")
     assert "partially initialized module" in reason
     assert early == ["waiting", "broken"]
     assert outcome["later"] == ["applied", "patched"]
+    assert outcome["again"] == "applied"
 
 
 PARTLY = """
