@@ -273,6 +273,122 @@ def test_a_buffer_that_a_layer_of_a_block_replaces(gpu, mode):
         assert_left(gpu, device, before)
 
 
+class Stateful(torch.nn.Module):
+    """Its forward makes a new state from the one before, and lets two buffers change places."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 64))
+        self.register_buffer("start", torch.ones(64))
+        self.register_buffer("state", torch.zeros(64))
+        self.register_buffer("one", torch.full((64,), 0.25))
+        self.register_buffer("other", torch.full((64,), 0.5))
+
+    def forward(self, x):
+        x = self.layers(x) * self.start + self.state + self.one
+        self.state = self.state * 0.5 + x.mean(0)
+        self.one, self.other = self.other, self.one
+        return x
+
+
+def goes_on(model, module, device):
+    for _ in range(3):
+        yield run(model, device)
+
+
+def goes_back(model, module, device):
+    """It tries a step, and goes back."""
+    yield run(model, device)
+    states = [module.state]
+    yield run(model, device)
+    states.append(module.state)
+    module.state = states[0]
+    yield run(model, device)
+    yield run(model, device)
+    yield torch.stack([state.cpu() for state in states])
+
+
+def exchanges_for_one_pass(model, module, device):
+    """As tools for ensembles, and for the gradients of samples, call a model."""
+    name = next(name for name, buffer in model.named_buffers() if buffer is module.start)
+    yield run(model, device)
+    for factor in (2.0, 3.0):
+        replaced = {name: torch.full((64,), factor, device=device)}
+        with torch.no_grad():
+            yield torch.func.functional_call(model, replaced, torch.ones(2, 64, device=device)).cpu()
+    yield run(model, device)
+    yield module.start.cpu()
+
+
+def has_both_under_names(model, module, device):
+    """The rotary embeddings of transformers 4 keep their first frequencies under another name."""
+    yield run(model, device)
+    module.first = None
+    object.__setattr__(module, "first", module.start)
+    module.start = torch.full((64,), 2.0).to(module.start.device)
+    yield run(model, device)
+    module.start = module.first
+    yield run(model, device)
+    yield run(model, device)
+
+
+@modes("leaf", "block", "leaf-stream", "block-stream", long=("leaf-low", "block-record"))
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+@pytest.mark.parametrize("inside", [False, True], ids=["", "in a block"])
+@pytest.mark.parametrize("program", [goes_on, goes_back, exchanges_for_one_pass, has_both_under_names])
+def test_a_buffer_that_is_exchanged_and_put_back(gpu, mode, program, inside, inference):
+    """What was in its place for a while was written into it for good."""
+    device = gpu.devices[0]
+
+    def build():
+        module = Stateful().eval()
+        return torch.nn.Sequential(torch.nn.Sequential(module)) if inside else module, module
+
+    unmoved, module = build()
+    unmoved.to(device)
+    with torch.inference_mode(inference):
+        expected = list(program(unmoved, module, device))
+    del unmoved
+    model, module = build()
+    before = gpu.allocated(device)
+    offload(model, device, mode)
+    with torch.inference_mode(inference):
+        for number, (found, one) in enumerate(zip(program(model, module, device), expected, strict=True)):
+            assert torch.equal(found, one), f"result {number} differs"
+    if (
+        not inside or "use_stream" in mode
+    ):  # else diffusers leaves the tensor that has the other name on the device
+        assert_left(gpu, device, before)
+
+
+@modes("leaf", "block")
+def test_what_the_program_has_put_on_the_device_stays_there(gpu, mode):
+    device, model = gpu.devices[0], Stateful().eval()
+    offload(model, device, mode)
+    run(model, device)
+    mine = model.start = torch.full((64,), 2.0, device=device)
+    for _ in range(2):
+        run(model, device)
+        assert model.start is mine and mine.device.type == "cuda"
+
+
+def test_a_state_that_nobody_has_any_more_is_forgotten(gpu):
+    device, model = gpu.devices[0], Stateful().eval()
+    offload(model, device, {"offload_type": "leaf_level"})
+    group = model._diffusers_hook.get_hook("group_offloading").group
+    history = []
+    for _ in range(3):
+        run(model, device)
+        history.append(model.state)
+    run(model, device)
+    assert len(group.buffers) == 4 + 3
+    del history
+    for _ in range(2):
+        run(model, device)
+    assert len(group.buffers) == 4 + 1
+
+
 def test_unchanged_buffers_are_not_copied_back(rig_devices):
     device = rig_devices.devices[0]
     torch.manual_seed(0)

@@ -188,7 +188,7 @@ class Sparse(torch.nn.Module):
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 @modes("leaf", "block")
-def test_a_sparse_buffer_beside_the_weights(mode, layout):
+def test_a_sparse_buffer_beside_the_weights(gpu, mode, layout):
     model = build("cpu")
     model.blocks[0].append(Sparse(layout))
     expected = run(model, "cpu")

@@ -31,8 +31,8 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import has_version, version_of
+from ...offloading.exchanged_buffers import follow_places, look_up_places
 from ...offloading.live import moved_groups as in_use  # noqa: F401
-from ...offloading.replaced import forget_copies
 from ...offloading.uncompiled import uncompiled, within
 from ...offloading.writes import may_be_written
 
@@ -51,7 +51,6 @@ _APPLY = "apply_group_offloading"
 _BUFFERS = "_quantfix_buffers"
 _MARK = "_quantfix_takes_buffers_back"
 _VERSIONS = "_quantfix_buffer_versions"
-_PLACES = "_quantfix_places_of_buffers"
 
 
 def broken(group_offloading: ModuleType) -> bool:
@@ -156,6 +155,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
+            follow(self, onloading=True)
             original(self)
             if self.buffers or vars(self).get("cpu_param_dict"):
                 look_up_places(self)
@@ -168,9 +168,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
-            for place in vars(self).get(_PLACES, _NOWHERE)[1]:
-                if place.names.get(place.name) is not place.buffer:
-                    take_replaced(self, place)
+            follow(self, onloading=False)
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else {}
             if (
                 buffers
@@ -233,65 +231,9 @@ def put_back(named: Any) -> None:
             places[name] = buffer
 
 
-class Place:
-    """Where a buffer of a group was when the group was onloaded."""
-
-    __slots__ = ("buffer", "name", "names")
-
-    def __init__(self, names: dict[str, Any], name: str, buffer: Any) -> None:
-        self.names = names
-        self.name = name
-        self.buffer = buffer
-
-
-_NOWHERE: tuple[Any, list[Place]] = (None, [])
-
-
-def look_up_places(group: Any) -> None:
-    """Note the places of the buffers that ``group`` has beside its modules, and of all, if it has host copies."""
-    copies = group.cpu_param_dict
-    if vars(group).get(_PLACES, _NOWHERE)[0] is copies:
-        return
-    inside = {id(module): module for member in group.modules for module in member.modules()} if copies else {}
-    beside = {id(buffer) for buffer in group.buffers}
-    around = {id(module): module for module in group.offload_leader.modules()} if beside else {}
-    found = [
-        Place(module._buffers, name, buffer)
-        for key, module in {**inside, **around}.items()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and (key in inside or id(buffer) in beside)
-    ]
-    vars(group)[_PLACES] = (copies, found)
-
-
-def take_replaced(group: Any, place: Place) -> None:
-    """Offload with ``group`` what is in the place of one of its buffers now, with a host copy if it has those."""
-    old, new = place.buffer, place.names.get(place.name)
-    if new is None:
-        return
-    copies = group.cpu_param_dict
-    forget_copies(group)
-    if _can_hold(old, new):
-        old.data = new
-        place.names[place.name] = new = old
-    else:
-        group.buffers[:] = [new if buffer is old else buffer for buffer in group.buffers]
-        copies.pop(old, None)
+def follow(group: Any, onloading: bool) -> None:
+    if follow_places(group, onloading):
         vars(group).pop(_BUFFERS, None)
-        place.buffer = new
-    if copies:
-        copies[new] = new.data.to(group.offload_device)
-
-
-def _can_hold(old: Any, new: Any) -> bool:
-    """Whether the tensor ``old`` can get the data of ``new``: as in `put_back`, it is never an inference tensor."""
-    torch = sys.modules["torch"]
-    return (
-        type(new) is torch.Tensor is type(old)
-        and has_version(old)
-        and not new.requires_grad
-        and torch._has_compatible_shallow_copy_type(old, new)
-    )
 
 
 def held_buffers(group: Any) -> dict[Any, Any]:

@@ -41,6 +41,7 @@ def broken(quanto_quantizer: ModuleType) -> bool:
     # Replacing layers would import quanto.
     seen = {**method.__globals__, "_replace_with_quanto_layers": lambda model, **kwargs: model}
     twin = FunctionType(method.__code__, seen, method.__name__, method.__defaults__, method.__closure__)
+    twin.__kwdefaults__ = method.__kwdefaults__
     config = SimpleNamespace(modules_to_not_convert=None)
     quantizer = SimpleNamespace(quantization_config=config, pre_quantized=False, modules_to_not_convert=[])
     twin(quantizer, SimpleNamespace(config=SimpleNamespace()), device_map=None, keep_in_fp32_modules=[])
