@@ -171,8 +171,8 @@ def __getattr__(name: str) -> object:
     home = import_module(f"{__name__}.{_HOMES[name]}")
     if not hasattr(activation, "_watcher") or not hasattr(home, name):
         raise ImportError(
-            f"{__name__}.{name} cannot be used yet: the import of the package was interrupted, as by a signal handler, "
-            "and is not finished"
+            f"{__name__}.{name} cannot be used yet: the import of the package was interrupted, as by a signal handler "
+            "or a destructor, and is not finished"
         )
     value = getattr(home, name)
     globals()[name] = value

@@ -25,6 +25,7 @@ __all__ = [
     "mro",
     "namespace",
     "package_name",
+    "slots_of",
     "text_of",
 ]
 
@@ -92,6 +93,20 @@ def namespace(value: Any) -> dict[str, Any] | None:
                 return None
             return found if type(found) is dict else None
     return None
+
+
+def slots_of(value: Any) -> list[tuple[str, Any]]:
+    """The names and values of an object's ``__slots__`` that are set."""
+    found = []
+    for cls in mro(type(value)):
+        held = attributes(cls)
+        for name, descriptor in list(held.items()) if "__slots__" in held else ():
+            if type(descriptor) is MemberDescriptorType:
+                try:
+                    found.append((name, descriptor.__get__(value)))
+                except AttributeError:
+                    continue
+    return found
 
 
 def items_of(held: dict[Any, Any]) -> list[tuple[Any, Any]]:

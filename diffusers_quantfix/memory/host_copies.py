@@ -231,12 +231,14 @@ class _Kept:
         copies = {key: copy.tensor for key, copy in self.copies.items()}
         checksums = _checksums(back, copies)
         unchanged = [slot for slot, checksum in checksums if checksum == self.copies[slot.key].checksum]
-        apart = _shared_no_more(unchanged, copies)
+        there = {slot.key: slot.get() for slot in unchanged}
+        here = {key: copies[key] for key in there}
+        apart = _shared_no_more(here, there) | _shared_no_more(there, here)
         unchanged = [
             slot
             for slot in unchanged
             # Not an inference tensor for a normal one: who has its parameter may want gradients.
-            if slot.key not in apart and (slot.get().is_inference() or not copies[slot.key].is_inference())
+            if slot.key not in apart and (there[slot.key].is_inference() or not here[slot.key].is_inference())
         ]
         whole = _without_parts(unchanged, slots)
         wrappers = {id(slot.wrapper): slot.wrapper for slot in whole if slot.wrapper is not None}
@@ -257,7 +259,9 @@ class _Kept:
     def _keep(self, module: Any, left: dict[_Key, torch.Tensor]) -> None:
         """Keep those tensors of ``left``, moved from the CPU, whose content is the same on the device."""
         arrived = [slot for slot in _slots(module) if slot.key in left]
-        shared = _held_by_others(left) | _shared_no_more(arrived, left)
+        there = {slot.key: slot.get() for slot in arrived}
+        gone = {key: left[key] for key in there}
+        shared = _held_by_others(left) | _shared_no_more(gone, there) | _of_other_processes(gone)
         arrived = [slot for slot in arrived if slot.key not in shared]
         own = _OwnMemory(memory for memory, _ in self._checksums.values())
         for slot, checksum in _checksums(arrived, left):
@@ -378,17 +382,20 @@ def _held_by_others(left: dict[_Key, torch.Tensor]) -> set[_Key]:
     }
 
 
-def _shared_no_more(slots: list[_Slot], left: dict[_Key, torch.Tensor]) -> set[_Key]:
-    """The keys of tensors that had the same memory as others, and were moved apart; and of those in shared memory,
-    which other processes have."""
+def _shared_no_more(before: dict[_Key, torch.Tensor], now: dict[_Key, torch.Tensor]) -> set[_Key]:
+    """The keys of tensors that have the same memory as others before a move, and not now."""
     places: dict[int, set[tuple[Any, int]]] = {}
-    memory = {slot.key: left[slot.key].untyped_storage() for slot in slots}
-    for slot in slots:
-        there, here = slot.get(), left[slot.key]
-        # The memory on the device, and where it would begin if it were that of the whole storage on the CPU.
-        place = there.untyped_storage()._cdata, there.storage_offset() - here.storage_offset()
-        places.setdefault(memory[slot.key]._cdata, set()).add(place)
-    return {key for key, storage in memory.items() if len(places[storage._cdata]) > 1 or storage.is_shared()}
+    memory = {key: tensor.untyped_storage()._cdata for key, tensor in before.items()}
+    for key, tensor in now.items():
+        # The memory now, and where it would begin if it were that of the whole storage before.
+        place = tensor.untyped_storage()._cdata, tensor.storage_offset() - before[key].storage_offset()
+        places.setdefault(memory[key], set()).add(place)
+    return {key for key, storage in memory.items() if len(places[storage]) > 1}
+
+
+def _of_other_processes(tensors: dict[_Key, torch.Tensor]) -> set[_Key]:
+    """The keys of tensors in shared memory."""
+    return {key for key, tensor in tensors.items() if tensor.untyped_storage().is_shared()}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from ..adapters.before_merge import KEPT
-from ..engine.classes import class_name, is_a, items_of, namespace, text_of
+from ..engine.classes import class_name, is_a, items_of, namespace, slots_of, text_of
 from ..engine.interruptions import heed_interruption
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
@@ -75,7 +76,7 @@ _LEAVES = (
     functools.partial,
 )
 _LEAF_TYPES = frozenset({*_LEAVES, bool})
-_LISTS: tuple[Any, ...] = (list, tuple, set, frozenset)
+_LISTS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 
 
 @dataclass(eq=False, slots=True)
@@ -227,10 +228,9 @@ def _of_object(
         # diffusers' group offloading has dicts with parameters as keys, which are walked as weights.
     elif (base := next((base for base in _LISTS if is_a(value, base)), None)) is not None:
         children = ((f"{name}[{index}]", item) for index, item in enumerate(list(base.__iter__(value))))
-    elif (held := namespace(value)) is not None:
-        children = ((f"{name}.{key}" if name else text_of(key), item) for key, item in items_of(held))
     else:
-        return
+        held = [*items_of(namespace(value) or {}), *slots_of(value)]
+        children = ((f"{name}.{key}" if name else text_of(key), item) for key, item in held)
     for child, item in children:
         if not is_a(item, _LEAVES):
             yield from _of_object(component, child, item, seen, module, kind, depth + 1)

@@ -110,6 +110,21 @@ def test_weights_that_are_untied_on_the_device_stay_apart(gpu):
     assert one[0].weight.tolist() == before
 
 
+def test_memory_that_is_one_on_the_device_is_one_afterwards(gpu):
+    """An 8-bit layer that was loaded from a pickle has its weight twice, until it is on a device."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    one = bitsandbytes.nn.Linear8bitLt(64, 64, has_fp16_weights=False, bias=False)
+    one.to(gpu.devices[0])(torch.ones(1, 64, dtype=torch.float16, device=gpu.devices[0]))
+    one.to("cpu")
+    one.state.CB = one.state.CB.clone()
+    qf.keep_host_copies(one)
+    one.to(gpu.devices[0])
+    if one.state.CB.data_ptr() != one.weight.data_ptr():
+        pytest.skip("this bitsandbytes keeps them apart")
+    one.to("cpu")
+    assert one.state.CB.data_ptr() == one.weight.data_ptr()
+
+
 def test_weights_made_in_inference_mode_are_normal_after_a_move_outside_of_it(gpu):
     with torch.inference_mode():
         one = model()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import json
 import sys
+import weakref
 
 import pytest
 
@@ -499,3 +501,23 @@ def test_a_block_level_offloaded_pipeline_keeps_nothing(gpu, tmp_path, runs):
     for _ in range(runs):
         models.call_flux(pipeline, device)
     assert not qf.release(pipeline).survivors
+
+
+class _Slots:
+    __slots__ = ("empty", "tensor")
+
+    def __init__(self, tensor) -> None:
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("kind", [lambda tensor: collections.deque([tensor]), _Slots], ids=["deque", "slots"])
+def test_a_cache_of_a_module(kind):
+    """They stayed, and the report said nothing of them."""
+    import torch
+
+    model, tensor = torch.nn.Linear(4, 4), torch.ones(64)
+    model.cache = kind(tensor)
+    left = weakref.ref(tensor)
+    del tensor
+    assert qf.release(model, wait=0).ok
+    assert left() is None
