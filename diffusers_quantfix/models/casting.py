@@ -120,7 +120,9 @@ def passes_on_the_cast(pipeline_class: Any) -> bool:
         told.append(asked_dtype(args, kwargs))
         return self
 
-    facts = {"is_quantized": True, "quantization_method": "gguf", "dtype": torch.float32, "to": component_to}
+    # Where `sparing` is in place already, as after a reload of the models, it logs nothing about this method.
+    method = "bitsandbytes"
+    facts = {"is_quantized": True, "quantization_method": method, "dtype": torch.float32, "to": component_to}
     component = type("Component", (torch.nn.Module,), facts)()
 
     class Pipeline:
