@@ -226,6 +226,7 @@ def named_in(printed: str) -> set[str]:
     return {line.split(":")[0].strip() for line in printed.partition("still named")[2].splitlines()[1:]}
 
 
+@pytest.mark.long
 def test_a_fix_is_taken_out_everywhere(tree):
     """What the command for a new one has written is gone again, and so is a fix that was finished."""
     assert tree.ask(*ASKED).returncode == 0

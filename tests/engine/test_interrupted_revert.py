@@ -9,6 +9,8 @@ import os
 
 import pytest
 
+from tests.marks import rest_is_long
+
 from .harness import ROOT
 
 LIBRARY = """
@@ -134,7 +136,7 @@ SCRIPT = """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("work", ["revert", "one", "apply"])
+@pytest.mark.parametrize("work", rest_is_long(["revert", "one", "apply"], "revert"))
 def test_it_says_what_is_true_and_can_be_called_again(world, work) -> None:
     world.library(core=LIBRARY, copy="from lib.core import f, g\n")
     world.fix()

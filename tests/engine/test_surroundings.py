@@ -30,7 +30,7 @@ SURROUNDINGS = {
     "with hooks of saved tensors that may not be added to": "only_these_hooks()",
     "while a model is made without weights": "no_weights()",
 }
-OFTEN = ("in a new process", "in inference mode", "while a model is made without weights")
+OFTEN = ("in a new process", "while a model is made without weights")
 
 
 @pytest.mark.parametrize("surroundings", rest_is_long(SURROUNDINGS, *OFTEN))
@@ -126,7 +126,9 @@ HOOKED = """
 """
 
 
-@pytest.mark.parametrize("kind", ["forward_pre", "forward", "parameter_registration"])
+@pytest.mark.parametrize(
+    "kind", rest_is_long(["forward_pre", "forward", "parameter_registration"], "forward_pre")
+)
 def test_a_hook_on_all_modules_that_refuses_those_of_a_probe(world, kind) -> None:
     """The fix was off for the rest of the process."""
     pytest.importorskip("torch")
@@ -149,7 +151,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("transform", rest_is_long(TRANSFORMS, "vmap", "trace"))
+@pytest.mark.parametrize("transform", rest_is_long(TRANSFORMS, "trace"))
 def test_a_target_is_imported_by_a_function_that_is_transformed(world, transform) -> None:
     """Its transform and its graph are of what the function computes."""
     pytest.importorskip("torch")

@@ -165,6 +165,7 @@ print(json.dumps([before, [len(os.listdir("/proc/self/task")), count()]]))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux lists them")
+@pytest.mark.long
 def test_the_probe_starts_no_threads():
     """A child of a fork waits for ever for threads of OpenMP that its parent had."""
     said = subprocess.run(

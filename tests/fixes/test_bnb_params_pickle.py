@@ -394,6 +394,7 @@ def answer(model, inputs, queue):
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_a_spawned_process():
     import torch
 

@@ -7,6 +7,7 @@ import pytest
 from tests.fixes.callers import assert_goes_on, spelled
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import modes, offload
+from tests.marks import rest_is_long
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -151,7 +152,7 @@ def test_the_decoder_of_unidiffuser_under_model_offload(gpu, run):
 
 
 @modes("block", "leaf-stream", long=("leaf", "block-stream"))
-@pytest.mark.parametrize("run", ["encode", "captions"])
+@pytest.mark.parametrize("run", rest_is_long(["encode", "captions"], "encode"))
 def test_the_decoder_of_unidiffuser_in_groups(gpu, run, mode):
     pytest.importorskip(
         "diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0"

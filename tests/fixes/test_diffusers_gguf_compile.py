@@ -133,6 +133,7 @@ def test_a_pipeline(tmp_path):
 
 
 @pytest.mark.defect(FIX_ID, shows=FAILS)
+@pytest.mark.long
 def test_its_blocks(tmp_path):
     """As the documentation of diffusers shows it."""
     model = gguf_models.transformer(tmp_path)

@@ -266,6 +266,7 @@ def test_interrupted_where_a_failed_merge_is_undone(gpu, monkeypatch, weights):
     assert trials > 20
 
 
+@pytest.mark.long
 def test_interrupted_again_while_the_first_interruption_leaves_the_merge(gpu, monkeypatch):
     """Of a sequentially offloaded model: the hooks take the weights as they were before the merge."""
     import accelerate

@@ -12,7 +12,6 @@ import pytest
 
 from tests.fixes import quanto_models as q
 from tests.fixes.spawned import assert_arrives
-from tests.marks import rest_is_long
 from tests.rig import models
 
 every_type = pytest.mark.parametrize("weights", ["float8", "int8", "int4", "int2"])
@@ -159,7 +158,8 @@ def run_there(inbox, outbox, model):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("qtype", rest_is_long(["qint8", "qint4"], "qint8"))  # qint4 is compiled
+@pytest.mark.parametrize("qtype", ["qint8", "qint4"])
+@pytest.mark.long
 def test_a_process_that_is_spawned(qtype):
     """As its argument, and through a queue."""
     import torch

@@ -41,6 +41,7 @@ namespace at { using torch::Tensor; }
 
 
 @pytest.mark.thorough
+@pytest.mark.long
 def test_the_code_for_the_gpu_is_the_same(tmp_path, monkeypatch):
     q.quanto()
     nvcc = shutil.which("nvcc")

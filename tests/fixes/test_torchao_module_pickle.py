@@ -42,6 +42,7 @@ def test_pickle():
     assert torch.equal(ao.run(pickle.loads(pickle.dumps(model))), ao.run(model))
 
 
+@pytest.mark.long
 def test_another_process_without_this_package_reads_it(tmp_path):
     model = ao.layers("int8")
     torch.save(model, tmp_path / "model.pt")

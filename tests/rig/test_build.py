@@ -42,6 +42,7 @@ def test_a_failing_compiler_is_quoted(fake_compiler):
         build.library()
 
 
+@pytest.mark.long
 def test_a_library_that_cannot_be_loaded_is_not_kept(fake_compiler, tmp_path):
     fake_compiler('while [ "$1" != -o ]; do [ -n "$1" ] || exit 0; shift; done; echo nonsense > "$2"')
     with pytest.raises(toolchain.Unavailable, match="the fake CUDA device does not suit this torch"):

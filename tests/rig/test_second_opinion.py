@@ -51,6 +51,7 @@ RACES = {
 FALSE_ALARMS = {"test_parts_of_one_memory", "test_views_read_nothing"} if unmet("torch>=2.8") else set()
 
 
+@pytest.mark.long
 def test_both_agree():
     require_rig()
     environment = {**os.environ, "DIFFUSERS_QUANTFIX": "off"}

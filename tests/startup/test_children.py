@@ -11,7 +11,6 @@ import sysconfig
 
 import pytest
 
-from tests.marks import rest_is_long
 from tests.startup.conftest import ACTIVE, Environment, checked
 
 WORKERS = """
@@ -27,7 +26,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("way", rest_is_long(["fork", "spawn"], "spawn"))
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+@pytest.mark.long
 def test_the_workers_of_a_data_loader(stack_environment: Environment, way: str):
     program = stack_environment.folder / "workers.py"
     program.write_text(WORKERS)

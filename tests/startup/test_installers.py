@@ -68,6 +68,7 @@ def test_uv(wheel: pathlib.Path, tmp_path: pathlib.Path):
     assert environment.run("-c", "pass").stderr == ""
 
 
+@pytest.mark.long
 def test_an_editable_install(tmp_path: pathlib.Path):
     for name in ("hatchling", "editables"):
         pytest.importorskip(name, reason="cannot build an editable wheel without it")
@@ -82,6 +83,7 @@ def test_an_editable_install(tmp_path: pathlib.Path):
     assert left_in(environment.site, environment.folder / "bin") == []
 
 
+@pytest.mark.long
 def test_an_install_for_one_user(wheel: pathlib.Path, tmp_path: pathlib.Path):
     bench = Bench()
     if checked_or_none(bench.run("-m", "pip", "--version")) is None:

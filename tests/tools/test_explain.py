@@ -409,7 +409,7 @@ def test_an_input_that_cannot_be_read_is_one_sentence(tmp_path):
     assert done.returncode == 2 and b"longer than 4 MB" in done.stderr
 
 
-@pytest.mark.parametrize("texts", rest_is_long([120, 300], 120))
+@pytest.mark.parametrize("texts", rest_is_long([40, 120, 300], 40))
 def test_no_input_gives_a_traceback(capsys, texts):
     """Bytes, half tracebacks, and what makes regular expressions slow."""
     chance = random.Random(5)

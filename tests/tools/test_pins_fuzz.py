@@ -85,7 +85,8 @@ def options(*files: pathlib.Path, **more: object) -> argparse.Namespace:
     return parsed
 
 
-@pytest.mark.parametrize("seed", rest_is_long(range(9), 0))
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.long
 def test_what_is_read_or_refused(folder, seed):
     """A thousand inputs each: nothing but `UnreadableInput` comes out of the readers, and that in a clean sentence."""
     random_ = random.Random(seed)

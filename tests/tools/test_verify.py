@@ -583,6 +583,7 @@ def compiled(tmp_path_factory) -> bytes:
     return (folder / "quanto_cpp.so").read_bytes()
 
 
+@pytest.mark.long
 def test_nothing_is_compiled(tmp_path, compiled):
     """A case that is killed while quanto compiles would leave a lock in the user's environment."""
     torch = pytest.importorskip("torch")
