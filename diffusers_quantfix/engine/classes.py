@@ -104,7 +104,7 @@ def slots_of(value: Any) -> list[tuple[str, Any]]:
             if type(descriptor) is MemberDescriptorType:
                 try:
                     found.append((name, descriptor.__get__(value)))
-                except AttributeError:
+                except (AttributeError, TypeError):  # not set, or a slot of another class
                     continue
     return found
 

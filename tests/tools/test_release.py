@@ -510,6 +510,13 @@ class _Slots:
         self.tensor = tensor
 
 
+class _Other:
+    __slots__ = ("other",)
+
+
+_Slots.other = _Other.other
+
+
 @pytest.mark.parametrize("kind", [lambda tensor: collections.deque([tensor]), _Slots], ids=["deque", "slots"])
 def test_a_cache_of_a_module(kind):
     """They stayed, and the report said nothing of them."""
