@@ -51,8 +51,8 @@ class _Place:
         found = self._names.get(self._name)
         return self.buffer if found is None else found
 
-    def accept(self) -> None:
-        self.buffer = self._names[self._name] = _normal(self.now())
+    def accept(self, buffer: Any) -> None:
+        self.buffer = self._names[self._name] = buffer
 
 
 class _Places:
@@ -131,31 +131,41 @@ def _exchange(group: Any, known: _Places, exchanged: list[_Place]) -> None:
     before = {id(buffer): buffer for buffer in (*known.former, *(place.buffer for place in known.places))}
     others = [buffer for buffer in group.buffers if id(buffer) not in before]
     former = {id(buffer): buffer for buffer in (*known.former, *(place.buffer for place in exchanged))}
-    for place in exchanged:
-        place.accept()
-        if copies and id(place.buffer) not in before:
-            copies[place.buffer] = _copy(place.buffer, group.offload_device)
+    new = {place: _normal(place.now()) for place in exchanged}
+    for buffer in new.values() if copies else ():
+        if id(buffer) not in before:
+            copies[buffer] = _copy(buffer, group.offload_device)
+    beside = {}
     for place in known.places:
-        former.pop(id(place.buffer), None)
-    beside = {id(place.buffer): place.buffer for place in known.places if not place.is_inside}
+        buffer = new.get(place, place.buffer)
+        former.pop(id(buffer), None)
+        if not place.is_inside:
+            beside[id(buffer)] = buffer
     known.former = list(former.values())
     group.buffers[:] = [*others, *{**beside, **former}.values()]
+    # Last, so that what was interrupted before is done again.
+    for place, buffer in new.items():
+        place.accept(buffer)
 
 
 def _forget_unused(group: Any, known: _Places) -> None:
     """Forget the former buffers that nobody else has."""
     copies = group.cpu_param_dict
-    numbers, alive = set(map(id, known.former)), list(map(weakref.ref, known.former))
-    hosts = [copies.pop(buffer, None) for buffer in known.former]
-    known.former.clear()
-    group.buffers[:] = [buffer for buffer in group.buffers if id(buffer) not in numbers]
-    for reference, host in zip(alive, hosts, strict=True):
-        buffer = reference()
-        if buffer is not None:
-            known.former.append(buffer)
-            group.buffers.append(buffer)
-            if host is not None:
-                copies[buffer] = host
+    numbers, references = set(map(id, known.former)), list(map(weakref.ref, known.former))
+    hosts: list[Any] = [None] * len(references)
+    try:
+        hosts = [copies.pop(buffer, None) for buffer in known.former]
+        known.former.clear()
+        group.buffers[:] = [buffer for buffer in group.buffers if id(buffer) not in numbers]
+    finally:
+        alive = [
+            (buffer, host)
+            for one, host in zip(references, hosts, strict=True)
+            if (buffer := one()) is not None
+        ]
+        known.former[:] = [buffer for buffer, _ in alive]
+        group.buffers += known.former
+        copies.update({buffer: host for buffer, host in alive if host is not None})
 
 
 def _normal(buffer: Any) -> Any:
