@@ -1,10 +1,12 @@
 """Buffers that were exchanged for other tensors since their group was set up.
 
-A forward pass may put another tensor into a buffer's place for good (a state, a table for longer inputs), and a program
-for one pass (``functional_call``, hooks). diffusers' ``ModuleGroup`` lists the buffers that it found at first: the
-others stay on the device, or are not moved there.
+A forward pass may put another tensor into a buffer's place (a state, a table for longer inputs), and a program may do
+so for one pass (``functional_call``, hooks). diffusers' ``ModuleGroup`` lists the buffers that it found at first: the
+others stay on the device.
 
-Each tensor stays what it is, since others may have it: data is never put from one into another.
+Here a tensor that came in goes to the host with its group where nobody else has it, and comes back. Where others have
+it (it was returned, or belongs to a list of states, a view or a graph) it stays what it is, where it is, as upstream
+leaves it. Data is never put from one tensor into another.
 
 Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``).
 """
@@ -14,15 +16,15 @@ from __future__ import annotations
 import sys
 import weakref
 
-from .counters import has_version
 from .group_tensors import is_on_disk
+from .own_objects import is_plain, normal, own_object
 from .replaced import forget_copies
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["follow_places", "look_up_places"]
+__all__ = ["admit_buffers", "dismiss_buffers", "lacks_buffers", "look_up_places", "take_buffers"]
 
 _PLACES = "_quantfix_places_of_buffers"
 
@@ -31,28 +33,17 @@ class _Place:
     """A place of a buffer of a group.
 
     Attributes:
-        buffer: the tensor there that the group moves.
-        is_inside: whether it is in one of the group's modules; else the group lists the buffer itself.
-        theirs: what the program had put there on the device before the group was onloaded. It stays on the device.
-            None while the group is offloaded.
+        names: the ``_buffers`` of its module.
+        name: of the buffer.
+        first: the tensor that was there when the places were looked up.
     """
 
-    __slots__ = ("_name", "_names", "buffer", "is_inside", "theirs")
+    __slots__ = ("first", "name", "names")
 
-    def __init__(self, names: dict[str, Any], name: str, buffer: Any, is_inside: bool) -> None:
-        self._names = names
-        self._name = name
-        self.buffer = buffer
-        self.is_inside = is_inside
-        self.theirs: Any = None
-
-    def now(self) -> Any:
-        """The tensor that is there now; if there is none, the one before."""
-        found = self._names.get(self._name)
-        return self.buffer if found is None else found
-
-    def accept(self, buffer: Any) -> None:
-        self.buffer = self._names[self._name] = buffer
+    def __init__(self, names: dict[str, Any], name: str, first: Any) -> None:
+        self.names = names
+        self.name = name
+        self.first = first
 
 
 class _Places:
@@ -60,18 +51,18 @@ class _Places:
 
     Attributes:
         copies: the group's ``cpu_param_dict`` when they were looked up.
-        former: buffers that are no longer in these places. They are moved with the group as long as anybody else has
-            them: they may be put back, or be in use under another name.
-        is_onloaded: whether the group was onloaded, and not offloaded since.
+        beside: those of the buffers that the group lists itself.
+        inside: those in the group's modules, if it has host copies.
+        guests: the tensors that are moved with the group in this pass, beside the buffers that it lists.
     """
 
-    __slots__ = ("copies", "former", "is_onloaded", "places")
+    __slots__ = ("beside", "copies", "guests", "inside")
 
-    def __init__(self, copies: Any, places: list[_Place], former: list[Any]) -> None:
+    def __init__(self, copies: Any, beside: list[_Place], inside: list[_Place], guests: list[Any]) -> None:
         self.copies = copies
-        self.places = places
-        self.former = former
-        self.is_onloaded = True
+        self.beside = beside
+        self.inside = inside
+        self.guests = guests
 
 
 def look_up_places(group: Any) -> None:
@@ -81,23 +72,61 @@ def look_up_places(group: Any) -> None:
     if known is not None and known.copies is copies:
         return
     inside = {id(module): module for member in group.modules for module in member.modules()} if copies else {}
-    beside = {id(buffer) for buffer in group.buffers}
-    around = {id(module): module for module in group.offload_leader.modules()} if beside else {}
-    places = [
-        _Place(module._buffers, name, buffer, key in inside)
-        for key, module in {**inside, **around}.items()
+    guests = [] if known is None else known.guests
+    listed = set(map(id, group.buffers)) - set(map(id, guests))
+    around = group.offload_leader.modules() if listed and known is None else ()
+    vars(group)[_PLACES] = _Places(
+        copies,
+        [place for module in around for place in _places_in(module) if id(place.first) in listed]
+        if known is None
+        else known.beside,
+        [place for module in inside.values() for place in _places_in(module)],
+        guests,
+    )
+
+
+def _places_in(module: Any) -> list[_Place]:
+    return [
+        _Place(module._buffers, name, buffer)
         for name, buffer in module._buffers.items()
-        if buffer is not None and (key in inside or id(buffer) in beside)
+        if buffer is not None
     ]
-    vars(group)[_PLACES] = _Places(copies, places, [] if known is None else known.former)
 
 
-def follow_places(group: Any, onloading: bool) -> bool:
-    """Let ``group`` move the buffers that are in its places now, and those that were there while others have them.
+def lacks_buffers(group: Any) -> bool:
+    """Whether a buffer on the host is in a place of ``group``, whose copies are on the device, and not among these."""
+    known: _Places | None = vars(group).get(_PLACES)
+    return known is not None and bool(_on_the_host(group, known))
 
-    Args:
-        group: a ``ModuleGroup``.
-        onloading: whether it is about to be onloaded; else it is about to be offloaded.
+
+def admit_buffers(group: Any) -> bool:
+    """Before ``group`` is onloaded: let it move the tensors on the host that were put into its places.
+
+    Returns:
+        whether there are any.
+    """
+    known: _Places | None = vars(group).get(_PLACES)
+    if known is None or is_on_disk(group):
+        return False
+    return _join(group, known, _on_the_host(group, known))
+
+
+def _on_the_host(group: Any, known: _Places) -> list[Any]:
+    listed: set[int] | None = None
+    found = {}
+    for place in known.beside:
+        buffer = place.names.get(place.name)
+        if buffer is place.first or buffer is None or not _is_on(buffer, group.offload_device):
+            continue
+        if listed is None:
+            listed = set(map(id, group.buffers))
+        if id(buffer) not in listed and is_plain(buffer):
+            found[id(buffer)] = buffer
+    return list(found.values())
+
+
+def take_buffers(group: Any) -> bool:
+    """Before ``group`` is offloaded: let it move the tensors in its places that nobody else has.
 
     Returns:
         whether it moves others than before.
@@ -105,78 +134,98 @@ def follow_places(group: Any, onloading: bool) -> bool:
     known: _Places | None = vars(group).get(_PLACES)
     if known is None or is_on_disk(group):
         return False
-    begins = onloading and not known.is_onloaded
-    known.is_onloaded = onloading
-    exchanged = [place for place in known.places if place.now() is not place.buffer]
-    if begins:
-        host = sys.modules["torch"].device(group.offload_device).type
-        for place in exchanged:
-            place.theirs = None if place.now().device.type == host else place.now()
-    exchanged = [place for place in exchanged if place.now() is not place.theirs]
-    if not onloading:
-        for place in known.places:
-            place.theirs = None
-    if exchanged:
-        _exchange(group, known, exchanged)
-    if begins and known.former:
-        _forget_unused(group, known)
-    elif not exchanged:
+    listed: set[int] | None = None
+    taken = []
+    for place in known.beside:
+        if place.names.get(place.name) is not place.first:
+            if listed is None:
+                listed = set(map(id, group.buffers))
+            if id(place.names.get(place.name)) not in listed and (buffer := _taken(group, place)) is not None:
+                taken.append(buffer)
+    # By the identity of a tensor, which is kept alive: shared ones stay shared.
+    renewed: dict[int, tuple[Any, Any]] = {}
+    for place in known.inside:
+        if place.names.get(place.name) is not place.first:
+            _renew(group, place, renewed)
+    if renewed:
+        forget_copies(group)
+    return _join(group, known, taken) or bool(renewed)
+
+
+def _join(group: Any, known: _Places, buffers: list[Any]) -> bool:
+    """Let ``group`` move ``buffers`` until they are dismissed."""
+    if not buffers:
         return False
-    forget_copies(group)
+    known.guests += buffers
+    if group.cpu_param_dict:
+        copies = {buffer: _copy(buffer, group.offload_device) for buffer in buffers}
+        _set_copies(group, known, group.cpu_param_dict | copies)
+    group.buffers += buffers
     return True
 
 
-def _exchange(group: Any, known: _Places, exchanged: list[_Place]) -> None:
+def dismiss_buffers(group: Any) -> bool:
+    """Let ``group`` no longer move what it does not list itself.
+
+    Returns:
+        whether there was anything.
+    """
+    known: _Places | None = vars(group).get(_PLACES)
+    if known is None or not known.guests:
+        return False
+    numbers = set(map(id, known.guests))
+    group.buffers[:] = [buffer for buffer in group.buffers if id(buffer) not in numbers]
+    if group.cpu_param_dict:
+        copies = group.cpu_param_dict
+        _set_copies(group, known, {buffer: copies[buffer] for buffer in copies if id(buffer) not in numbers})
+    known.guests = []
+    return True
+
+
+def _set_copies(group: Any, known: _Places, copies: dict[Any, Any]) -> None:
+    """Give ``group`` another dictionary, which others can tell from the one before; the places stay what they are."""
+    if known.copies is group.cpu_param_dict:
+        known.copies = copies
+    group.cpu_param_dict = copies
+    forget_copies(group)
+
+
+def _taken(group: Any, place: _Place) -> Any:
+    """The tensor in a place, as an object of its own, if nobody else has that or its memory; else None."""
+    buffer = place.names.get(place.name)
+    if buffer is None or not _is_on(buffer, group.onload_device) or not is_plain(buffer):
+        return None
+    alias = place.names[place.name] = buffer.data
+    reference = weakref.ref(buffer)
+    del buffer
+    buffer = reference()
+    if buffer is not None:
+        place.names[place.name] = buffer
+        return None
+    memory = alias.untyped_storage()
+    # One use is the alias, one the object that is asked.
+    if sys.modules["torch"]._C._storage_Use_Count(memory._cdata) > 2:
+        return None
+    place.names[place.name] = alias = normal(alias)
+    return alias
+
+
+def _renew(group: Any, place: _Place, renewed: dict[int, tuple[Any, Any]]) -> None:
+    """Let ``group`` offload what is in the place of one of its modules' buffers now, without touching that tensor."""
     copies = group.cpu_param_dict
-    before = {id(buffer): buffer for buffer in (*known.former, *(place.buffer for place in known.places))}
-    others = [buffer for buffer in group.buffers if id(buffer) not in before]
-    former = {id(buffer): buffer for buffer in (*known.former, *(place.buffer for place in exchanged))}
-    new = {place: _normal(place.now()) for place in exchanged}
-    for buffer in new.values() if copies else ():
-        if id(buffer) not in before:
-            copies[buffer] = _copy(buffer, group.offload_device)
-    beside = {}
-    for place in known.places:
-        buffer = new.get(place, place.buffer)
-        former.pop(id(buffer), None)
-        if not place.is_inside:
-            beside[id(buffer)] = buffer
-    known.former = list(former.values())
-    group.buffers[:] = [*others, *{**beside, **former}.values()]
-    # Last, so that what was interrupted before is done again.
-    for place, buffer in new.items():
-        place.accept(buffer)
+    buffer = place.names.get(place.name)
+    if buffer is None or buffer in copies or not is_plain(buffer):
+        return
+    if id(buffer) not in renewed:
+        renewed[id(buffer)] = buffer, own_object(buffer)
+    copies.pop(place.first, None)
+    place.first = place.names[place.name] = renewed[id(buffer)][1]
+    copies[place.first] = _copy(place.first, group.offload_device)
 
 
-def _forget_unused(group: Any, known: _Places) -> None:
-    """Forget the former buffers that nobody else has."""
-    copies = group.cpu_param_dict
-    numbers, references = set(map(id, known.former)), list(map(weakref.ref, known.former))
-    hosts: list[Any] = [None] * len(references)
-    try:
-        hosts = [copies.pop(buffer, None) for buffer in known.former]
-        known.former.clear()
-        group.buffers[:] = [buffer for buffer in group.buffers if id(buffer) not in numbers]
-    finally:
-        alive = [
-            (buffer, host)
-            for one, host in zip(references, hosts, strict=True)
-            if (buffer := one()) is not None
-        ]
-        known.former[:] = [buffer for buffer, _ in alive]
-        group.buffers += known.former
-        copies.update({buffer: host for buffer, host in alive if host is not None})
-
-
-def _normal(buffer: Any) -> Any:
-    """``buffer``, or for one made in inference mode a tensor with the same data that can be moved outside of it."""
-    torch = sys.modules["torch"]
-    if type(buffer) is not torch.Tensor or has_version(buffer):
-        return buffer
-    with torch.inference_mode(False):
-        normal = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
-    normal.data = buffer
-    return normal
+def _is_on(buffer: Any, device: Any) -> bool:
+    """Whether ``buffer`` is on a device of that type."""
+    return bool(buffer.device.type == sys.modules["torch"].device(device).type)
 
 
 def _copy(buffer: Any, device: Any) -> Any:

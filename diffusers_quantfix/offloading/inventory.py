@@ -29,6 +29,7 @@ from .group_tensors import (
     unpack,
     wrappers,
 )
+from .own_objects import own_buffers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class Inventory:
             earlier: the group's inventory until now.
             dropping: whether to free the outliers that 8-bit layers keep of their last input.
         """
+        if earlier is not None and earlier.onloaded:
+            own_buffers(contents(group)[0], earlier.onloaded)
         modules, tensors = contents(group)
         around = wrappers(group, tensors)
         if is_on_disk(group):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from tests.fixes import four_bit
@@ -362,31 +364,142 @@ def test_a_buffer_that_is_exchanged_and_put_back(gpu, mode, program, inside, inf
         assert_left(gpu, device, before)
 
 
-@modes("leaf", "block")
-def test_what_the_program_has_put_on_the_device_stays_there(gpu, mode):
+class Keeping(Stateful):
+    """Its forward keeps what others have, too."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x):
+        return self.how(self, x)
+
+
+def keeps_its_input(model, x):
+    h = model.layers(x) + model.state
+    model.state = x
+    return h
+
+
+def keeps_its_output(model, x):
+    model.state = model.layers(x) + model.state
+    return model.state
+
+
+def keeps_one_twice(model, x):
+    if model.one is not model.other:
+        model.one = model.other = torch.zeros(64, device=x.device)
+    model.one.add_(x.mean(0))
+    return model.layers(x) + model.other
+
+
+def keeps_one_in_a_list(model, x):
+    if not hasattr(model, "all"):
+        model.state = torch.zeros(64, device=x.device)
+        model.all = [model.state]
+    model.all[0].add_(x.mean(0))
+    return model.layers(x) + model.state
+
+
+def keeps_views(model, x):
+    if not hasattr(model, "both"):
+        model.register_buffer("both", torch.zeros(2, 64, device=x.device), persistent=False)
+        model.one, model.other = model.both[0], model.both[1]
+    model.one.add_(x.mean(0))
+    model.other.sub_(x.std(0))
+    return model.layers(x) + model.both.sum(0)
+
+
+def changes_its_form(model, x):
+    h = model.layers(x) + model.state.reshape(-1, 64).sum(0)
+    model.state.set_(torch.cat([model.state.reshape(-1, 64), h[:1]]))
+    return h
+
+
+def leaves_none(model, x):
+    h = model.layers(x) + (0 if model.state is None else model.state)
+    model.state = None if model.state is not None else h.mean(0)
+    return h
+
+
+@modes("leaf", "leaf-stream", long=("block", "block-stream", "leaf-low", "block-record"))
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        keeps_its_input,
+        keeps_its_output,
+        keeps_one_twice,
+        keeps_one_in_a_list,
+        keeps_views,
+        changes_its_form,
+        leaves_none,
+    ],
+)
+def test_what_others_have_too_stays_as_it_is(gpu, mode, how, inference):
+    device = gpu.devices[0]
+    unmoved, model = Keeping(how).to(device).eval(), Keeping(how).eval()
+    offload(model, device, mode)
+    with torch.inference_mode() if inference else torch.no_grad():
+        x, wanted = (torch.ones(3, 64, device=device) for _ in range(2))
+        for number in range(5):
+            output, expected = model(x), unmoved(wanted)
+            assert output.device.type == x.device.type == "cuda"
+            assert torch.equal(output, expected), f"result {number} differs"
+            x, wanted = output * 0.1 + 1, expected * 0.1 + 1
+
+
+@modes("leaf", "leaf-stream")
+def test_a_state_is_moved_once_and_freed_with_its_last_reference(gpu, mode):
     device, model = gpu.devices[0], Stateful().eval()
     offload(model, device, mode)
-    run(model, device)
-    mine = model.start = torch.full((64,), 2.0, device=device)
-    for _ in range(2):
-        run(model, device)
-        assert model.start is mine and mine.device.type == "cuda"
-
-
-def test_a_state_that_nobody_has_any_more_is_forgotten(gpu):
-    device, model = gpu.devices[0], Stateful().eval()
-    offload(model, device, {"offload_type": "leaf_level"})
     group = model._diffusers_hook.get_hook("group_offloading").group
-    history = []
+    for _ in range(5):
+        run(model, device)
+        assert model.state.device.type == "cpu"
+        assert len(group.buffers) == 4
+    left = weakref.ref(model.state)
+    model.state = None
+    assert left() is None
+
+
+@modes("leaf", "leaf-stream")
+def test_a_part_that_runs_twice_and_replaces_its_state(gpu, mode):
+    """Its copies for the second time were made before the first one ended."""
+    device = gpu.devices[0]
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Stateful()
+
+        def forward(self, x):
+            return self.part(x) + self.part(x * 0.5)
+
+    unmoved, model = Twice().to(device).eval(), Twice().eval()
+    offload(model, device, mode)
     for _ in range(3):
-        run(model, device)
-        history.append(model.state)
-    run(model, device)
-    assert len(group.buffers) == 4 + 3
-    del history
-    for _ in range(2):
-        run(model, device)
-    assert len(group.buffers) == 4 + 1
+        assert torch.equal(run(model, device), run(unmoved, device))
+
+
+@modes("leaf", "leaf-stream")
+def test_a_state_that_another_part_takes_over(gpu, mode):
+    device = gpu.devices[0]
+
+    class Delay(Stateful):
+        def __init__(self):
+            super().__init__()
+            self.part = Stateful()
+
+        def forward(self, x):
+            x = self.part(x) + self.state
+            self.state = self.part.state
+            return x
+
+    unmoved, model = Delay().to(device).eval(), Delay().eval()
+    offload(model, device, mode)
+    for _ in range(4):
+        assert torch.equal(run(model, device), run(unmoved, device))
 
 
 def test_unchanged_buffers_are_not_copied_back(rig_devices):

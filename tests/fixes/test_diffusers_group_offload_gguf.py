@@ -218,3 +218,31 @@ def test_a_buffer_beside_the_weights_that_has_no_shape_yet(gpu, mode):
     model.blocks[0][0].later.materialize((2,))
     assert torch.equal(run(model, device), expected)
     assert model.blocks[0][0].later.shape == (2,)
+
+
+class Keeping(torch.nn.Module):
+    """Keeps its output, which others get too, as a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(FEATURES))
+
+    def forward(self, x):
+        self.state = x + self.state
+        return self.state
+
+
+@modes("block", "block-stream")
+def test_a_state_beside_the_weights_that_others_have_too(gpu, mode):
+    device = gpu.devices[0]
+
+    def build_keeping():
+        model = build("cpu")
+        model.blocks[0].append(Keeping())
+        return model
+
+    unmoved, model = build_keeping().to(device), build_keeping()
+    offload(model, device, mode)
+    for _ in range(3):
+        assert torch.equal(run(model, device), run(unmoved, device))
+    assert model.blocks[0][-1].state.device.type == "cpu"

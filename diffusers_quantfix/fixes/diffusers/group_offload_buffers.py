@@ -31,8 +31,9 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import has_version, version_of
-from ...offloading.exchanged_buffers import follow_places, look_up_places
+from ...offloading.exchanged_buffers import admit_buffers, dismiss_buffers, look_up_places, take_buffers
 from ...offloading.live import moved_groups as in_use  # noqa: F401
+from ...offloading.replaced import forget_copies
 from ...offloading.uncompiled import uncompiled, within
 from ...offloading.writes import may_be_written
 
@@ -128,11 +129,18 @@ def _loses_buffers(group_offloading: ModuleType) -> bool:
     """Replace the buffer of a module while its group is onloaded: does the group offload the one before?"""
     import torch
 
+    seen: list[Any] = []
+
+    class Buffers(list[Any]):
+        def __iter__(self) -> Any:
+            seen[:] = super().__iter__()
+            return super().__iter__()
+
     cls = resolve(group_offloading, "ModuleGroup")
     module = torch.nn.Module()
     module.register_buffer("buffer", torch.zeros(1))
     group = cls.__new__(cls)
-    group.modules, group.parameters, group.buffers = [], [], [module.buffer]
+    group.modules, group.parameters, group.buffers = [], [], Buffers([module.buffer])
     group.offload_leader, group.stream, group.record_stream = module, None, False
     group.onload_device = group.offload_device = torch.device("cpu")
     group.offload_to_disk_path, group.cpu_param_dict, group.non_blocking = None, {}, False
@@ -142,7 +150,7 @@ def _loses_buffers(group_offloading: ModuleType) -> bool:
         group.offload_()
     except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
         return not hasattr(cls.offload_, _MARK)
-    return not any(buffer is module.buffer for buffer in group.buffers)
+    return not any(buffer is module.buffer for buffer in seen)
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
@@ -155,12 +163,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
-            follow(self, onloading=True)
+            if admit_buffers(self):
+                vars(self).pop(_BUFFERS, None)
             original(self)
             if self.buffers or vars(self).get("cpu_param_dict"):
                 look_up_places(self)
             if vars(self).get("cpu_param_dict") and (buffers := held_buffers(self)):
-                setattr(self, _VERSIONS, {buffer: version_of(buffer) for buffer in buffers})
+                setattr(self, _VERSIONS, {id(buffer): version_of(buffer) for buffer in buffers})
 
         return uncompiled(onload_)
 
@@ -168,7 +177,10 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
-            follow(self, onloading=False)
+            if dismiss_buffers(self):
+                vars(self).pop(_BUFFERS, None)  # it has them too
+            if take_buffers(self):
+                vars(self).pop(_BUFFERS, None)
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else {}
             if (
                 buffers
@@ -179,6 +191,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             for buffer in held_buffers(self) if buffers else {}:  # there may be host copies of others now
                 buffer.data = self.cpu_param_dict[buffer]
             put_back(named)
+            if dismiss_buffers(self):
+                vars(self).pop(_BUFFERS, None)
 
         wrapped = uncompiled(offload_)
         setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
@@ -231,11 +245,6 @@ def put_back(named: Any) -> None:
             places[name] = buffer
 
 
-def follow(group: Any, onloading: bool) -> None:
-    if follow_places(group, onloading):
-        vars(group).pop(_BUFFERS, None)
-
-
 def held_buffers(group: Any) -> dict[Any, Any]:
     """The buffers of ``group`` that have host copies -> the module of each."""
     copied: Any
@@ -256,9 +265,13 @@ def keep_changes(group: Any, buffers: dict[Any, Any]) -> None:
     inference_mode = sys.modules["torch"].inference_mode
     versions = vars(group).pop(_VERSIONS, {})
     for buffer, module in buffers.items():
-        if buffer not in versions:
+        if id(buffer) not in versions:
             continue
-        known, host = versions[buffer], group.cpu_param_dict[buffer]
-        if known is None or known != version_of(buffer) or may_be_written(module, buffer):
+        known, host = versions[id(buffer)], group.cpu_param_dict[buffer]
+        if host.shape != buffer.shape or host.dtype != buffer.dtype:
+            with inference_mode(host.is_inference()):
+                group.cpu_param_dict[buffer] = buffer.data.to(host.device)
+            forget_copies(group)
+        elif known is None or known != version_of(buffer) or may_be_written(module, buffer):
             with inference_mode(host.is_inference()):
                 host.copy_(buffer)

@@ -28,6 +28,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import versions
+from ...offloading.exchanged_buffers import lacks_buffers
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import follows_data, renew_host_copies
@@ -173,7 +174,7 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
         is_replaced, is_written = follows_data(group) and renew_host_copies(group), versions(tensors) != noted
         if is_written:
             group.stream.wait_stream(compute_stream(group))
-        if is_replaced or is_written:
+        if is_replaced or is_written or lacks_buffers(group):
             original(group)
             note_use(group, True)
             end_transfer(group)
