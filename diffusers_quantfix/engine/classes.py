@@ -8,6 +8,7 @@ structures.
 
 from __future__ import annotations
 
+import weakref
 from types import GetSetDescriptorType, MemberDescriptorType
 
 TYPE_CHECKING = False
@@ -19,6 +20,7 @@ __all__ = [
     "attributes",
     "class_name",
     "defines",
+    "elements_of",
     "is_a",
     "items_of",
     "module_name",
@@ -33,7 +35,9 @@ _of_type: dict[str, Any] = {
     name: vars(type)[name] for name in ("__dict__", "__module__", "__mro__", "__name__")
 }
 
-
+# By the id of a class, with a weak reference to it: a metaclass may make its classes unhashable.
+_slots: dict[int, tuple[Any, tuple[tuple[str, Any], ...]]] = {}
+_MOST_CLASSES = 4096
 _TRIES = 20
 
 
@@ -97,16 +101,39 @@ def namespace(value: Any) -> dict[str, Any] | None:
 
 def slots_of(value: Any) -> list[tuple[str, Any]]:
     """The names and values of an object's ``__slots__`` that are set."""
+    kind = type(value)
+    known = _slots.get(id(kind))
+    if known is None or known[0]() is not kind:
+        if len(_slots) >= _MOST_CLASSES:
+            _slots.clear()
+        known = _slots[id(kind)] = weakref.ref(kind), _slots_of_class(kind)
     found = []
-    for cls in mro(type(value)):
-        held = attributes(cls)
-        for name, descriptor in list(held.items()) if "__slots__" in held else ():
-            if type(descriptor) is MemberDescriptorType:
-                try:
-                    found.append((name, descriptor.__get__(value)))
-                except (AttributeError, TypeError):  # not set, or a slot of another class
-                    continue
+    for name, descriptor in known[1]:
+        try:
+            found.append((name, descriptor.__get__(value)))
+        except (AttributeError, TypeError):  # not set, or a slot of another class
+            continue
     return found
+
+
+def _slots_of_class(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (name, descriptor)
+        for cls in mro(kind)
+        if "__slots__" in attributes(cls)
+        for name, descriptor in list(attributes(cls).items())
+        if type(descriptor) is MemberDescriptorType
+    )
+
+
+def elements_of(held: Any, base: Any) -> list[Any]:
+    """The elements of a ``base``, a list, set or deque, that changes at any time: in other threads."""
+    for _ in range(_TRIES):
+        try:
+            return list(base.__iter__(held))
+        except RuntimeError:
+            continue
+    return []
 
 
 def items_of(held: dict[Any, Any]) -> list[tuple[Any, Any]]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+_DECORATORS = 8  # around a function, one in another
+
 
 def heed_interruption(error: BaseException) -> None:
     """Raise ``error`` again if the program interrupted us with it: it expects it out of its own import."""
@@ -34,8 +36,41 @@ def _of_a_handler(frames: list[FrameType]) -> bool:
     """A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts.
 
     What is registered now may be another one: helpers with a time limit put the previous one back before they raise.
+    But a handler may also have deleted what it was called with.
     """
-    return any(_handles(frame, before) for before, frame in pairwise(frames))
+    if len(frames) < 2:
+        return False
+    codes = _codes_of_handlers()
+    return any(id(frame.f_code) in codes or _handles(frame, before) for before, frame in pairwise(frames))
+
+
+def _codes_of_handlers() -> set[int]:
+    """The ids of the code of the functions that are registered for signals, without their decorators."""
+    from functools import partial
+    from types import FunctionType, MethodType
+
+    # A program that has set a handler has imported it. Another thread may be importing it now.
+    signal = sys.modules.get("signal")
+    valid_signals, getsignal = getattr(signal, "valid_signals", None), getattr(signal, "getsignal", None)
+    if valid_signals is None or getsignal is None:
+        return set()
+    codes = set()
+    for number in valid_signals():
+        try:
+            handler = getsignal(number)
+            for _ in range(_DECORATORS):
+                if isinstance(handler, partial):
+                    handler = handler.func
+                elif isinstance(handler, MethodType):
+                    handler = handler.__func__
+                elif isinstance(handler, FunctionType):
+                    codes.add(id(handler.__code__))
+                    handler = vars(handler).get("__wrapped__")
+                else:
+                    handler = getattr(type(handler), "__call__", None)  # noqa: B004  # the function itself
+        except Exception:  # objects of the program's, which may raise on any use
+            continue
+    return codes
 
 
 def _handles(frame: FrameType, interrupted: FrameType) -> bool:
@@ -53,7 +88,6 @@ def _handles(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _has_signal_number(values: list[Any]) -> bool:
-    # A program that has set a handler has imported it. Another thread may be importing it now.
     valid_signals = getattr(sys.modules.get("signal"), "valid_signals", None)
     numbers = () if valid_signals is None else valid_signals()
     return any(isinstance(one, int) and one in numbers for one in values)

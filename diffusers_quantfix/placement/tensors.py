@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..adapters.before_merge import KEPT
-from ..engine.classes import class_name, is_a, items_of, namespace, slots_of, text_of
+from ..engine.classes import class_name, elements_of, is_a, items_of, namespace, slots_of, text_of
 from ..engine.interruptions import heed_interruption
 from ..weights.companions import companions
 from .components import is_module, is_pipeline
@@ -227,7 +227,7 @@ def _of_object(
         children = ((f"{name}[{short(key)}]", item) for key, item in items_of(value))
         # diffusers' group offloading has dicts with parameters as keys, which are walked as weights.
     elif (base := next((base for base in _LISTS if is_a(value, base)), None)) is not None:
-        children = ((f"{name}[{index}]", item) for index, item in enumerate(list(base.__iter__(value))))
+        children = ((f"{name}[{index}]", item) for index, item in enumerate(elements_of(value, base)))
     else:
         held = [*items_of(namespace(value) or {}), *slots_of(value)]
         children = ((f"{name}.{key}" if name else text_of(key), item) for key, item in held)

@@ -110,7 +110,9 @@ def companions(module: Any) -> Iterator[Companion]:
     """
     for name, holder, attributes in holders(module):
         for attribute in attributes:
-            yield Companion(f"{name}.{attribute}", holder, attribute, vars(holder)[attribute])
+            tensor = vars(holder).get(attribute)
+            if tensor is not None:  # else the first pass of another thread has moved it meanwhile
+                yield Companion(f"{name}.{attribute}", holder, attribute, tensor)
 
 
 def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:

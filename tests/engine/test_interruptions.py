@@ -90,12 +90,26 @@ LATER = """
     def restores(*given):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         raise TimeoutError("mine")
+    def deletes(number, frame):
+        del number, frame
+        raise TimeoutError("mine")
+    @functools.wraps(deletes)
+    def decorated(number, frame):
+        number = signal.Signals(number).name
+        while frame:
+            frame = frame.f_back
+        deletes(number, frame)
+    class Deletes:
+        def __call__(self, number, frame):
+            deletes(number, frame)
     signal.signal(signal.SIGALRM, {handler})
 """
 
 
 @alarm
-@pytest.mark.parametrize("handler", ["functools.partial(ours, 'mine')", "restores"])
+@pytest.mark.parametrize(
+    "handler", ["functools.partial(ours, 'mine')", "restores", "deletes", "decorated", "Deletes()"]
+)
 @pytest.mark.parametrize("where", ["broken", "patch"])
 def test_a_handler_that_is_not_a_function_or_not_registered_any_more(world, where, handler) -> None:
     world.library()

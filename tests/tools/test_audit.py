@@ -271,3 +271,16 @@ def test_importing_the_package_loads_no_tool():
     assert done.stdout.split("\n")[:2] == ["[]", "False"]
     with pytest.raises(AttributeError, match="adit"):
         qf.adit  # noqa: B018
+
+
+def test_a_companion_that_another_thread_moves_meanwhile(gpu):
+    """Before: TypeError, as of an 8-bit layer in its first pass."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    from diffusers_quantfix.weights.companions import companions
+
+    layer = bitsandbytes.nn.Linear8bitLt(16, 16, has_fp16_weights=False).to(gpu.devices[0])
+    found = companions(layer)
+    first = next(found)
+    layer.weight.CB = layer.weight.SCB = None
+    assert first.tensor is not None
+    assert list(found) == []
