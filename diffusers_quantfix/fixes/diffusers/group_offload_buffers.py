@@ -18,7 +18,7 @@ Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/ho
 Patch: the buffers get their host copies back too; one that was changed in place, which batch normalization in training
     does uncounted, is first copied to its host copy. When a model's offloading is set up, its buffers that are views
     are replaced by plain ones. In inference mode, buffers stay the tensors that they were, with the ``.data`` of what
-    would replace them. A group takes what is in a buffer's place now.
+    would replace them. A tensor that came into a buffer's place is moved with the group if nobody else has it.
 """
 
 from __future__ import annotations
