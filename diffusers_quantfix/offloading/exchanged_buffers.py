@@ -24,7 +24,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["admit_buffers", "dismiss_buffers", "lacks_buffers", "look_up_places", "take_buffers"]
+__all__ = [
+    "admit_buffers",
+    "dismiss_buffers",
+    "has_exchanged",
+    "lacks_buffers",
+    "look_up_places",
+    "take_buffers",
+]
 
 _PLACES = "_quantfix_places_of_buffers"
 
@@ -93,10 +100,25 @@ def _places_in(module: Any) -> list[_Place]:
     ]
 
 
+def has_exchanged(group: Any) -> bool:
+    """Whether a place of ``group`` has another buffer than at first, or the group moves any that it does not list."""
+    known: _Places | None = vars(group).get(_PLACES)
+    if known is None:
+        return False
+    if known.guests:
+        return True
+    for place in known.beside:
+        if place.names.get(place.name) is not place.first:
+            return True
+    for place in known.inside:  # noqa: SIM110  # a generator takes longer
+        if place.names.get(place.name) is not place.first:
+            return True
+    return False
+
+
 def lacks_buffers(group: Any) -> bool:
     """Whether a buffer on the host is in a place of ``group``, whose copies are on the device, and not among these."""
-    known: _Places | None = vars(group).get(_PLACES)
-    return known is not None and bool(_on_the_host(group, known))
+    return has_exchanged(group) and bool(_on_the_host(group, vars(group)[_PLACES]))
 
 
 def admit_buffers(group: Any) -> bool:
@@ -125,15 +147,11 @@ def _on_the_host(group: Any, known: _Places) -> list[Any]:
     return list(found.values())
 
 
-def take_buffers(group: Any) -> bool:
-    """Before ``group`` is offloaded: let it move the tensors in its places that nobody else has.
-
-    Returns:
-        whether it moves others than before.
-    """
+def take_buffers(group: Any) -> None:
+    """Before ``group`` is offloaded: let it move the tensors in its places that nobody else has."""
     known: _Places | None = vars(group).get(_PLACES)
     if known is None or is_on_disk(group):
-        return False
+        return
     listed: set[int] | None = None
     taken = []
     for place in known.beside:
@@ -149,7 +167,7 @@ def take_buffers(group: Any) -> bool:
             _renew(group, place, renewed)
     if renewed:
         forget_copies(group)
-    return _join(group, known, taken) or bool(renewed)
+    _join(group, known, taken)
 
 
 def _join(group: Any, known: _Places, buffers: list[Any]) -> bool:
@@ -164,22 +182,17 @@ def _join(group: Any, known: _Places, buffers: list[Any]) -> bool:
     return True
 
 
-def dismiss_buffers(group: Any) -> bool:
-    """Let ``group`` no longer move what it does not list itself.
-
-    Returns:
-        whether there was anything.
-    """
+def dismiss_buffers(group: Any) -> None:
+    """Let ``group`` no longer move what it does not list itself."""
     known: _Places | None = vars(group).get(_PLACES)
     if known is None or not known.guests:
-        return False
+        return
     numbers = set(map(id, known.guests))
     group.buffers[:] = [buffer for buffer in group.buffers if id(buffer) not in numbers]
     if group.cpu_param_dict:
         copies = group.cpu_param_dict
         _set_copies(group, known, {buffer: copies[buffer] for buffer in copies if id(buffer) not in numbers})
     known.guests = []
-    return True
 
 
 def _set_copies(group: Any, known: _Places, copies: dict[Any, Any]) -> None:

@@ -31,7 +31,13 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import has_version, version_of
-from ...offloading.exchanged_buffers import admit_buffers, dismiss_buffers, look_up_places, take_buffers
+from ...offloading.exchanged_buffers import (
+    admit_buffers,
+    dismiss_buffers,
+    has_exchanged,
+    look_up_places,
+    take_buffers,
+)
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import forget_copies
 from ...offloading.uncompiled import uncompiled, within
@@ -163,7 +169,7 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
-            if admit_buffers(self):
+            if has_exchanged(self) and admit_buffers(self):
                 vars(self).pop(_BUFFERS, None)
             original(self)
             if self.buffers or vars(self).get("cpu_param_dict"):
@@ -177,10 +183,11 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
-            if dismiss_buffers(self):
-                vars(self).pop(_BUFFERS, None)  # it has them too
-            if take_buffers(self):
-                vars(self).pop(_BUFFERS, None)
+            is_exchanged = has_exchanged(self)
+            if is_exchanged:
+                dismiss_buffers(self)
+                vars(self).pop(_BUFFERS, None)  # it may have one that nobody else has
+                take_buffers(self)
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else {}
             if (
                 buffers
@@ -191,7 +198,8 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             for buffer in held_buffers(self) if buffers else {}:  # there may be host copies of others now
                 buffer.data = self.cpu_param_dict[buffer]
             put_back(named)
-            if dismiss_buffers(self):
+            if is_exchanged:
+                dismiss_buffers(self)
                 vars(self).pop(_BUFFERS, None)
 
         wrapped = uncompiled(offload_)
