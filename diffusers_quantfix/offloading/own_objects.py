@@ -44,9 +44,9 @@ def normal(buffer: Any) -> Any:
     if has_version(buffer):
         return buffer
     with torch.inference_mode(False):
-        normal = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
-    normal.data = buffer
-    return normal
+        other = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
+    other.data = buffer
+    return other
 
 
 def is_plain(buffer: Any) -> bool:
