@@ -17,7 +17,7 @@ from functools import partial
 from operator import attrgetter
 
 from .engine.target import finished
-from .torch_modes import without_dispatch_modes, without_function_modes
+from .torch_modes import without_dispatch_modes, without_function_modes, without_tracing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def usual() -> Iterator[Callable[[bool], str]]:
         return
     # No `ExitStack`: after Ctrl-C between the effect of an `__enter__` and its own next step, the effect would stay.
     with (
-        _without_tracing(torch),
+        without_tracing(torch),
         _without_transforms(),
         without_dispatch_modes(torch),
         without_function_modes(),
@@ -79,6 +79,8 @@ def _disturbance(torch: Any, failed: bool) -> str:
     # These may stay for the whole process, so an answer is not asked for again because of them.
     if failed and _hooks_of_all_modules(torch):
         return "the program has hooks on all modules"
+    if failed and torch.__future__.get_swap_module_params_on_conversion():
+        return "torch swaps parameters in Module.to()"
     compiler = sys.modules.get("torch.compiler")
     return "torch is compiling" if compiler is not None and compiler.is_compiling() else ""
 
@@ -91,20 +93,6 @@ def on_meta() -> contextlib.AbstractContextManager[Any]:
     """
     mode: contextlib.AbstractContextManager[Any] = _mode("meta")
     return mode
-
-
-@contextlib.contextmanager
-def _without_tracing(torch: Any) -> Iterator[None]:
-    """Outside of ``torch.jit.trace`` and the older ``torch.onnx.export``, which record what this thread computes."""
-    state = torch._C._get_tracing_state()
-    if state is None:
-        yield
-        return
-    torch._C._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        torch._C._set_tracing_state(state)
 
 
 def _without_transforms() -> contextlib.AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Setting aside the thread's function and dispatch modes, which belong to the program's operations, not to ours.
+"""Setting aside the thread's modes and its tracing, which belong to the program's operations, not to ours.
 
 Neither torch nor another library is imported here at module level.
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     T = TypeVar("T")
 
-__all__ = ["unobserved", "without_dispatch_modes", "without_function_modes"]
+__all__ = ["unobserved", "without_dispatch_modes", "without_function_modes", "without_tracing"]
 
 
 def unobserved(function: Callable[P, T]) -> Callable[P, T]:
     """While ``function`` runs, the program's modes do not see what it does in this thread; nor do tensor subclasses.
 
-    A mode may count or record what it sees, change the result (a default device, ``FakeTensorMode``) or raise.
+    A mode may count or record what it sees, change the result (a default device, ``FakeTensorMode``) or raise. torch
+    crashes at the end of a ``torch.jit.trace`` in which an error of the size of a tensor was expected.
     """
 
     @functools.wraps(function)
@@ -37,7 +38,7 @@ def unobserved(function: Callable[P, T]) -> Callable[P, T]:
         if torch is None:
             return function(*args, **kwargs)
         # In C, and not in an `ExitStack`: Ctrl-C does not come between its effect and the block.
-        with torch._C.DisableTorchFunction(), without_dispatch_modes(torch):
+        with torch._C.DisableTorchFunction(), without_dispatch_modes(torch), without_tracing(torch):
             return function(*args, **kwargs)
 
     return call
@@ -47,6 +48,22 @@ def without_function_modes() -> contextlib.AbstractContextManager[None]:
     """A block without function modes, such as a default device."""
     overrides: Any = sys.modules["torch.overrides"]
     return _aside(overrides._get_current_function_mode_stack, overrides._pop_mode, overrides._push_mode)
+
+
+def without_tracing(torch: Any) -> contextlib.AbstractContextManager[None]:
+    """A block outside of ``torch.jit.trace`` and the older ``torch.onnx.export``, which record what this thread
+    computes."""
+    state = torch._C._get_tracing_state()
+    return contextlib.nullcontext() if state is None else _without(torch, state)
+
+
+@contextlib.contextmanager
+def _without(torch: Any, state: Any) -> Iterator[None]:
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def without_dispatch_modes(torch: Any) -> contextlib.AbstractContextManager[Any]:

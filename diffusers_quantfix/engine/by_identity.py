@@ -19,12 +19,20 @@ class ByIdentity:
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        found: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._found = found
+
+        # One for all keys: for each its own function would be four more objects for the collector to go through.
+        def ended(reference: _Reference) -> None:
+            found.pop(reference.number, None)
+
+        self._ended = ended
 
     def put(self, key: Any, value: Any) -> None:
         """Raises TypeError if ``key`` cannot be referred to weakly."""
-        found, number = self._found, id(key)
-        found[number] = weakref.ref(key, lambda _: found.pop(number, None)), value
+        reference = _Reference(key, self._ended)
+        reference.number = id(key)
+        self._found[reference.number] = reference, value
 
     def get(self, key: Any) -> Any:
         """The value for ``key``, or None."""
@@ -33,3 +41,9 @@ class ByIdentity:
 
     def drop(self, key: Any) -> None:
         self._found.pop(id(key), None)
+
+
+class _Reference(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("number",)
+
+    number: int

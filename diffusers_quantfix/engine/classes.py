@@ -8,12 +8,13 @@ structures.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from types import GetSetDescriptorType, MemberDescriptorType
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "elements_of",
     "is_a",
     "items_of",
+    "lasts",
     "module_name",
     "mro",
     "namespace",
@@ -32,12 +34,13 @@ __all__ = [
 ]
 
 _of_type: dict[str, Any] = {
-    name: vars(type)[name] for name in ("__dict__", "__module__", "__mro__", "__name__")
+    name: vars(type)[name] for name in ("__dict__", "__flags__", "__module__", "__mro__", "__name__")
 }
 
 # By the id of a class, with a weak reference to it: a metaclass may make its classes unhashable.
-_slots: dict[int, tuple[Any, tuple[tuple[str, Any], ...]]] = {}
+_slots: dict[int, tuple[Any, tuple[tuple[int, str], ...]]] = {}
 _MOST_CLASSES = 4096
+_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _TRIES = 20
 
 
@@ -75,6 +78,18 @@ def package_name(kind: type) -> str:
     return module_name(kind).partition(".")[0]
 
 
+def lasts(kind: type) -> bool:
+    """Whether a class lives as long as the process, so that a table may keep it: it is built in, or has its name in a
+    module. One that a function makes, or a notebook defines again and again, is freed with its last object."""
+    if not _of_type["__flags__"].__get__(kind) & _MADE_AT_RUN_TIME:
+        return True
+    home = module_name(kind)
+    module = sys.modules.get(home)
+    if home == "__main__" or not is_a(module, ModuleType):
+        return False
+    return (namespace(module) or {}).get(class_name(kind)) is kind
+
+
 def attributes(kind: type) -> Mapping[str, Any]:
     """The ``__dict__`` of a class."""
     found: Mapping[str, Any] = _of_type["__dict__"].__get__(kind)
@@ -102,24 +117,29 @@ def namespace(value: Any) -> dict[str, Any] | None:
 def slots_of(value: Any) -> list[tuple[str, Any]]:
     """The names and values of an object's ``__slots__`` that are set."""
     kind = type(value)
+    classes = mro(kind)
     known = _slots.get(id(kind))
     if known is None or known[0]() is not kind:
         if len(_slots) >= _MOST_CLASSES:
             _slots.clear()
-        known = _slots[id(kind)] = weakref.ref(kind), _slots_of_class(kind)
+        known = _slots[id(kind)] = weakref.ref(kind), _places_of_slots(classes)
     found = []
-    for name, descriptor in known[1]:
+    for at, name in known[1]:
         try:
-            found.append((name, descriptor.__get__(value)))
+            found.append((name, attributes(classes[at])[name].__get__(value)))
         except (AttributeError, TypeError):  # not set, or a slot of another class
             continue
+        except LookupError:  # the class has other bases or attributes now
+            _slots.pop(id(kind), None)
     return found
 
 
-def _slots_of_class(kind: type) -> tuple[tuple[str, Any], ...]:
+def _places_of_slots(classes: Sequence[type]) -> tuple[tuple[int, str], ...]:
+    """The slots of a class: the number of the one of ``classes`` that has it, and its name; a descriptor would keep the
+    class alive."""
     return tuple(
-        (name, descriptor)
-        for cls in mro(kind)
+        (at, name)
+        for at, cls in enumerate(classes)
         if "__slots__" in attributes(cls)
         for name, descriptor in list(attributes(cls).items())
         if type(descriptor) is MemberDescriptorType

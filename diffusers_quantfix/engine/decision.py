@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from itertools import starmap
 
 from . import board as states
@@ -122,10 +123,10 @@ class Decider:
             before = disturbance(False)
             answer = self._decide(name, fix, module, verdict)
             disturbed = before or disturbance(answer.state == states.FAILED)
-        if disturbed and answer.state in (states.HEALTHY, states.FAILED):
+        if disturbed and answer.state in (states.CANDIDATE, states.HEALTHY, states.FAILED):
             reason = f"cannot be decided while {disturbed}; apply() or the next target asks again"
             return self.answer(name, states.WAITING, reason)
-        return answer
+        return self.failed(name, answer.reason) if answer.state == states.FAILED else answer
 
     def _decide(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
         if fix.declaration.asked_once and self._is_installed(name):
@@ -146,8 +147,10 @@ class Decider:
             heed_interruption(error)
             if _is_half_imported(error):
                 return self._applied(name, verdict) if self._is_installed(name) else self._early(name, error)
+            if hidden := _hidden(error):
+                return self.answer(name, states.MISSING, f"nothing to patch here: sys.modules hides {hidden}")
             if verdict.fits:
-                return self.failed(name, f"its probe failed: {say(error)}")
+                return self.answer(name, states.FAILED, f"its probe failed: {say(error)}")
             return self._out_of_range(name, verdict)
         executed_again = self._ledger.is_executed_again(name)
         if self._ledger.entries(name) and (broken or self._ledger.lost(name)):
@@ -318,12 +321,12 @@ class Decider:
         except TargetMissing as gone:
             return self.answer(name, states.MISSING, f"nothing to patch here: {gone}")
         except ForeignPatch as foreign:
-            return self.failed(name, str(foreign))
+            return self.answer(name, states.FAILED, str(foreign))
         except (Exception, SystemExit) as error:
             heed_interruption(error)
             if _is_half_imported(error):
                 return self._early(name, error)
-            return self.failed(name, f"could not be installed: {say(error)}")
+            return self.answer(name, states.FAILED, f"could not be installed: {say(error)}")
         try:
             still = not fix.declaration.asked_once and fix.broken(module)
             fault = "the bug is still present after patching" if still else ""
@@ -332,7 +335,7 @@ class Decider:
             fault = f"its probe failed after patching: {say(error)}"
         if fault:
             refusals = self._ledger.undo(name)
-            return self.failed(name, f"{fault}; {'; '.join(refusals) or 'removed again'}")
+            return self.answer(name, states.FAILED, f"{fault}; {'; '.join(refusals) or 'removed again'}")
         answer = self._applied(name, verdict)
         log(logging.DEBUG, "%s %s to %s (%s)", name, answer.state, ", ".join(answer.changes), verdict.reason)
         return answer
@@ -399,3 +402,9 @@ def _is_half_imported(error: BaseException) -> bool:
     It is an AttributeError or ImportError, or a RuntimeError of diffusers' and transformers' lazy modules.
     """
     return "partially initialized module" in str(error)
+
+
+def _hidden(error: BaseException) -> str:
+    """The library that could not be imported because the program has put None in its place in `sys.modules`."""
+    library = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    return library if library in sys.modules and sys.modules[library] is None else ""

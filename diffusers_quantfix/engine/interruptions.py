@@ -8,10 +8,13 @@ from itertools import pairwise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import FrameType, FunctionType
     from typing import Any
 
 _DECORATORS = 8  # around a function, one in another
+_NOBODY = object()
+# What another thread puts in to end this one, and the names by which code raises it itself.
+_ENDS = {SystemExit: {"SystemExit", "exit", "quit"}, TimeoutError: {"TimeoutError"}}
 
 
 def heed_interruption(error: BaseException) -> None:
@@ -40,12 +43,16 @@ def _of_a_handler(frames: list[FrameType]) -> bool:
     """
     if len(frames) < 2:
         return False
-    codes = _codes_of_handlers()
-    return any(id(frame.f_code) in codes or _handles(frame, before) for before, frame in pairwise(frames))
+    handlers = _handlers()
+    return any(
+        any(_is_call_of(frame, *one) for one in handlers.get(id(frame.f_code), ())) or _handles(frame, before)
+        for before, frame in pairwise(frames)
+    )
 
 
-def _codes_of_handlers() -> set[int]:
-    """The ids of the code of the functions that are registered for signals, without their decorators."""
+def _handlers() -> dict[int, list[tuple[FunctionType, Any]]]:
+    """The functions that are registered for signals, and their decorators, by the id of their code: each with the
+    object that it is called for, if there is one."""
     from functools import partial
     from types import FunctionType, MethodType
 
@@ -53,24 +60,41 @@ def _codes_of_handlers() -> set[int]:
     signal = sys.modules.get("signal")
     valid_signals, getsignal = getattr(signal, "valid_signals", None), getattr(signal, "getsignal", None)
     if valid_signals is None or getsignal is None:
-        return set()
-    codes = set()
+        return {}
+    found: dict[int, list[tuple[FunctionType, Any]]] = {}
     for number in valid_signals():
         try:
-            handler = getsignal(number)
+            handler, of = getsignal(number), _NOBODY
             for _ in range(_DECORATORS):
                 if isinstance(handler, partial):
-                    handler = handler.func
+                    handler, of = handler.func, _NOBODY
                 elif isinstance(handler, MethodType):
-                    handler = handler.__func__
+                    of, handler = handler.__self__, handler.__func__
                 elif isinstance(handler, FunctionType):
-                    codes.add(id(handler.__code__))
-                    handler = vars(handler).get("__wrapped__")
+                    found.setdefault(id(handler.__code__), []).append((handler, of))
+                    handler, of = vars(handler).get("__wrapped__"), _NOBODY
                 else:
-                    handler = getattr(type(handler), "__call__", None)  # noqa: B004  # the function itself
+                    handler, of = getattr(type(handler), "__call__", None), handler  # noqa: B004  # the function
         except Exception:  # objects of the program's, which may raise on any use
             continue
-    return codes
+    return found
+
+
+def _is_call_of(frame: FrameType, function: FunctionType, of: Any) -> bool:
+    """Whether a frame that has the code of ``function`` is a call of it, for the object ``of``.
+
+    All functions that a decorator makes have one code, and all methods of a class: these differ in what they enclose
+    and in their first argument.
+    """
+    code, held = frame.f_code, frame.f_locals
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            enclosed = cell.cell_contents
+        except ValueError:  # empty
+            continue
+        if held.get(name, enclosed) is not enclosed:
+            return False
+    return of is _NOBODY or not code.co_argcount or held.get(code.co_varnames[0], of) is of
 
 
 def _handles(frame: FrameType, interrupted: FrameType) -> bool:
@@ -100,6 +124,8 @@ def _of_another_thread(error: BaseException, frames: list[FrameType]) -> bool:
     """
     try:
         kind = type(error)
+        if kind in _ENDS:
+            return not error.args and _ENDS[kind].isdisjoint(frames[-1].f_code.co_names)
         package = _package(kind.__module__)
         if (
             package in sys.stdlib_module_names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -29,12 +31,15 @@ class Calls:
 
     Attributes:
         turn: held while hooks change and calls are counted: other threads may be calling the component.
+        inside: how many calls have begun and not ended.
+        outermost: the watched module of the first of these, its thread, and how deep in its stack it is.
     """
 
     def __init__(self, track: Any, name: str, watched: list[Any]) -> None:
         self.track = track
         self.begins, self.ends = f"{name} begins", f"{name} ends"
         self.inside = 0
+        self.outermost: tuple[Any, int, int] = None, 0, 0
         self.turn = Lock()
         self._watched = watched
 
@@ -167,6 +172,8 @@ class _Watched:
         with calls.turn.held:
             if self._over or self._counts:
                 return
+            if calls.inside and _is_over(calls.outermost, self):
+                calls.inside = 0
             # Not in `_end`: torch is iterating over those hooks then.
             if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
                 self._drop()
@@ -176,6 +183,8 @@ class _Watched:
                 return
             calls.inside += 1
             is_outermost = calls.inside == 1
+            if is_outermost:
+                calls.outermost = self, threading.get_ident(), _depth()
         if is_outermost:
             calls.sample(calls.begins)
             self._began = time.perf_counter()
@@ -203,3 +212,18 @@ class _Watched:
             self._drop()
             self._watch(module)
         self._begin(module, args)
+
+
+def _is_over(outermost: tuple[Any, int, int], watched: Any) -> bool:
+    """Whether a new call of ``watched`` shows that the outermost call was left without an end: torch calls no hook
+    after a KeyboardInterrupt or another error that is no Exception. Inside of that call it would be deeper."""
+    module, thread, depth = outermost
+    return module is watched and thread == threading.get_ident() and _depth() <= depth + 1
+
+
+def _depth() -> int:
+    """How many frames are above the caller."""
+    depth, frame = 0, sys._getframe()
+    while (outer := frame.f_back) is not None:
+        depth, frame = depth + 1, outer
+    return depth

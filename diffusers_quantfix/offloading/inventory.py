@@ -123,8 +123,9 @@ class Inventory:
             earlier: the group's inventory until now.
             dropping: whether to free the outliers that 8-bit layers keep of their last input.
         """
-        if earlier is not None and earlier.onloaded:
-            own_buffers(contents(group)[0], earlier.onloaded)
+        if earlier is not None:
+            # What came into the place of a buffer since, in a pass or on its device, may be others' too.
+            own_buffers(contents(group)[0], earlier.onloaded or _on_the_host(group))
         modules, tensors = contents(group)
         around = wrappers(group, tensors)
         if is_on_disk(group):
@@ -429,6 +430,16 @@ class Inventory:
         for wrapper, empty in zip(around, known[1], strict=True):
             if wrapper.device != device:
                 wrapper.data = empty
+
+
+def _on_the_host(group: Any) -> list[Any]:
+    device = sys.modules["torch"].device(group.offload_device).type
+    return [
+        buffer
+        for module in contents(group)[0]
+        for buffer in module._buffers.values()
+        if buffer is not None and buffer.device.type == device
+    ]
 
 
 def inventory_of(group: Any, dropping: bool) -> tuple[Inventory, Look]:

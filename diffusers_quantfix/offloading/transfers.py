@@ -27,9 +27,11 @@ __all__ = [
     "compute_stream",
     "end_transfer",
     "expect_prefetch",
+    "expect_write",
     "forget",
     "is_expected",
     "is_in_use",
+    "is_outdated",
     "is_prefetch",
     "is_waited_for",
     "note_use",
@@ -40,6 +42,7 @@ _EXPECTED = "_quantfix_is_prefetch"
 _ASIDE = "_quantfix_prefetched"
 _EVENT = "_quantfix_transferred"
 _IN_USE = "_quantfix_is_in_use"
+_OUTDATED = "_quantfix_prefetch_is_outdated"
 
 
 def accelerator(group: Any) -> Any:
@@ -78,6 +81,7 @@ def end_transfer(group: Any, use: Callable[[], None] | None = None) -> None:
     """
     held = vars(group)
     event = None
+    held.pop(_OUTDATED, None)
     if group.non_blocking:  # else the host has waited
         # One event for all transfers of a group: creating one takes as long as a small copy.
         event = held.get(_EVENT)
@@ -114,6 +118,18 @@ def forget(group: Any) -> bool:
     No wait is needed: their memory belongs to the stream that copies to it.
     """
     return vars(group).pop(_ASIDE, None) is not None
+
+
+def expect_write(group: Any) -> None:
+    """Before a host copy of ``group`` is written: a prefetch that reads it ends first, and its copies are outdated."""
+    if _ASIDE in vars(group):
+        group.stream.synchronize()
+        vars(group)[_OUTDATED] = True
+
+
+def is_outdated(group: Any) -> bool:
+    """Whether a host copy of ``group`` was written since its prefetch was issued; clears that mark."""
+    return bool(vars(group).pop(_OUTDATED, False))
 
 
 def note_use(group: Any, used: bool) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 
-from ..engine.classes import class_name, is_a, mro
+from ..engine.classes import class_name, is_a, lasts, mro
 from ..engine.interruptions import heed_interruption
 
 TYPE_CHECKING = False
@@ -53,7 +53,9 @@ class _Named(dict[type, bool]):
         self._names = names
 
     def __missing__(self, kind: type) -> bool:
-        known = self[kind] = any(class_name(cls) in self._names for cls in mro(kind))
+        known = any(class_name(cls) in self._names for cls in mro(kind))
+        if lasts(kind):
+            self[kind] = known
         return known
 
 
@@ -131,7 +133,9 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
         try:
             if _no_carriers.issuperset(map(type, held.values())):
                 return found
-            _no_carriers.update(kind for kind in map(type, held.values()) if not _carriers[kind])
+            _no_carriers.update(
+                kind for kind in map(type, held.values()) if not _carriers[kind] and lasts(kind)
+            )
         except Exception as error:  # a metaclass may make its classes unhashable
             heed_interruption(error)
             held = {name: value for name, value in held.items() if _is_hashable(type(value))}
@@ -247,7 +251,8 @@ def _walk(
 
 def _layout(held: dict[str, Any]) -> _Layout:
     """The names of the attributes that are tensors, and of those that carry tensors."""
-    key = (*held, *map(type, held.values()))
+    kinds = tuple(map(type, held.values()))
+    key = *held, *kinds
     known = _layouts.get(key)
     if known is None:
         tensor = sys.modules["torch"].Tensor
@@ -256,5 +261,7 @@ def _layout(held: dict[str, Any]) -> _Layout:
         carriers = tuple(name for name, value in items if _carriers[type(value)])
         if len(_layouts) >= _MOST_LAYOUTS:
             _layouts.clear()
-        known = _layouts[key] = tensors, carriers
+        known = tensors, carriers
+        if all(map(lasts, kinds)):
+            _layouts[key] = known
     return known

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ..engine.classes import class_name, defines, mro, package_name
+from ..engine.classes import class_name, defines, lasts, mro, package_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ WITH_WRAPPERS = ("optimum", "torchao")
 BACKENDS = ("bitsandbytes", "gguf", *WITH_WRAPPERS)
 _known_types: dict[type, str] = {}
 _are_wrappers: dict[type, bool] = {}
-# Class, attribute names and attribute types of a wrapper -> the names of its inner tensors. ``__tensor_flatten__``
+# Attribute names, class and attribute types of a wrapper -> the names of its inner tensors. ``__tensor_flatten__``
 # returns them too, but serializes the whole metadata each time.
 _inner_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
 _MOST_LAYOUTS = 10_000
@@ -48,7 +48,9 @@ def backend_of(tensor: Any) -> str:
     known = _known_types.get(kind)
     if known is None:
         packages = [_backend_of_class(cls) for cls in mro(kind)]
-        known = _known_types[kind] = next((name for name in packages if name in BACKENDS), "")
+        known = next((name for name in packages if name in BACKENDS), "")
+        if lasts(kind):
+            _known_types[kind] = known
     return known
 
 
@@ -86,7 +88,8 @@ def is_wrapper(tensor: Any) -> bool:
     known = _are_wrappers.get(kind)
     if known is None:
         known = backend_of(tensor) in WITH_WRAPPERS and defines(kind, "__tensor_flatten__")
-        _are_wrappers[kind] = known
+        if lasts(kind):
+            _are_wrappers[kind] = known
     return known
 
 
@@ -223,11 +226,14 @@ def is_torn_by_a_map() -> bool:
 
 def _inner_tensors(wrapper: Any) -> list[tuple[str, Any]]:
     held = vars(wrapper)
-    key = (type(wrapper), *held, *map(type, held.values()))
+    kinds = type(wrapper), *map(type, held.values())
+    key = *held, *kinds
     names = _inner_names.get(key)
     if names is None:
         if len(_inner_names) >= _MOST_LAYOUTS:
             _inner_names.clear()
-        names = _inner_names[key] = tuple(wrapper.__tensor_flatten__()[0])
+        names = tuple(wrapper.__tensor_flatten__()[0])
+        if all(map(lasts, kinds)):
+            _inner_names[key] = names
     found = [(name, getattr(wrapper, name)) for name in names]
     return [(name, inner) for name, inner in found if inner is not None]

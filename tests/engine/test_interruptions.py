@@ -235,6 +235,56 @@ def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() ->
         assert not is_interruption(error)
 
 
+def test_an_error_of_another_function_with_the_decorator_of_a_handler_is_no_signal(world) -> None:
+    """All functions of one decorator have one code, and all objects of one class."""
+    asked = world.run("""
+        import functools, signal, sys
+        from diffusers_quantfix.engine.interruptions import is_interruption
+        def logged(function):
+            def logs(*arguments):
+                return function(*arguments)
+            return logs
+        class Logged:
+            def __init__(self, function):
+                self.function = function
+            def __call__(self, *arguments):
+                self.function(*arguments)
+            def called(self, *arguments):
+                self.function(*arguments)
+        def deletes(number, frame):
+            del number, frame
+            raise ValueError
+        def fails(*arguments):
+            raise ValueError
+        def answer(function, *arguments):
+            try:
+                function(*arguments)
+            except ValueError as error:
+                return is_interruption(error)
+        def method(function):
+            return Logged(function).called
+        answers = []
+        for kind in (logged, Logged, method, lambda f: functools.wraps(f)(logged(f))):
+            signal.signal(signal.SIGUSR1, kind(deletes))
+            answers += [answer(kind(fails)), answer(kind(fails), 10), answer(signal.raise_signal, signal.SIGUSR1)]
+        tell(answers=answers)
+    """)
+    assert asked["answers"] == [False, False, True] * 4
+
+
+def test_an_exit_that_code_asks_for_is_no_interruption() -> None:
+    """Old releases exit in their own import."""
+    import sys
+
+    def raises():
+        raise SystemExit
+
+    for call in (lambda: sys.exit(), raises):
+        with pytest.raises(SystemExit) as caught:
+            call()
+        assert not interruptions.is_interruption(caught.value)
+
+
 LIMITS = """
     import ctypes, threading
     class Limit(Exception):
@@ -259,7 +309,7 @@ FROM_A_THREAD = """\
 """
 
 
-@pytest.mark.parametrize("kind", ["Limit", "Told"])
+@pytest.mark.parametrize("kind", ["Limit", "Told", "SystemExit", "TimeoutError"])
 @pytest.mark.parametrize("where", ["broken", "patch"])
 @pytest.mark.parametrize("order", [IMPORTED_TWICE, LIBRARY_FIRST], ids=["before", "after"])
 def test_an_error_that_another_thread_puts_in(world, where, kind, order) -> None:
@@ -270,9 +320,8 @@ def test_an_error_that_another_thread_puts_in(world, where, kind, order) -> None
     world.fix(
         body=f"import sys, threading\n{head}{line}{rest[0]}\n{FROM_A_THREAD.format(where=where)}{rest[2]}"
     )
-    order = order.replace("except BaseException", "except Limit").replace(
-        "except TimeoutError", "except Limit"
-    )
+    raised = "except Limit" if kind == "Told" else f"except {kind}"
+    order = order.replace("except BaseException", raised).replace("except TimeoutError", raised)
     assert world.run(LIMITS.format(kind=kind) + order.replace("str(raised)", "'mine'")).told == TOLD
 
 

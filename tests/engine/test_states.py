@@ -229,6 +229,20 @@ def test_a_library_that_cannot_be_imported(world, file, sentence) -> None:
     assert outcome["ok"] is False
 
 
+def test_a_library_that_the_program_hides(world) -> None:
+    """``sys.modules[name] = None`` is how a program does without an installed library."""
+    world.library()
+    world.fix(body="def broken(module):\n    import friend.part\n" + PATCH)
+    outcome = world.run("""
+        import sys, diffusers_quantfix
+        sys.modules["friend"] = None
+        import lib.core
+        tell(state=states("fix-f"), reason=reason("fix-f"))
+    """)
+    assert outcome.told == {"state": "missing", "reason": "nothing to patch here: sys.modules hides friend"}
+    assert not outcome.err
+
+
 def test_a_target_that_fails_once_is_patched_when_it_comes(world) -> None:
     world.library(
         core="import sys\nif not sys.__dict__.get('ready'): raise RuntimeError('too early')\n" + CORE

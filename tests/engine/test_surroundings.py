@@ -140,6 +140,36 @@ def test_a_hook_on_all_modules_that_refuses_those_of_a_probe(world, kind) -> Non
         "cannot be decided while the program has hooks on all modules; apply() or the next target asks again",
     ]
     assert (outcome["state"], outcome["f"]) == ("applied", "patched")
+    assert "was not installed" not in outcome.err
+
+
+SWAPPING = """
+def broken(module):
+    import torch
+    torch.__future__.is_known
+    return module.f() == "broken"
+"""
+
+
+def test_a_probe_that_fails_while_torch_swaps_parameters(world) -> None:
+    """It said on standard error that the fix was not installed, and the fix was off for the rest of the process."""
+    pytest.importorskip("torch")
+    world.library()
+    world.fix(body=SWAPPING + PATCH)
+    outcome = world.run("""
+        import torch, diffusers_quantfix
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        import lib.core
+        first = reason("fix-f")
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        torch.__future__.is_known = True
+        tell(first=first, state=diffusers_quantfix.status().to_dict()["fixes"][0]["state"], f=lib.core.f())
+    """)
+    assert outcome["first"] == (
+        "cannot be decided while torch swaps parameters in Module.to(); apply() or the next target asks again"
+    )
+    assert (outcome["state"], outcome["f"]) == ("applied", "patched")
+    assert "was not installed" not in outcome.err
 
 
 TRANSFORMS = {

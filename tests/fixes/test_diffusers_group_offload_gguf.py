@@ -155,6 +155,45 @@ def test_what_is_exchanged_between_two_passes_is_moved(gpu, mode, exchange):
     assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, exchange)
 
 
+@modes("block")
+def test_a_tensor_of_the_program_that_was_put_into_a_block_stays_where_it_is(gpu, mode):
+    """Between two passes, as a part of the model or for one pass."""
+    device = gpu.devices[0]
+
+    class Conditioned(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+            self.register_buffer("state", torch.zeros(FEATURES))
+
+        def forward(self, x):
+            return self.block(x) + self.state
+
+    def conditioned(on):
+        model = build(on)
+        for number, block in enumerate(model.blocks):
+            model.blocks[number] = Conditioned(block).to(on)
+        return model
+
+    unmoved, model = conditioned(device), conditioned("cpu")
+    offload(model, device, mode)
+    states = [torch.full((FEATURES,), value, device=device) for value in (0.5, 0.25)]
+    for state in (None, *states):
+        if state is not None:
+            model.blocks[0].state = unmoved.blocks[0].state = state
+        for _ in range(2):
+            assert torch.equal(run(model, device), run(unmoved, device))
+        assert {state.device.type for state in states} == {"cuda"}
+    with torch.no_grad():
+        found, expected = (
+            torch.func.functional_call(each, {"blocks.1.state": states[0]}, inputs(device))
+            for each in (model, unmoved)
+        )
+    assert torch.equal(found, expected)
+    assert states[0].device.type == "cuda"
+    assert model.blocks[0].state.device.type == "cpu"
+
+
 @modes("leaf-stream", "block-low")
 def test_models_can_be_moved_when_the_hooks_are_off(gpu, mode):
     assert_can_be_moved(gpu.pair, build(gpu.pair[0]), run, mode, places_of)

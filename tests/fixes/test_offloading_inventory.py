@@ -29,7 +29,12 @@ def group_of(bits: int, layers: int = 2):
     ]
     model = torch.nn.Sequential(*made).to("cpu")
     return SimpleNamespace(
-        modules=[model], parameters=[], buffers=[], offload_leader=model, onload_device=torch.device("cpu")
+        modules=[model],
+        parameters=[],
+        buffers=[],
+        offload_leader=model,
+        onload_device=torch.device("cpu"),
+        offload_device=torch.device("cpu"),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -284,3 +286,25 @@ def test_a_companion_that_another_thread_moves_meanwhile(gpu):
     layer.weight.CB = layer.weight.SCB = None
     assert first.tensor is not None
     assert list(found) == []
+
+
+def test_a_class_that_a_function_makes_is_not_kept():
+    """A notebook defines its classes again and again."""
+    import torch
+
+    def one():
+        class Part:
+            __slots__ = ("__weakref__", "weight")
+
+        class Kept(torch.nn.Parameter):
+            pass
+
+        model, part = torch.nn.Linear(2, 2), Part()
+        model.part, part.weight = part, torch.ones(3)
+        model.weight = Kept(torch.ones(2, 2))
+        assert qf.audit({"model": model}).bytes["cpu"] == 4 * (4 + 2 + 3)
+        return [weakref.ref(Part), weakref.ref(Kept)]
+
+    left = one()
+    gc.collect()
+    assert [kind() for kind in left] == [None, None]

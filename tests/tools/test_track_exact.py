@@ -138,3 +138,33 @@ def test_the_parts_of_a_component_are_watched_until_it_is_called_as_a_whole():
         model(torch.ones(1, 4))
         assert len(memory.samples) == 7
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_calls_after_one_that_was_left_are_sampled(kind):
+    """torch calls no hook after an error that is no Exception, as Ctrl-C in a notebook; then no call was seen again."""
+    import torch
+
+    class Nested(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.left, self.again = torch.nn.Linear(4, 4), None, True
+
+        def forward(self, x):
+            if self.left is not None:
+                raise self.left
+            self.again = not self.again
+            return self.layer(x) if self.again else self(x)
+
+    model = Nested()
+    with qf.track(model, interval=0) as memory:
+        model(torch.ones(1, 4))
+        model.left = kind()
+        with pytest.raises(kind):
+            model(torch.ones(1, 4))
+        model.left = None
+        memory.samples.clear()
+        for _ in range(2):
+            model(torch.ones(1, 4))
+        labels = [sample.label for sample in memory.samples]
+    assert labels == ["Nested begins", "Nested ends"] * 2

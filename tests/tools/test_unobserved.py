@@ -178,3 +178,23 @@ def test_a_tool_that_is_used_first_within_a_mode():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "{'cpu': 24}\n"
+
+
+@pytest.mark.parametrize(
+    "tool", ["audit({'a': other})", "track(other).__enter__().__exit__(None, None, None)"]
+)
+def test_a_tool_within_a_trace(tool):
+    """torch crashes at the end of a trace in which an error of the size of a tensor was expected."""
+    program = f"""
+import torch
+from diffusers_quantfix import audit, track
+other = torch.nn.Linear(2, 2)
+class Model(torch.nn.Module):
+    def forward(self, x):
+        {tool}
+        return x * 2
+traced = torch.jit.trace(Model(), torch.ones(3), check_trace=False)
+print(len(list(traced.graph.nodes())))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr[-2000:]

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from ...engine.classes import lasts
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
@@ -171,5 +172,7 @@ def is_quantized(tensor: Any) -> bool:
     kind = type(tensor)
     known = _answers.get(kind)
     if known is None:
-        known = _answers[kind] = any(cls.__name__ == "QTensor" for cls in kind.__mro__)
+        known = any(cls.__name__ == "QTensor" for cls in kind.__mro__)
+        if lasts(kind):
+            _answers[kind] = known
     return known

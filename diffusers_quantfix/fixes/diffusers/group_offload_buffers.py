@@ -6,19 +6,18 @@ Symptom: GPU memory is not released after a run under ``enable_group_offload(use
     a stream, the memory of a buffer that is a view is never freed: transformers 4.51 to 4.56 makes all buffers of a
     quantized model views of what it read. And after a run in inference mode, one outside of it ends with RuntimeError
     "Inference tensors do not track version counter." in a layer that takes a view of its buffer, as rotary embeddings
-    do. A buffer that ``forward`` replaces, as OmniGen's rotary embedding does it, stays on the GPU after each run.
+    do.
 Cause: ``ModuleGroup`` onloads the parameters and buffers of its modules, but restores the host copies only of the
     parameters, and of buffers of a module that is not a layer, without what was written to them. The next run onloads a
     buffer's first host copy again. It assigns a buffer's ``.data``, but a view keeps its base, and so the memory of
     both. It offloads modules without a stream by their ``to``, which replaces their buffers: in inference mode by
-    tensors without a counter of changes, which they lack wherever their ``.data`` is assigned later. Of a buffer that
-    is beside the layers it knows the tensor that was there when it was set up.
+    tensors without a counter of changes, which they lack wherever their ``.data`` is assigned later.
 Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/hooks/group_offloading.py#L321; not
     reported.
 Patch: the buffers get their host copies back too; one that was changed in place, which batch normalization in training
     does uncounted, is first copied to its host copy. When a model's offloading is set up, its buffers that are views
     are replaced by plain ones. In inference mode, buffers stay the tensors that they were, with the ``.data`` of what
-    would replace them. A tensor that came into a buffer's place is moved with the group if nobody else has it.
+    would replace them.
 """
 
 from __future__ import annotations
@@ -31,15 +30,10 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import has_version, version_of
-from ...offloading.exchanged_buffers import (
-    admit_buffers,
-    dismiss_buffers,
-    has_exchanged,
-    look_up_places,
-    take_buffers,
-)
+from ...offloading.exchanged_buffers import admit_buffers, has_exchanged, look_up_places
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import forget_copies
+from ...offloading.transfers import expect_write
 from ...offloading.uncompiled import uncompiled, within
 from ...offloading.writes import may_be_written
 
@@ -61,12 +55,11 @@ _VERSIONS = "_quantfix_buffer_versions"
 
 
 def broken(group_offloading: ModuleType) -> bool:
-    """Do buffers stay on the device, views stay views, inference tensors replace buffers, or buffers get lost?"""
+    """Do buffers stay on the device, views stay views, or inference tensors replace buffers?"""
     return (
         _keeps_views(group_offloading)
         or _leaves_buffers(group_offloading)
         or _replaces_buffers(group_offloading)
-        or _loses_buffers(group_offloading)
     )
 
 
@@ -131,34 +124,6 @@ def _replaces_buffers(group_offloading: ModuleType) -> bool:
     return module.buffer is not buffer
 
 
-def _loses_buffers(group_offloading: ModuleType) -> bool:
-    """Replace the buffer of a module while its group is onloaded: does the group offload the one before?"""
-    import torch
-
-    seen: list[Any] = []
-
-    class Buffers(list[Any]):
-        def __iter__(self) -> Any:
-            seen[:] = super().__iter__()
-            return super().__iter__()
-
-    cls = resolve(group_offloading, "ModuleGroup")
-    module = torch.nn.Module()
-    module.register_buffer("buffer", torch.zeros(1))
-    group = cls.__new__(cls)
-    group.modules, group.parameters, group.buffers = [], [], Buffers([module.buffer])
-    group.offload_leader, group.stream, group.record_stream = module, None, False
-    group.onload_device = group.offload_device = torch.device("cpu")
-    group.offload_to_disk_path, group.cpu_param_dict, group.non_blocking = None, {}, False
-    try:
-        group.onload_()
-        module.buffer = torch.ones(1)
-        group.offload_()
-    except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
-        return not hasattr(cls.offload_, _MARK)
-    return not any(buffer is module.buffer for buffer in seen)
-
-
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
     import torch
 
@@ -169,12 +134,13 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def onload_(self):
-            if has_exchanged(self) and admit_buffers(self):
-                vars(self).pop(_BUFFERS, None)
+            if has_exchanged(self):
+                admit_buffers(self)
             original(self)
-            if self.buffers or vars(self).get("cpu_param_dict"):
-                look_up_places(self)
-            if vars(self).get("cpu_param_dict") and (buffers := held_buffers(self)):
+            if not vars(self).get("cpu_param_dict"):
+                return
+            look_up_places(self)
+            if buffers := held_buffers(self):
                 setattr(self, _VERSIONS, {id(buffer): version_of(buffer) for buffer in buffers})
 
         return uncompiled(onload_)
@@ -183,11 +149,6 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
         original = within(original)
 
         def offload_(self):
-            is_exchanged = has_exchanged(self)
-            if is_exchanged:
-                dismiss_buffers(self)
-                vars(self).pop(_BUFFERS, None)  # it may have one that nobody else has
-                take_buffers(self)
             buffers = held_buffers(self) if vars(self).get("cpu_param_dict") else {}
             if (
                 buffers
@@ -198,9 +159,6 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
             for buffer in held_buffers(self) if buffers else {}:  # there may be host copies of others now
                 buffer.data = self.cpu_param_dict[buffer]
             put_back(named)
-            if is_exchanged:
-                dismiss_buffers(self)
-                vars(self).pop(_BUFFERS, None)
 
         wrapped = uncompiled(offload_)
         setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
@@ -276,10 +234,14 @@ def keep_changes(group: Any, buffers: dict[Any, Any]) -> None:
         if id(buffer) not in versions:
             continue
         known, host = versions[id(buffer)], group.cpu_param_dict[buffer]
-        if host.shape != buffer.shape or host.dtype != buffer.dtype:
-            with inference_mode(host.is_inference()):
+        is_other = host.shape != buffer.shape or host.dtype != buffer.dtype
+        is_known = not is_other and known is not None and known == version_of(buffer)
+        if is_known and not may_be_written(module, buffer):
+            continue
+        expect_write(group)
+        with inference_mode(host.is_inference()):
+            if is_other:
                 group.cpu_param_dict[buffer] = buffer.data.to(host.device)
-            forget_copies(group)
-        elif known is None or known != version_of(buffer) or may_be_written(module, buffer):
-            with inference_mode(host.is_inference()):
+                forget_copies(group)
+            else:
                 host.copy_(buffer)

@@ -28,7 +28,6 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import versions
-from ...offloading.exchanged_buffers import lacks_buffers
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import follows_data, renew_host_copies
@@ -39,6 +38,7 @@ from ...offloading.transfers import (
     expect_prefetch,
     forget,
     is_in_use,
+    is_outdated,
     is_prefetch,
     note_use,
     use_prefetched,
@@ -171,10 +171,11 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
     def use() -> None:
         keep_for_interrupted_pass(group, tensors)
         # By the layers before, or a pre-hook.
-        is_replaced, is_written = follows_data(group) and renew_host_copies(group), versions(tensors) != noted
+        is_replaced = follows_data(group) and renew_host_copies(group)
+        is_written = is_outdated(group) or versions(tensors) != noted
         if is_written:
             group.stream.wait_stream(compute_stream(group))
-        if is_replaced or is_written or lacks_buffers(group):
+        if is_replaced or is_written:
             original(group)
             note_use(group, True)
             end_transfer(group)
