@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 ACTIONS = ("target", "us", "revert", "apply", "reload target", "reload us")
 NEEDS = {"revert": "us", "apply": "us", "reload us": "us", "reload target": "target"}
 
@@ -149,6 +151,7 @@ def test_the_grid_is_complete() -> None:
     assert len(set(orders_with_copies())) == 3 * 90
 
 
+@pytest.mark.long
 def test_every_order(world) -> None:
     world.library(core=CORE, user="from lib.core import f")
     world.fix("fix-all", body=FIX)

@@ -190,6 +190,7 @@ def test_what_the_kernel_can_take_is_as_it_was():
         assert torch.equal(one, other)
 
 
+@pytest.mark.long
 def test_in_threads_and_under_another_default_device():
     import torch
 

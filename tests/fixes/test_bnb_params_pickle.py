@@ -363,6 +363,7 @@ def test_a_weight_on_meta(gpu):
         assert loaded.bnb_quantized and loaded.quant_state is not None
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_it_is_read_without_this_package(tmp_path):
     import torch

@@ -8,7 +8,6 @@ import pytest
 
 from diffusers_quantfix.verify.models.unet import unet as tiny_unet
 from tests.gate import unmet
-from tests.marks import rest_is_long
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -64,7 +63,8 @@ def run(pipe):
     ).images.cpu()
 
 
-@pytest.mark.parametrize("placement", rest_is_long(["stay", "model", "sequential"], "model"))
+@pytest.mark.long
+@pytest.mark.parametrize("placement", ["stay", "model", "sequential"])
 @each_target
 def test_nothing_but_weights_stays(gpu, placement, target):
     device = gpu.devices[0]

@@ -183,6 +183,7 @@ def test_interrupted_at_each_line(gpu, kind):
     assert trials > 50
 
 
+@pytest.mark.long
 def test_a_layer_that_comes_in_interrupted_at_each_line(gpu):
     """The old or the new layer computes, offloaded, and its weights come back."""
     import accelerate.hooks

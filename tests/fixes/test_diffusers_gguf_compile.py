@@ -124,6 +124,7 @@ def test_gradients_of_the_inputs():
     assert torch.allclose(gradient, expected)
 
 
+@pytest.mark.long
 @pytest.mark.defect(FIX_ID, shows=IS_A_WEIGHT)
 def test_a_pipeline(tmp_path):
     model = gguf_models.transformer(tmp_path)

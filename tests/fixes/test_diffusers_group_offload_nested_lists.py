@@ -8,7 +8,6 @@ from tests.fixes.callers import assert_goes_on
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import BLOCK, LOW, STREAM, offload
 from tests.gate import unmet
-from tests.marks import rest_is_long
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
@@ -226,10 +225,9 @@ def test_stable_cascade(gpu, stream):
         assert torch.equal(run(unet), expected)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(unmet("diffusers>=0.42")), reason="this VAE came with diffusers 0.42")
-@pytest.mark.parametrize(
-    "name", rest_is_long(["AutoencoderKLKVAE", "AutoencoderVidTok"], "AutoencoderVidTok")
-)
+@pytest.mark.parametrize("name", ["AutoencoderKLKVAE", "AutoencoderVidTok"])
 def test_a_vae(gpu, name):
     """With ``diffusers-group-offload-vae-blocks``, which brings its encoder and its decoder."""
     import diffusers

@@ -316,6 +316,7 @@ def test_another_device_is_current_when_a_transfer_is_interrupted(gpu, side):
         assert torch.equal(run(model, second), expected)
 
 
+@pytest.mark.long
 @modes("block-stream", long=("leaf-stream",))
 def test_interrupted_in_a_transfer_and_replaced_then(gpu, side, mode):
     """What a transfer has put into the model is whole before the program gets to it."""

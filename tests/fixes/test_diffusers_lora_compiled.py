@@ -67,6 +67,7 @@ def test_as_without_compiling(step):
     assert type(pipe.transformer).__name__ == "OptimizedModule", "it is not compiled any more"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     bool(unmet("torch>=2.9") or unmet("diffusers>=0.38")), reason="older compilers cannot trace packaging 26"
 )

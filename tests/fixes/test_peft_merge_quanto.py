@@ -220,6 +220,7 @@ def test_a_merge_that_fails_changes_nothing(monkeypatch):
     assert same(bits(model), weights)
 
 
+@pytest.mark.long
 def test_an_unmerge_that_is_interrupted_at_each_line():
     """It is merged as before, or unmerged exactly; and so is the next one."""
     import torch

@@ -91,6 +91,7 @@ def run_there(inbox, outbox, model):
         outbox.put(ao.run(one).float().tolist())
 
 
+@pytest.mark.long
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")  # before, the child cannot read it, and waits
 def test_a_process_that_is_spawned():
     """As its argument, and through a queue."""

@@ -266,6 +266,7 @@ def test_the_models_of_diffusers():
     assert_all_known(files_of_diffusers("models", "hooks", "loaders"), MODELS)
 
 
+@pytest.mark.long
 def test_the_pipelines_of_diffusers():
     the_newest("diffusers>=0.42.1")
     assert_all_known(files_of_diffusers("pipelines", "modular_pipelines"), PIPELINES)

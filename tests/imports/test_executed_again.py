@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-from tests.marks import rest_is_long
-
 PROGRAM = """
 import importlib, json, logging, signal, sys, warnings
 warnings.simplefilter("ignore")
@@ -85,7 +83,8 @@ def run(how: str):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("how", rest_is_long(["interrupted", "deleted", "reloaded"], "interrupted"))
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["interrupted", "deleted", "reloaded"])
 def test_executed_again(once, how) -> None:
     for library in ("diffusers.hooks", "bitsandbytes", "accelerate"):
         pytest.importorskip(library, reason="the stack is not installed")

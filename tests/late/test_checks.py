@@ -10,7 +10,6 @@ from collections import Counter
 import pytest
 
 from tests import rig
-from tests.marks import rest_is_long
 from tests.pipelines import check
 from tests.pipelines.outcomes import EXACT
 from tests.rig.fixtures import require_rig
@@ -77,7 +76,8 @@ def test_a_pipeline(waits, monkeypatch):
         assert not check._same_fault(quantized, plain)
 
 
-@pytest.mark.parametrize("waits", rest_is_long([True, False], False))
+@pytest.mark.long
+@pytest.mark.parametrize("waits", [True, False])
 def test_a_program(waits):
     require_rig()
     environment = {**os.environ, rig.LATE: "1", "PYTHONPATH": str(ROOT), "DIFFUSERS_QUANTFIX": "off"}

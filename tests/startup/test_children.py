@@ -64,6 +64,7 @@ def test_accelerate_launch(stack_environment: Environment):
     assert "active: True ['--x']" in checked(done).stdout
 
 
+@pytest.mark.long
 @pytest.mark.thorough
 def test_a_program_that_imports_the_libraries_first(stack_environment: Environment):
     program = "from accelerate import hooks\n" + STATES

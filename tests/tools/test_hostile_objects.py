@@ -473,7 +473,8 @@ def test_a_lazy_module_stays_lazy(hostile):
     assert not {name for name in new if name.startswith(("transformers", "diffusers"))}, new
 
 
-@pytest.mark.parametrize("times", rest_is_long([3, 6], 3))
+@pytest.mark.long
+@pytest.mark.parametrize("times", [3, 6])
 def test_objects_that_other_threads_make_at_this_moment(times):
     import torch
 

@@ -51,6 +51,7 @@ def test_everything_goes_though_names_still_point_at_the_model(gpu, before, tmp_
 KEPT: list = []
 
 
+@pytest.mark.long
 def test_a_tensor_that_somebody_else_has_is_theirs(gpu):
     """Before: `release` emptied every tensor on the memory in place, a program's backup of the weights included."""
     import torch

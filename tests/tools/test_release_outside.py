@@ -564,6 +564,7 @@ def test_nothing_of_the_program_is_changed():
     assert gc.get_debug() == state[4]
 
 
+@pytest.mark.long
 def test_the_locals_of_a_running_function_are_not_touched():
     """Before, up to Python 3.12: a dict that locals() had given was overwritten, and a function that a tracer was
     looking at lost its variables (UnboundLocalError)."""
@@ -626,7 +627,8 @@ def test_unreachable_objects_do_not_hold_a_component():
     assert report.ok
 
 
-@pytest.mark.parametrize("times", rest_is_long([4, 10], 4))
+@pytest.mark.long
+@pytest.mark.parametrize("times", [4, 10])
 def test_a_tuple_that_another_thread_builds(times):
     """``tuple(generator)`` there failed with SystemError: the look at all objects had the half-built one too."""
     from diffusers_quantfix.memory.census import Census

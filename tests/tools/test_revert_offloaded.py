@@ -54,6 +54,7 @@ def test_a_patch_without_which_a_live_model_would_be_damaged_stays(
     assert {answer.id: answer.state for answer in qf.apply().answers}[stays] == "applied"
 
 
+@pytest.mark.long
 def test_a_patch_that_stays_is_not_taken_off_for_a_moment(gpu, applied_again, tmp_path):
     """Before: a pass in another thread ran upstream's code meanwhile, and the quant states were lost for good."""
     import threading

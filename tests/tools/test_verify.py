@@ -21,7 +21,6 @@ import diffusers_quantfix
 from diffusers_quantfix.verify import child, report, rig, run, side, verify
 from diffusers_quantfix.verify.case import CannotReproduce, NeedsDevice
 from diffusers_quantfix.verify.rig import NO_CODE
-from tests.marks import rest_is_long
 from tests.rig.fixtures import require_rig
 
 ANSWER = {
@@ -474,7 +473,8 @@ def test_nothing_installed_is_one_sentence():
     assert sys.executable in said
 
 
-@pytest.mark.parametrize("begun", rest_is_long([False, True], True), ids=["while it imports", "in a case"])
+@pytest.mark.long
+@pytest.mark.parametrize("begun", [False, True], ids=["while it imports", "in a case"])
 def test_a_signal_ends_the_processes_and_removes_the_folder(tmp_path, begun):
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     psutil = pytest.importorskip("psutil")
