@@ -6,6 +6,7 @@ import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 __all__ = ["ByIdentity"]
@@ -38,6 +39,10 @@ class ByIdentity:
         """The value for ``key``, or None."""
         known = self._found.get(id(key))
         return known[1] if known is not None and known[0]() is key else None
+
+    def has_all(self, keys: Iterable[Any]) -> bool:
+        """Whether each of ``keys``, which the caller keeps alive, has a value; no Python loop."""
+        return all(map(self._found.__contains__, map(id, keys)))
 
     def drop(self, key: Any) -> None:
         self._found.pop(id(key), None)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _DECORATORS = 8  # around a function, one in another
 _NOBODY = object()
-# What another thread puts in to end this one, and the names by which code raises it itself.
-_ENDS = {SystemExit: {"SystemExit", "exit", "quit"}, TimeoutError: {"TimeoutError"}}
+# What another thread puts in to end this one, and the functions that code calls to raise it itself.
+_ENDS = {SystemExit: {"exit", "quit"}, TimeoutError: set[str]()}
 
 
 def heed_interruption(error: BaseException) -> None:
@@ -124,6 +124,8 @@ def _of_another_thread(error: BaseException, frames: list[FrameType]) -> bool:
     """
     try:
         kind = type(error)
+        if _is_raised(error):
+            return False
         if kind in _ENDS:
             return not error.args and _ENDS[kind].isdisjoint(frames[-1].f_code.co_names)
         package = _package(kind.__module__)
@@ -140,6 +142,18 @@ def _of_another_thread(error: BaseException, frames: list[FrameType]) -> bool:
         return all(_package(frame.f_globals.get("__name__", "")) != package for frame in frames)
     except Exception:  # a class of the program's, which may raise on any use
         return False
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Whether a statement raised it. What another thread puts in comes where a function begins, loops or calls."""
+    from opcode import opmap
+
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] in (opmap["RAISE_VARARGS"], opmap["RERAISE"])
 
 
 def _is_compiled(module: str) -> bool:

@@ -32,14 +32,14 @@ class Calls:
     Attributes:
         turn: held while hooks change and calls are counted: other threads may be calling the component.
         inside: how many calls have begun and not ended.
-        outermost: the watched module of the first of these, its thread, and how deep in its stack it is.
+        outermost: the thread of the first of these, the id of its frame, and what code it runs.
     """
 
     def __init__(self, track: Any, name: str, watched: list[Any]) -> None:
         self.track = track
         self.begins, self.ends = f"{name} begins", f"{name} ends"
         self.inside = 0
-        self.outermost: tuple[Any, int, int] = None, 0, 0
+        self.outermost: tuple[int, int, Any] = 0, 0, None
         self.turn = Lock()
         self._watched = watched
 
@@ -172,7 +172,7 @@ class _Watched:
         with calls.turn.held:
             if self._over or self._counts:
                 return
-            if calls.inside and _is_over(calls.outermost, self):
+            if calls.inside and _is_over(*calls.outermost):
                 calls.inside = 0
             # Not in `_end`: torch is iterating over those hooks then.
             if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
@@ -184,7 +184,8 @@ class _Watched:
             calls.inside += 1
             is_outermost = calls.inside == 1
             if is_outermost:
-                calls.outermost = self, threading.get_ident(), _depth()
+                frame = _caller()
+                calls.outermost = threading.get_ident(), id(frame), frame.f_code
         if is_outermost:
             calls.sample(calls.begins)
             self._began = time.perf_counter()
@@ -214,16 +215,18 @@ class _Watched:
         self._begin(module, args)
 
 
-def _is_over(outermost: tuple[Any, int, int], watched: Any) -> bool:
-    """Whether a new call of ``watched`` shows that the outermost call was left without an end: torch calls no hook
-    after a KeyboardInterrupt or another error that is no Exception. Inside of that call it would be deeper."""
-    module, thread, depth = outermost
-    return module is watched and thread == threading.get_ident() and _depth() <= depth + 1
+def _caller() -> Any:
+    """The frame of torch that calls a hook of this module."""
+    frame: Any = sys._getframe()
+    while frame.f_globals is globals():
+        frame = frame.f_back
+    return frame
 
 
-def _depth() -> int:
-    """How many frames are above the caller."""
-    depth, frame = 0, sys._getframe()
-    while (outer := frame.f_back) is not None:
-        depth, frame = depth + 1, outer
-    return depth
+def _is_over(thread: int, number: int, code: Any) -> bool:
+    """Whether the call whose frame had this id was left without an end: torch calls no hook after a KeyboardInterrupt
+    or another error that is no Exception. In its own thread it is above the call that asks."""
+    frame = _caller().f_back if thread == threading.get_ident() else sys._current_frames().get(thread)
+    while frame is not None and not (id(frame) == number and frame.f_code is code):
+        frame = frame.f_back
+    return frame is None

@@ -29,7 +29,7 @@ from .group_tensors import (
     unpack,
     wrappers,
 )
-from .own_objects import own_buffers
+from .own_objects import newcomers, own_buffers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ class Inventory:
         self._refs: list[Callable[[], Any]] = []
         self._lasting: list[int] = []  # the ids of the first of `quantized`
         self._is_filled = False
+        self._is_whole = (
+            True  # else there are buffers that it does not have, until the group is onloaded next
+        )
         self._address_of: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
         # Empty wrappers per device (`shell`): building one takes longer than moving small inner tensors.
         self._shells: dict[Any, tuple[list[Any], list[Any]]] = {}
@@ -123,10 +126,17 @@ class Inventory:
             earlier: the group's inventory until now.
             dropping: whether to free the outliers that 8-bit layers keep of their last input.
         """
-        if earlier is not None:
-            # What came into the place of a buffer since, in a pass or on its device, may be others' too.
-            own_buffers(contents(group)[0], earlier.onloaded or _on_the_host(group))
         modules, tensors = contents(group)
+        # What came into the place of a buffer since, in a pass or on its device, may be others' too.
+        came = [] if earlier is None else newcomers(modules, earlier._own_buffers(group, modules))
+        if came and group.stream is None:
+            own_buffers(came)
+            tensors = contents(group)[1]
+        elif came and earlier is not None and earlier.onloaded:
+            # Upstream leaves it on the device, and the pass may still read it there.
+            left = {id(buffer) for _, _, buffer in came}
+            tensors = [tensor for tensor in tensors if id(tensor) not in left]
+            self._is_whole = False
         around = wrappers(group, tensors)
         if is_on_disk(group):
             refuse_wrappers(around)
@@ -315,9 +325,17 @@ class Inventory:
         addresses = self._addresses = list(map(self._address_of, tensors))
         self._parameter_addresses = [addresses[at] for at in self._of_parameters]
 
+    def _own_buffers(self, group: Any, modules: Iterable[Any]) -> list[Any]:
+        """The buffers that this inventory has onloaded; while the group is offloaded, those on the host."""
+        if self.onloaded:
+            return [self.onloaded[slot] for slot, _, _ in self._buffers]
+        device = sys.modules["torch"].device(group.offload_device).type
+        buffers = (buffer for module in modules for buffer in module._buffers.values())
+        return [buffer for buffer in buffers if buffer is not None and buffer.device.type == device]
+
     def look(self, group: Any, dropping: bool) -> Look | None:
         """The group's present state, or None if it must be searched. Call it with tensor subclasses disabled."""
-        if not self._is_filled:
+        if not self._is_filled or not (self._is_whole or self.onloaded):
             return None
         try:
             return self._look(group, dropping)
@@ -430,16 +448,6 @@ class Inventory:
         for wrapper, empty in zip(around, known[1], strict=True):
             if wrapper.device != device:
                 wrapper.data = empty
-
-
-def _on_the_host(group: Any) -> list[Any]:
-    device = sys.modules["torch"].device(group.offload_device).type
-    return [
-        buffer
-        for module in contents(group)[0]
-        for buffer in module._buffers.values()
-        if buffer is not None and buffer.device.type == device
-    ]
 
 
 def inventory_of(group: Any, dropping: bool) -> tuple[Inventory, Look]:

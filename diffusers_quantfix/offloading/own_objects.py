@@ -9,28 +9,34 @@ from __future__ import annotations
 import sys
 
 from .counters import has_version
-from .group_tensors import address_of
+from .group_tensors import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["is_plain", "normal", "own_buffers", "own_object"]
+__all__ = ["is_plain", "newcomers", "normal", "own_buffers", "own_object"]
 
 
-def own_buffers(modules: Iterable[Any], known: Iterable[Any]) -> None:
-    """Replace those buffers of ``modules`` that have none of the memory of the tensors ``known`` by own objects; shared
-    ones stay shared."""
-    addresses = set(map(address_of, known))
+def newcomers(modules: Iterable[Any], known: Iterable[Any]) -> list[tuple[dict[str, Any], str, Any]]:
+    """Those buffers of ``modules`` that are none of the tensors ``known``, each with its place."""
+    identities = set(map(identity, known))
+    return [
+        (module._buffers, name, buffer)
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None and is_plain(buffer) and identity(buffer) not in identities
+    ]
+
+
+def own_buffers(found: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
+    """Replace these `newcomers` by own objects; shared ones stay shared."""
     replaced: dict[int, tuple[Any, Any]] = {}  # by the identity of a tensor, which is kept alive
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is None or address_of(buffer) in addresses or not is_plain(buffer):
-                continue
-            if id(buffer) not in replaced:
-                replaced[id(buffer)] = buffer, own_object(buffer)
-            module._buffers[name] = replaced[id(buffer)][1]
+    for places, name, buffer in found:
+        if id(buffer) not in replaced:
+            replaced[id(buffer)] = buffer, own_object(buffer)
+        places[name] = replaced[id(buffer)][1]
 
 
 def own_object(buffer: Any) -> Any:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 
+from ..engine.by_identity import ByIdentity
 from ..engine.classes import class_name, is_a, lasts, mro
 from ..engine.interruptions import heed_interruption
 
@@ -51,11 +52,16 @@ class _Named(dict[type, bool]):
 
     def __init__(self, *names: str) -> None:
         self._names = names
+        self._passing = ByIdentity()  # of classes that are not kept
 
     def __missing__(self, kind: type) -> bool:
-        known = any(class_name(cls) in self._names for cls in mro(kind))
-        if lasts(kind):
-            self[kind] = known
+        known: bool | None = self._passing.get(kind)
+        if known is None:
+            known = any(class_name(cls) in self._names for cls in mro(kind))
+            if lasts(kind):
+                self[kind] = known
+            else:
+                self._passing.put(kind, known)
         return known
 
 
@@ -64,7 +70,7 @@ _quant_states = _Named("QuantState")
 _carriers = _Named("QuantState", "MatmulLtState")
 carries: Callable[[type], bool] = _carriers.__getitem__
 _quantized_parameters = _Named("Params4bit", "Int8Params")
-_no_carriers: set[type] = set()
+_no_carriers = ByIdentity()  # classes
 # Names and types of an object's attributes -> the names of tensors, and of objects that carry some. Cached, since a
 # group is searched twice per step. Names and types determine the result, so that it never goes stale.
 _Layout = tuple[tuple[str, ...], tuple[str, ...]]
@@ -131,11 +137,11 @@ def holders(module: Any) -> list[tuple[str, Any, tuple[str, ...]]]:
     if not found:
         # Nearly all attributes carry none, and a model may have a million of them.
         try:
-            if _no_carriers.issuperset(map(type, held.values())):
+            if _no_carriers.has_all(map(type, held.values())):
                 return found
-            _no_carriers.update(
-                kind for kind in map(type, held.values()) if not _carriers[kind] and lasts(kind)
-            )
+            for kind in set(map(type, held.values())):
+                if not _carriers[kind]:
+                    _no_carriers.put(kind, True)
         except Exception as error:  # a metaclass may make its classes unhashable
             heed_interruption(error)
             held = {name: value for name, value in held.items() if _is_hashable(type(value))}

@@ -285,6 +285,20 @@ def test_an_exit_that_code_asks_for_is_no_interruption() -> None:
         assert not interruptions.is_interruption(caught.value)
 
 
+@pytest.mark.parametrize(
+    "statement", ["raise Violation", "raise Violation()", "try: 1 / 0\n    finally: raise Violation"]
+)
+def test_an_error_that_a_statement_raises_is_no_interruption(monkeypatch, statement) -> None:
+    """Type checkers raise their errors in the code that they have checked, where no frame is theirs."""
+    monkeypatch.setitem(sys.modules, "checker", types.ModuleType("checker"))
+    violation = type("Violation", (Exception,), {"__module__": "checker"})
+    checked = {"__name__": "lib.core", "Violation": violation}
+    exec(f"def checked():\n    {statement}", checked)
+    with pytest.raises(violation) as caught:
+        checked["checked"]()
+    assert not interruptions.is_interruption(caught.value)
+
+
 LIMITS = """
     import ctypes, threading
     class Limit(Exception):

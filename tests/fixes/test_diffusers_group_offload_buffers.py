@@ -542,6 +542,22 @@ def test_what_the_program_does_with_a_state_between_two_runs(gpu, mode, between)
         assert torch.equal(found, wanted)
 
 
+@modes("block")
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+def test_a_tensor_of_the_program_that_was_put_into_a_block_stays_where_it_is(gpu, mode, inference):
+    device = gpu.devices[0]
+    unmoved, model = (torch.nn.Sequential(torch.nn.Sequential(Stateful())).eval() for _ in range(2))
+    unmoved.to(device)
+    offload(model, device, mode)
+    states = [torch.full((64,), value, device=device) for value in (2.0, 3.0)]
+    with torch.inference_mode(inference):
+        for state in states:
+            unmoved[0][0].start = model[0][0].start = state
+            for _ in range(2):
+                assert torch.equal(run(model, device), run(unmoved, device))
+            assert state.device.type == "cuda"
+
+
 @modes("leaf", "leaf-stream", "block", "block-stream", long=("leaf-low", "leaf-record"))
 def test_a_table_that_the_forward_reads_on_the_host(gpu, mode):
     """A model that keeps a tensor on the host, in the place of a buffer, finds it there in the pass."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import threading
 import weakref
 
 import pytest
@@ -140,12 +142,24 @@ def test_the_parts_of_a_component_are_watched_until_it_is_called_as_a_whole():
     assert not model._forward_hooks
 
 
+def in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def deeper(call, frames=5):
+    return deeper(call, frames - 1) if frames else call()
+
+
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_calls_after_one_that_was_left_are_sampled(kind):
+@pytest.mark.parametrize("where", [lambda call: call(), in_a_thread], ids=["here", "in a thread"])
+@pytest.mark.parametrize("then", [lambda call: call(), deeper], ids=["as deep", "deeper"])
+def test_calls_after_one_that_was_left_are_sampled(kind, where, then):
     """torch calls no hook after an error that is no Exception, as Ctrl-C in a notebook; then no call was seen again."""
     import torch
 
-    class Nested(torch.nn.Module):
+    class Part(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.layer, self.left, self.again = torch.nn.Linear(4, 4), None, True
@@ -156,15 +170,19 @@ def test_calls_after_one_that_was_left_are_sampled(kind):
             self.again = not self.again
             return self.layer(x) if self.again else self(x)
 
-    model = Nested()
+    def leaves():
+        model.first.left = kind()
+        with contextlib.suppress(kind):
+            model.first(torch.ones(1, 4))
+        model.first.left = None
+
+    model = torch.nn.Module()
+    model.first, model.second = Part(), Part()
     with qf.track(model, interval=0) as memory:
-        model(torch.ones(1, 4))
-        model.left = kind()
-        with pytest.raises(kind):
-            model(torch.ones(1, 4))
-        model.left = None
-        memory.samples.clear()
-        for _ in range(2):
-            model(torch.ones(1, 4))
-        labels = [sample.label for sample in memory.samples]
-    assert labels == ["Nested begins", "Nested ends"] * 2
+        for part in (model.first, model.second):
+            where(leaves)
+            memory.samples.clear()
+            for _ in range(2):
+                then(lambda part=part: part(torch.ones(1, 4)))
+            labels = [sample.label for sample in memory.samples]
+            assert labels == ["Module begins", "Module ends"] * 2

@@ -16,13 +16,13 @@ Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/ho
     reported.
 Patch: the buffers get their host copies back too; one that was changed in place, which batch normalization in training
     does uncounted, is first copied to its host copy. When a model's offloading is set up, its buffers that are views
-    are replaced by plain ones. In inference mode, buffers stay the tensors that they were, with the ``.data`` of what
-    would replace them.
+    are replaced by plain ones. In inference mode, what replaces a buffer has a counter.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +32,7 @@ from ...engine.probe import resolve
 from ...offloading.counters import has_version, version_of
 from ...offloading.exchanged_buffers import admit_buffers, has_exchanged, look_up_places
 from ...offloading.live import moved_groups as in_use  # noqa: F401
+from ...offloading.own_objects import is_plain, normal
 from ...offloading.replaced import forget_copies
 from ...offloading.transfers import expect_write
 from ...offloading.uncompiled import uncompiled, within
@@ -99,7 +100,7 @@ def _leaves_buffers(group_offloading: ModuleType) -> bool:
 
 
 def _replaces_buffers(group_offloading: ModuleType) -> bool:
-    """Offload a module, whose ``to`` replaces its buffer, in inference mode; is the buffer another tensor?"""
+    """Offload a module, whose ``to`` replaces its buffer, in inference mode; does the new one lack a counter?"""
     import torch
 
     class Module(torch.nn.Module):
@@ -109,8 +110,7 @@ def _replaces_buffers(group_offloading: ModuleType) -> bool:
 
     cls = resolve(group_offloading, "ModuleGroup")
     module = Module()
-    buffer = torch.zeros(1)
-    module.register_buffer("buffer", buffer)
+    module.register_buffer("buffer", torch.zeros(1))
     group = cls.__new__(cls)
     group.modules, group.parameters, group.buffers = [module], [], []
     group.offload_leader, group.stream, group.record_stream = module, None, False
@@ -121,7 +121,7 @@ def _replaces_buffers(group_offloading: ModuleType) -> bool:
             group.offload_()
     except AttributeError:  # 0.34.0 asks for the accelerator, where there is none
         return not hasattr(cls.offload_, _MARK)
-    return module.buffer is not buffer
+    return not has_version(module.buffer)
 
 
 def patch(group_offloading: ModuleType, draft: Draft) -> None:
@@ -154,11 +154,11 @@ def patch(group_offloading: ModuleType, draft: Draft) -> None:
                 buffers
             ):  # before: diffusers restores the host copies of those that are in no module of the group
                 keep_changes(self, buffers)
-            named = named_buffers(self) if torch.is_inference_mode_enabled() else ()
+            counted = counted_buffers(self) if torch.is_inference_mode_enabled() else ()
             original(self)
             for buffer in held_buffers(self) if buffers else {}:  # there may be host copies of others now
                 buffer.data = self.cpu_param_dict[buffer]
-            put_back(named)
+            count_again(counted)
 
         wrapped = uncompiled(offload_)
         setattr(wrapped, _MARK, True)  # other fixes' wrappers around it have it too
@@ -188,7 +188,7 @@ def replace_views(model: Any) -> None:
                 module._buffers[name] = replaced.setdefault(id(buffer), (buffer, buffer.data))[1]
 
 
-def named_buffers(group: Any) -> list[tuple[dict[str, Any], str, Any]]:
+def counted_buffers(group: Any) -> list[tuple[dict[str, Any], str, Any]]:
     """The buffers of ``group``'s modules that have a counter of changes, each with its place."""
     return [
         (module._buffers, name, buffer)
@@ -199,16 +199,14 @@ def named_buffers(group: Any) -> list[tuple[dict[str, Any], str, Any]]:
     ]
 
 
-def put_back(named: Any) -> None:
-    """Put buffers back where others have replaced them, with the data of those."""
-    torch = sys.modules["torch"]
-    for places, name, buffer in named:
+def count_again(before: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
+    """Replace the tensors that others have put into the places of `counted_buffers` by tensors with the same data that
+    have a counter; shared ones stay shared. The buffers from before may be the program's, and stay as they are."""
+    renewed: dict[int, Any] = {}  # by the identity of a buffer from before
+    for places, name, buffer in before:
         new = places[name]
-        if new is buffer or type(new) is not torch.Tensor or type(buffer) is not torch.Tensor:
-            continue
-        if torch._has_compatible_shallow_copy_type(buffer, new):
-            buffer.data = new
-            places[name] = buffer
+        if new is not buffer and is_plain(new) and is_plain(buffer) and not has_version(new):
+            places[name] = renewed.setdefault(id(buffer), normal(new))
 
 
 def held_buffers(group: Any) -> dict[Any, Any]:
