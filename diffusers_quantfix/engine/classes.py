@@ -125,12 +125,14 @@ def slots_of(value: Any) -> list[tuple[str, Any]]:
         known = _slots[id(kind)] = weakref.ref(kind), _places_of_slots(classes)
     found = []
     for at, name in known[1]:
+        descriptor = attributes(classes[at]).get(name) if at < len(classes) else None
+        if type(descriptor) is not MemberDescriptorType:  # the class has other bases or attributes now
+            _slots.pop(id(kind), None)
+            continue
         try:
-            found.append((name, attributes(classes[at])[name].__get__(value)))
+            found.append((name, descriptor.__get__(value)))
         except (AttributeError, TypeError):  # not set, or a slot of another class
             continue
-        except LookupError:  # the class has other bases or attributes now
-            _slots.pop(id(kind), None)
     return found
 
 

@@ -12,7 +12,7 @@ from itertools import starmap
 
 from . import board as states
 from .board import Answer
-from .errors import ForeignPatch, TargetMissing, Undecided
+from .errors import ForeignPatch, Overtaken, TargetMissing, Undecided
 from .fix import declared
 from .foreign import foreign_home
 from .interruptions import heed_interruption
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .fix import Fix, Target
     from .ledger import Ledger
     from .proofs import Proofs
+
+_TRIES = 20
 
 
 class LoadedFix:
@@ -314,10 +316,8 @@ class Decider:
         return newest is None or not contains(f"<={newest}", version)
 
     def _install(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
-        draft = self._ledger.draft(name)
         try:
-            fix.patch(module, draft)
-            self._ledger.commit(draft)
+            self._write(name, fix, module)
         except TargetMissing as gone:
             return self.answer(name, states.MISSING, f"nothing to patch here: {gone}")
         except ForeignPatch as foreign:
@@ -339,6 +339,17 @@ class Decider:
         answer = self._applied(name, verdict)
         log(logging.DEBUG, "%s %s to %s (%s)", name, answer.state, ", ".join(answer.changes), verdict.reason)
         return answer
+
+    def _write(self, name: str, fix: LoadedFix, module: ModuleType) -> None:
+        for tries in range(_TRIES, 0, -1):
+            draft = self._ledger.draft(name)
+            fix.patch(module, draft)
+            try:
+                self._ledger.commit(draft)
+                return
+            except Overtaken:
+                if tries == 1:
+                    raise
 
     def _applied(self, name: str, verdict: Verdict) -> Answer:
         changes = tuple(dict.fromkeys(entry.where for entry in self._ledger.entries(name)))

@@ -50,6 +50,11 @@ class Draft:
         self._demanded = list(demanded)
         self._demand = demand
         self.entries: list[Entry] = []
+        self._seen: list[tuple[Any, str, Any]] = []  # owner, name, what the slot held
+
+    def is_overtaken(self) -> bool:
+        """Whether a slot holds something else than when it was looked up: another fix was installed meanwhile."""
+        return any(slot(owner, name)[1] is not value for owner, name, value in self._seen)
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
         """Replace the slot's value with ``new`` (function, property, classmethod, code object, value).
@@ -139,10 +144,13 @@ class Draft:
         for entry in self.entries:
             if entry.is_at(owner, name):
                 return entry.owned, entry.new
+        owned, held = slot(owner, name)
+        if slot(owner, name)[1] is held:  # else it is made anew each time, as a bound method
+            self._seen.append((owner, name, held))
         for entry in self._standing:
             if entry.is_at(owner, name):
                 return entry.owned, entry.old
-        return slot(owner, name)
+        return owned, held
 
     def _add(self, owner: Any, name: str, owned: bool, old: Any, new: Any, only: bool = False) -> None:
         for entry in self.entries:

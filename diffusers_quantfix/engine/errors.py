@@ -36,3 +36,7 @@ class ForeignPatch(RuntimeError):
     def __init__(self, what: str, step: str) -> None:
         super().__init__(f"{what}; {step}")
         self.what = what
+
+
+class Overtaken(RuntimeError):
+    """Another thread has written a slot since a fix looked at it; the fix looks again."""

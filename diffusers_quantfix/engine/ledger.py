@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from .by_identity import ByIdentity
 from .draft import Draft
 from .entry import Entry, put
+from .errors import Overtaken
 from .foreign import leads_to
 from .interruptions import heed_interruption
 from .probe import home_of, name_of, slot
@@ -170,9 +171,14 @@ class Ledger:
             draft: what to write.
             later: whether it adds to an installed fix, which keeps its position in the order: others have patched on
                 top of it.
+
+        Raises:
+            Overtaken: another thread has written one of the slots meanwhile. Nothing was written.
         """
         fix_id = draft.fix_id
         with self._lock:
+            if draft.is_overtaken():
+                raise Overtaken(fix_id)
             done: list[tuple[Entry, bool, Any]] = []  # each with the slot's previous value
             held = self._copies(
                 _may_be_copied(draft.entries), self._holders(draft.entries), _being_imported(draft.entries)

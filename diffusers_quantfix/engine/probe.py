@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from types import CodeType, FunctionType, ModuleType
 
 from .classes import module_name
@@ -54,8 +55,17 @@ def resolve(module: object, path: str) -> Any:
     """
     value: Any = module
     for name in path.split("."):
-        value = slot(value, name)[1]
+        value = _submodule(value, name) or slot(value, name)[1]
     return value
+
+
+def _submodule(module: Any, name: str) -> ModuleType | None:
+    """A submodule that its package has no attribute for: Python sets none where the first import of the package was
+    interrupted, and a second one found the submodule imported."""
+    if not isinstance(module, ModuleType) or name in vars(module):
+        return None
+    found = sys.modules.get(f"{module.__name__}.{name}")
+    return found if isinstance(found, ModuleType) else None
 
 
 def function_of(value: Any) -> FunctionType:

@@ -23,9 +23,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["admit_buffers", "has_exchanged", "look_up_places"]
+__all__ = ["admit_buffers", "has_exchanged", "has_uncounted", "lacks_buffers", "look_up_places"]
 
 _PLACES = "_quantfix_places_of_buffers"
+_UNCOUNTED = "_quantfix_has_uncounted_buffers"
 
 
 class _Place:
@@ -84,6 +85,7 @@ def admit_buffers(group: Any) -> None:
         place.names[place.name] = new[id(buffer)][1]
     if not new:
         return
+    vars(group)[_UNCOUNTED] = not all(has_version(buffer) for _, buffer in new.values())
     here = {id(place.names.get(place.name)) for place in places} | set(map(id, group.buffers))
     gone = {id(place.first) for place in places} - here
     copies = {tensor: copy for tensor, copy in known.items() if id(tensor) not in gone}
@@ -92,6 +94,23 @@ def admit_buffers(group: Any) -> None:
         buffer: _copy(buffer, group.offload_device) for _, buffer in new.values()
     }
     forget_copies(group)
+
+
+def lacks_buffers(group: Any) -> bool:
+    """Whether a tensor on the host has come into a place of ``group`` since its copies to the device were issued."""
+    if not has_exchanged(group):
+        return False
+    device = sys.modules["torch"].device(group.offload_device).type
+    here = (place.names.get(place.name) for place in vars(group)[_PLACES][1])
+    copied = group.cpu_param_dict
+    return any(
+        buffer is not None and buffer.device.type == device and buffer not in copied for buffer in here
+    )
+
+
+def has_uncounted(group: Any) -> bool:
+    """Whether writes to what was admitted last are not counted, because it was made in inference mode."""
+    return bool(vars(group).get(_UNCOUNTED, False))
 
 
 def _copy(buffer: Any, device: Any) -> Any:

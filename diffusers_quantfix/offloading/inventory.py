@@ -106,9 +106,7 @@ class Inventory:
         self._refs: list[Callable[[], Any]] = []
         self._lasting: list[int] = []  # the ids of the first of `quantized`
         self._is_filled = False
-        self._is_whole = (
-            True  # else there are buffers that it does not have, until the group is onloaded next
-        )
+        self._left: set[int] = set()  # the ids of buffers that came in and are not moved yet
         self._address_of: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
         # Empty wrappers per device (`shell`): building one takes longer than moving small inner tensors.
         self._shells: dict[Any, tuple[list[Any], list[Any]]] = {}
@@ -132,11 +130,10 @@ class Inventory:
         if came and group.stream is None:
             own_buffers(came)
             tensors = contents(group)[1]
-        elif came and earlier is not None and earlier.onloaded:
-            # Upstream leaves it on the device, and the pass may still read it there.
-            left = {id(buffer) for _, _, buffer in came}
-            tensors = [tensor for tensor in tensors if id(tensor) not in left]
-            self._is_whole = False
+        elif came and earlier is not None:
+            # Upstream leaves it on the device, and the pass may still read it there. What stays comes with the group.
+            self._left = {id(buffer) for _, _, buffer in came} - earlier._left
+            tensors = [tensor for tensor in tensors if id(tensor) not in self._left]
         around = wrappers(group, tensors)
         if is_on_disk(group):
             refuse_wrappers(around)
@@ -335,7 +332,7 @@ class Inventory:
 
     def look(self, group: Any, dropping: bool) -> Look | None:
         """The group's present state, or None if it must be searched. Call it with tensor subclasses disabled."""
-        if not self._is_filled or not (self._is_whole or self.onloaded):
+        if not self._is_filled or (self._left and not self.onloaded):
             return None
         try:
             return self._look(group, dropping)

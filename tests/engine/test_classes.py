@@ -46,3 +46,15 @@ def test_a_class_that_gets_other_bases() -> None:
     Derived.__bases__ = (Left, Right)
     slots_of(value)
     assert slots_of(value) == [("place", 1)]
+
+
+def test_a_property_that_takes_the_place_of_a_slot_is_not_run() -> None:
+    class Kind:
+        __slots__ = ("place",)
+
+    value = Kind()
+    value.place = 1
+    assert slots_of(value) == [("place", 1)]
+    Kind.place = property(lambda self: 1 / 0)
+    for _ in range(2):
+        assert slots_of(value) == []

@@ -517,3 +517,34 @@ def test_what_is_executed_again_and_again_is_freed(methods) -> None:
     """)
     assert outcome["alive"] <= 2
     assert outcome["states"] == ["applied", "applied"] and outcome["f"] == "patched twice"
+
+
+INTERRUPTED = """
+import lib.core, sys
+if not hasattr(sys, "once"):
+    sys.once = 1
+    raise KeyboardInterrupt
+"""
+DOTTED = """
+from diffusers_quantfix.engine.probe import resolve
+def broken(module):
+    return resolve(module, "core.f")() == "broken"
+def patch(module, ledger):
+    ledger.wrap_plain(resolve(module, "core"), "f", lambda original: lambda: "patched")
+"""
+
+
+def test_a_submodule_that_its_package_lost(world) -> None:
+    """Python sets no attribute for a submodule that an interrupted import of the package has left in `sys.modules`."""
+    world.library(__init__=INTERRUPTED, core=CORE)
+    world.fix(target="lib", body=DOTTED)
+    outcome = world.run("""
+        import sys, diffusers_quantfix
+        try:
+            import lib
+        except KeyboardInterrupt:
+            import lib
+        assert not hasattr(lib, "core")
+        tell(f=sys.modules["lib.core"].f(), state=states("fix-f"))
+    """)
+    assert outcome.told == {"f": "patched", "state": "applied"}

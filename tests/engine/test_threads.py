@@ -250,3 +250,39 @@ def test_a_tool_used_first_while_another_thread_imports_the_first_library(world)
         tell(f=lib.core.f(), state=states("fix-f"))
     """)
     assert outcome.told == {"f": "patched", "state": "applied"}
+
+
+ONE_SLOT = """
+import sys, threading
+def broken(module):
+    import lib.core
+    return "{name}" not in lib.core.f()
+def patch(module, ledger):
+    import lib.core
+    ledger.wrap_plain(lib.core, "f", lambda original: lambda: original() + " {name}")
+    if "{name}" not in sys.waited:
+        sys.waited.add("{name}")
+        sys.barrier.wait(20)
+"""
+
+
+def test_two_fixes_that_patch_one_slot_at_once(world) -> None:
+    """The second one was written over the first, which said "applied"."""
+    world.library(core="def f(): return 'broken'", one="", two="")
+    for name in ("one", "two"):
+        world.fix(f"fix-{name}", f"lib.{name}", body=ONE_SLOT.format(name=name))
+    outcome = world.run("""
+        import importlib, sys, threading, lib.core, diffusers_quantfix as qf
+        sys.waited, sys.barrier = set(), threading.Barrier(2)
+        threads = [threading.Thread(target=importlib.import_module, args=(f"lib.{name}",)) for name in ("one", "two")]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        tell(f=sorted(lib.core.f().split()), states=states("fix-one", "fix-two"))
+        qf.revert()
+        tell(reverted=lib.core.f())
+    """)
+    assert outcome.told == {
+        "f": ["broken", "one", "two"],
+        "states": ["applied", "applied"],
+        "reverted": "broken",
+    }

@@ -558,6 +558,48 @@ def test_a_tensor_of_the_program_that_was_put_into_a_block_stays_where_it_is(gpu
             assert state.device.type == "cuda"
 
 
+@modes("block-stream")
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
+def test_a_write_to_the_new_state_of_a_block_that_is_fetched_already(gpu, mode, inference):
+    """torch does not count the writes to a tensor that was made in inference mode."""
+    device = gpu.devices[0]
+
+    class Adding(torch.nn.Module):
+        def __init__(self, following):
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 64)
+            self.register_buffer("state", torch.zeros(64))
+            self.following = following
+
+        def forward(self, x):
+            for block in self.following:
+                torch.cuda.synchronize(x.device)  # what was fetched has arrived
+                block.state.mul_(0.5).add_(0.1)
+            return self.layer(x) + self.state
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            last = Adding([])
+            self.first = torch.nn.Linear(64, 64)
+            self.blocks = torch.nn.ModuleList([Adding([]), Adding([last]), last])
+
+        def forward(self, x):
+            x = self.first(x)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    unmoved, model = Model().to(device).eval(), Model().eval()
+    offload(model, device, mode)
+    with torch.inference_mode(inference):
+        for number in range(4):
+            for each in (unmoved, model):
+                each.blocks[2].state = torch.full((64,), number + 1.0, device=device)
+            assert torch.equal(run(model, device), run(unmoved, device))
+
+
 @modes("leaf", "leaf-stream", "block", "block-stream", long=("leaf-low", "leaf-record"))
 def test_a_table_that_the_forward_reads_on_the_host(gpu, mode):
     """A model that keeps a tensor on the host, in the place of a buffer, finds it there in the pass."""

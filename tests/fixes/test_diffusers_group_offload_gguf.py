@@ -254,6 +254,56 @@ def test_two_blocks_that_get_one_tensor(gpu, mode):
         assert torch.equal(run(model, device), run(unmoved, device))
 
 
+@modes("block-stream")
+@pytest.mark.parametrize("backend", ["GGUF", "none"])
+@pytest.mark.parametrize("of", ["the program", "the block before"])
+def test_a_tensor_that_is_put_into_a_block_that_is_fetched_already(gpu, mode, backend, of):
+    """For the rest of a pass: that it came in is not seen before the group comes next, where it is gone again."""
+    device = gpu.devices[0]
+
+    class Adding(torch.nn.Module):
+        def __init__(self, block, value):
+            super().__init__()
+            self.block = block
+            self.register_buffer("state", torch.full((FEATURES,), value))
+
+        def forward(self, x):
+            return self.block(x) + self.state
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            layers = [
+                torch.nn.Linear(FEATURES, FEATURES) if backend == "none" else linear(seed)
+                for seed in range(4)
+            ]
+            self.first = layers.pop()
+            self.blocks = torch.nn.ModuleList(
+                Adding(layer, 0.5 * number) for number, layer in enumerate(layers)
+            )
+            self.state = None
+
+        def forward(self, x):
+            x, last = self.first(x), self.blocks[2]
+            before = last.state
+            for block in self.blocks:
+                if block is last and self.state is not None:
+                    last.state = self.state if of == "the program" else self.blocks[1].state
+                x = block(x)
+            last.state = before
+            return x
+
+    unmoved, model = Model().to(device).eval(), Model().eval()
+    offload(model, device, mode)
+    state = torch.full((FEATURES,), 3.0, device=device)
+    for number in range(5):
+        if number == 2:
+            unmoved.state = model.state = state
+        assert torch.equal(run(model, device), run(unmoved, device))
+        assert state.device.type == "cuda"
+
+
 @modes("leaf-stream", "block-low")
 def test_models_can_be_moved_when_the_hooks_are_off(gpu, mode):
     assert_can_be_moved(gpu.pair, build(gpu.pair[0]), run, mode, places_of)

@@ -28,6 +28,7 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...offloading.counters import versions
+from ...offloading.exchanged_buffers import has_uncounted, lacks_buffers
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import follows_data, renew_host_copies
@@ -172,7 +173,8 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
         keep_for_interrupted_pass(group, tensors)
         # By the layers before, or a pre-hook.
         is_replaced = follows_data(group) and renew_host_copies(group)
-        is_written = is_outdated(group) or versions(tensors) != noted
+        is_written = is_outdated(group) or has_uncounted(group) or versions(tensors) != noted
+        is_written = is_written or lacks_buffers(group)
         if is_written:
             group.stream.wait_stream(compute_stream(group))
         if is_replaced or is_written:

@@ -11,6 +11,7 @@ Patch: as in ``peft-unmerge-bnb`` and ``peft-unmerge-torchao``: the packed weigh
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -61,12 +62,11 @@ def _classes(tuners: ModuleType) -> Iterator[type]:
         TargetMissing: there is none.
     """
     found = False
-    for name in dir(tuners):
-        module = getattr(getattr(tuners, name), "layer", None)
-        if module is None or not module.__name__.startswith(f"{tuners.__name__}."):
+    for name in sorted(sys.modules):  # not by attributes: an interrupted import leaves some out
+        if not (name.startswith(f"{tuners.__name__}.") and name.endswith(".layer")):
             continue
-        for cls in list(vars(module).values()):
-            methods = vars(cls) if isinstance(cls, type) and cls.__module__ == module.__name__ else {}
+        for cls in list(vars(sys.modules[name]).values()):
+            methods = vars(cls) if isinstance(cls, type) and cls.__module__ == name else {}
             if {"merge", "unmerge"} <= set(methods) and "set_base_weight" in names_used(methods["unmerge"]):
                 found = True
                 yield cls
