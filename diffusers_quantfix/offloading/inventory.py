@@ -126,7 +126,7 @@ class Inventory:
         """
         modules, tensors = contents(group)
         # What came into the place of a buffer since, in a pass or on its device, may be others' too.
-        came = [] if earlier is None else newcomers(modules, earlier._own_buffers(group, modules))
+        came = [] if earlier is None else newcomers(modules, earlier._known_buffers(group, modules))
         if came and group.stream is None:
             own_buffers(came)
             tensors = contents(group)[1]
@@ -322,7 +322,7 @@ class Inventory:
         addresses = self._addresses = list(map(self._address_of, tensors))
         self._parameter_addresses = [addresses[at] for at in self._of_parameters]
 
-    def _own_buffers(self, group: Any, modules: Iterable[Any]) -> list[Any]:
+    def _known_buffers(self, group: Any, modules: Iterable[Any]) -> list[Any]:
         """The buffers that this inventory has onloaded; while the group is offloaded, those on the host."""
         if self.onloaded:
             return [self.onloaded[slot] for slot, _, _ in self._buffers]
