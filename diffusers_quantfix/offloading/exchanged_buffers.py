@@ -72,9 +72,8 @@ def admit_buffers(group: Any) -> None:
     """Before ``group`` is onloaded: give it a host copy of what came into the places of its buffers."""
     places: list[_Place] = vars(group)[_PLACES][1]
     known, inference_mode = group.cpu_param_dict, sys.modules["torch"].is_inference_mode_enabled()
-    new: dict[
-        int, tuple[Any, Any]
-    ] = {}  # by the identity of a tensor, which is kept alive: shared ones stay shared
+    # By the identity of a tensor, which is kept alive: shared ones stay shared.
+    new: dict[int, tuple[Any, Any]] = {}
     for place in places:
         buffer = place.names.get(place.name)
         if buffer is place.first or buffer is None or buffer in known or not is_plain(buffer):

@@ -16,8 +16,8 @@ Upstream: https://github.com/huggingface/diffusers/blob/v0.42.1/src/diffusers/ho
     reported.
 Patch: the buffers get their host copies back too; one that was changed in place, which batch normalization in training
     does uncounted, is first copied to its host copy. When a model's offloading is set up, its buffers that are views
-    are replaced by plain ones. In inference mode, what replaces a buffer has a counter. A tensor that ``forward`` or
-    the program puts into a buffer's place stays where it is, as without us.
+    are replaced by plain ones. In inference mode, what replaces a buffer has a counter. What ``forward`` puts into
+    a buffer's place, as OmniGen's rotary embedding does it, stays on the GPU.
 """
 
 from __future__ import annotations
