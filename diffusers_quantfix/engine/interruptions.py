@@ -15,6 +15,8 @@ _DECORATORS = 8  # around a function, one in another
 _NOBODY = object()
 # What another thread puts in to end this one, and the functions that code calls to raise it itself.
 _ENDS = {SystemExit: {"exit", "quit"}, TimeoutError: set[str]()}
+# What a trace or profile function is told of.
+_EVENTS = frozenset(("call", "line", "return", "exception", "opcode", "c_call", "c_return", "c_exception"))
 
 
 def heed_interruption(error: BaseException) -> None:
@@ -26,20 +28,22 @@ def heed_interruption(error: BaseException) -> None:
 def is_interruption(error: BaseException) -> bool:
     """Whether the program raised it in the middle of our code: a timeout, a cancelled job, or an exit at SIGTERM.
 
-    Either a signal handler did, or another thread, with ``PyThreadState_SetAsyncExc``.
+    A signal handler did, a trace function (that of a debugger, or of a thread that can be ended), or another thread,
+    with ``PyThreadState_SetAsyncExc``.
     """
     frames, traceback = [], error.__traceback__
     while traceback is not None:
         frames.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return _of_a_handler(frames) or _of_another_thread(error, frames)
+    return _is_by_a_handler(frames) or _of_another_thread(error, frames)
 
 
-def _of_a_handler(frames: list[FrameType]) -> bool:
-    """A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts.
+def _is_by_a_handler(frames: list[FrameType]) -> bool:
+    """A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts; a trace
+    function likewise, by a frame and an event.
 
-    What is registered now may be another one: helpers with a time limit put the previous one back before they raise.
-    But a handler may also have deleted what it was called with.
+    What is registered now may be another one: helpers with a time limit put the previous one back before they raise,
+    and Python takes away a trace function that raises. But a handler may also have deleted what it was called with.
     """
     if len(frames) < 2:
         return False
@@ -98,7 +102,7 @@ def _is_call_of(frame: FrameType, function: FunctionType, of: Any) -> bool:
 
 
 def _handles(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a function was called with a signal's number and the frame that it interrupts."""
+    """Whether a function was called with the frame that it interrupts, and a signal's number or a tracer's event."""
     try:
         code = frame.f_code
         names = code.co_varnames[
@@ -106,7 +110,13 @@ def _handles(frame: FrameType, interrupted: FrameType) -> bool:
         ]  # and ``*args``, ``**kwargs``
         given = [frame.f_locals[name] for name in names if name in frame.f_locals]
         given += [value for one in given if isinstance(one, tuple) for value in one]
-        return any(one is interrupted for one in given) and _has_signal_number(given)
+        if any(one is interrupted for one in given) and _has_signal_number(given):
+            return True
+        # In Python 3.11 the frame that returns is no part of the traceback, but the one that called it is.
+        return any(
+            one is interrupted or (isinstance(one, type(frame)) and one.f_back is interrupted)
+            for one in given
+        ) and any(type(one) is str and one in _EVENTS for one in given)
     except Exception:  # values of the program's, which may raise on any use
         return False
 

@@ -44,6 +44,9 @@ class Lock:
             except RuntimeError:  # not taken
                 pass
 
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()  # the copy of what has one has its own
+
     def after_fork(self) -> None:
         """In the child; the thread that forked keeps it."""
         if not self._lock._is_owned():

@@ -8,6 +8,7 @@ upstream's lines.
 from __future__ import annotations
 
 import sys
+from types import CodeType
 
 from .errors import TargetMissing
 from .foreign import refuse_foreign
@@ -16,7 +17,7 @@ from .probe import function_of, nested_code, resolve
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
-    from types import CodeType, FunctionType, ModuleType
+    from types import FunctionType, ModuleType
     from typing import Any
 
 __all__ = ["exchanged", "expression", "own_function", "recompiled", "statements"]
@@ -45,40 +46,30 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
 
     Raises:
         TargetMissing: the function has free variables.
-        OSError: its source is missing: installed as bytecode only.
+        OSError: its source is missing (installed as bytecode only), or is not that of the running code: the file has
+            changed since it was imported, or an import hook has added to it.
     """
-    import __future__
-
-    import ast
     import linecache
 
     old = function.__code__
     # Not inspect.getsource, which searches all modules for the function's own, and reads a block token by token.
-    lines = linecache.getlines(old.co_filename, function.__globals__)[old.co_firstlineno - 1 :]
+    linecache.checkcache(old.co_filename)
+    text = linecache.getlines(old.co_filename, function.__globals__)
+    lines = text[old.co_firstlineno - 1 :]
     if not lines:
         raise OSError(f"the source of {function.__qualname__} is missing")
     tree = _definition(lines, old.co_firstlineno)
-    tree = exchange.visit(tree)
     within = _class_around(function)
-    if within:
-        # ``super()`` needs the variable ``__class__``, which exists only in a class; private names depend on its name.
-        around: Any = ast.parse("class C: pass")
-        around.body[0].name, around.body[0].body = within, tree.body
-        tree = around
-    future = old.co_flags & __future__.annotations.compiler_flag
-
-    def compiled_tree() -> CodeType:
-        code: CodeType = compile(tree, old.co_filename, "exec", flags=future, dont_inherit=True)
-        return code
-
+    another = OSError(f"the source of {function.__qualname__} is not that of the running code")
     try:
-        compiled = compiled_tree()
-    except TypeError:  # a node without a line number; to look for them takes as long as all the rest
-        tree = ast.fix_missing_locations(tree)
-        compiled = compiled_tree()
-    new = nested_code(nested_code(compiled, within) if within else compiled, old.co_name)
-    if new.co_freevars != old.co_freevars:
+        unchanged = _compiled(tree, within, old)
+    except TargetMissing:
+        raise another from None
+    if unchanged.co_freevars != old.co_freevars:
         raise TargetMissing(f"{function.__qualname__} is a closure here")
+    if not _is_same(unchanged, old) and not _contains("".join(text), old):
+        raise another
+    new = _compiled(exchange.visit(tree), within, old)
     if sys.version_info >= (3, 11):
         new = new.replace(co_qualname=old.co_qualname)
     # An inner function that another fix has replaced comes from another file, and stays.
@@ -87,6 +78,95 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
         named = {code: others.get(code.co_name, code) for code in _inside(new)}
         new = new.replace(co_consts=tuple(named.get(const, const) for const in new.co_consts))
     return new
+
+
+def _compiled(tree: Any, within: str, like: CodeType) -> CodeType:
+    """The code of a function from its tree, compiled as another one is.
+
+    Args:
+        tree: is left as it is.
+        within: the name of the class in which it is defined; empty for none.
+        like: the code whose name, file and ``__future__`` features it has.
+
+    Raises:
+        TargetMissing: the tree does not define it.
+    """
+    import __future__
+
+    import ast
+
+    if within:
+        # ``super()`` needs the variable ``__class__``, which exists only in a class; private names depend on its name.
+        around: Any = ast.parse("class C: pass")
+        around.body[0].name, around.body[0].body = within, tree.body
+        tree = around
+    features = sum({getattr(__future__, name).compiler_flag for name in __future__.all_feature_names} - {0})
+    flags = like.co_flags & features
+
+    def compiled() -> CodeType:
+        code: CodeType = compile(tree, like.co_filename, "exec", flags=flags, dont_inherit=True)
+        return code
+
+    try:
+        code = compiled()
+    except TypeError:  # a node without a line number; to look for them takes as long as all the rest
+        tree = ast.fix_missing_locations(tree)
+        code = compiled()
+    return nested_code(nested_code(code, within) if within else code, like.co_name)
+
+
+def _is_same(one: CodeType, running: CodeType) -> bool:
+    """Whether a function does what the running one does, inner functions that come from another file aside.
+
+    Not ``==``, which compares columns too: ``-X no_debug_ranges`` drops them.
+    """
+    return (
+        one.co_names == running.co_names
+        and one.co_varnames == running.co_varnames
+        and len(one.co_consts) == len(running.co_consts)
+        and all(map(_is_same_constant, one.co_consts, running.co_consts))
+        and _instructions(one) == _instructions(running)
+    )
+
+
+def _is_same_constant(one: Any, running: Any) -> bool:
+    if isinstance(one, CodeType) and isinstance(running, CodeType):
+        return one.co_filename != running.co_filename or _is_same(one, running)
+    if isinstance(one, frozenset):  # a file of bytecode may hold it in another order
+        return bool(one == running)
+    return type(one) is type(running) and repr(one) == repr(running)
+
+
+def _instructions(code: CodeType) -> list[tuple[int, int]]:
+    """The instructions of a function, without what depends on the module around it.
+
+    A method of what the module imports is called by other instructions (Python 3.11 to 3.13), and jumps are as long as
+    these.
+    """
+    import opcode
+
+    codes = opcode.opmap
+    left_out = {codes.get(name) for name in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")}
+    method, attribute = codes.get("LOAD_METHOD"), codes["LOAD_ATTR"]
+    of_the_place = {*opcode.hasjrel, *opcode.hasjabs, attribute, codes["LOAD_GLOBAL"]}
+    found = []
+    for code_number, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        if code_number not in left_out:
+            number = attribute if code_number == method else code_number
+            found.append((number, 0 if number in of_the_place else argument))
+    return found
+
+
+def _contains(text: str, running: CodeType) -> bool:
+    """Whether a file defines the running function: for calls with many arguments, whose instructions depend on the
+    imports of the file."""
+    try:
+        codes = [compile(text, running.co_filename, "exec", dont_inherit=True)]
+    except SyntaxError:  # somebody is writing it
+        return False
+    for code in codes:
+        codes += _inside(code)
+    return any(code.co_firstlineno == running.co_firstlineno and _is_same(code, running) for code in codes)
 
 
 def _definition(lines: list[str], number: int) -> Any:

@@ -18,12 +18,17 @@ __all__ = ["Part", "Plan", "parts_of"]
 
 @dataclass(eq=False)
 class Part:
-    """One component of one target, with the other pipelines that use it."""
+    """One component of one target, with the other pipelines that use it.
+
+    Attributes:
+        is_hidden: whether ``gc.freeze()`` hides it, so that nobody knows who uses it.
+    """
 
     name: str
     value: Any
     target: Any
     users: tuple[str, ...] = ()
+    is_hidden: bool = False
 
     @functools.cached_property
     def modules(self) -> list[Any]:
@@ -66,9 +71,15 @@ class Plan:
                 if len(users) > (0 if is_pipeline(part.target) else 1):
                     part.users = tuple(users)
                 elif not census.sees(part.value):
+                    part.is_hidden = True
                     part.users = ("whatever gc.freeze() hides (gc.unfreeze() shows it)",)
             (self.kept if part.users else self.models).append(part)
         self._keep_what_contains_kept()
+        # A pipeline of which nothing is released can still be used, and released after gc.unfreeze().
+        changed = {id(part.target) for part in (*self.models, *self.again, *self.kept) if not part.is_hidden}
+        hidden = {id(part.target) for part in self.kept} - changed
+        if hidden:
+            self.pipelines = list(_with_inner_pipelines([one for one in targets if id(one) not in hidden]))
 
     def _keep_what_contains_kept(self) -> None:
         """A model that contains a kept one (a PEFT wrapper) cannot be emptied without it."""

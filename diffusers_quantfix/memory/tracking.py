@@ -7,9 +7,11 @@ import time
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
+from ..engine.locks import Lock
 from ..placement.components import components_of, is_module, readable_name
 from ..torch_modes import unobserved
 from .samples import Recording, Sample, peak_of
@@ -45,6 +47,9 @@ class Track:
         self.left_out = 0
         self._interval = interval
         self._components = components
+        self._lock = (
+            Lock()
+        )  # held while samples are taken or read: components may be called in several threads
         self._recording = Recording(_MOST)
         self._bytes: Any = None
         self._watched: list[Any] = []
@@ -57,14 +62,16 @@ class Track:
     @property
     def samples(self) -> list[Sample]:
         """The samples in chronological order."""
-        if self._bytes is not None and self._bytes.settle():
-            self._recording.samples = [self._added_up_again(sample) for sample in self._recording.samples]
-        return self._recording.samples
+        with self._lock.held:
+            if self._bytes is not None and self._bytes.settle():
+                self._recording.samples = [self._added_up_again(sample) for sample in self._recording.samples]
+            return self._recording.samples
 
     @property
     def estimated(self) -> list[str]:
         """See the class."""
-        return self._bytes.estimated if self._bytes is not None else []
+        with self._lock.held:
+            return self._bytes.estimated if self._bytes is not None else []
 
     @unobserved
     def __enter__(self) -> Track:
@@ -99,9 +106,10 @@ class Track:
         traceback: types.TracebackType | None,
     ) -> None:
         self._remove_hooks()
-        self._take("end" if kind is None else f"{kind.__name__}")
-        if self._bytes is not None and not self._bytes.estimated:
-            self._bytes = None
+        with self._lock.held:
+            self._take("end" if kind is None else f"{kind.__name__}")
+            if self._bytes is not None and not self._bytes.estimated:
+                self._bytes = None
 
     def _remove_hooks(self) -> None:
         try:
@@ -116,13 +124,33 @@ class Track:
         """Take a sample now, e.g. after moving the pipeline; ``label`` names it in the table and the plot."""
         self._take(label, math.inf)
 
+    def take_at_call(self, label: str) -> None:
+        """Take a sample where a component is called or returns. None is taken if one is due later, or while another
+        thread takes one: the call does not wait."""
+        if time.perf_counter() < self._due or not self._lock.run(partial(self._take_if, label), within=0.0):
+            self.left_out += 1
+
+    def _take_if(self, label: str, is_free: bool) -> bool:
+        if is_free:
+            self._take(label)
+        return is_free
+
     @unobserved
     def _take(self, label: str, seconds: float | None = None) -> None:
         """Take a sample. A complete look at a very large component may take ``seconds``, by default its time share."""
-        began = time.perf_counter()
-        if seconds is None:
-            seconds = (began - self._began) * _SHARE
-        components = self._bytes.now(seconds) if self._bytes is not None else {}
+        with self._lock.held:
+            began = time.perf_counter()
+            if seconds is None:
+                seconds = (began - self._began) * _SHARE
+            components = self._bytes.now(seconds) if self._bytes is not None else {}
+            self._recording.add(self._sample(began, label, components))
+            now = time.perf_counter()
+            self._taken += 1
+            self._spent += now - began
+            self._due = self._next_due(now)
+            self._due_in_short_calls = max(self._due, now + _GAP) if self._interval is None else self._due
+
+    def _sample(self, began: float, label: str, components: dict[str, dict[str, int]]) -> Sample:
         allocated = _added_up(components)
         peak = dict(allocated)
         if self._counted:
@@ -133,12 +161,7 @@ class Track:
             allocated[device] = held_now(device)
             peak[device] = max(highest(device), allocated[device])
             reset_peak(device)
-        self._recording.add(Sample(began - self._began, label, allocated, peak, components))
-        now = time.perf_counter()
-        self._taken += 1
-        self._spent += now - began
-        self._due = self._next_due(now)
-        self._due_in_short_calls = max(self._due, now + _GAP) if self._interval is None else self._due
+        return Sample(began - self._began, label, allocated, peak, components)
 
     def _added_up_again(self, sample: Sample) -> Sample:
         """``sample`` with new sums, after its estimates became exact."""

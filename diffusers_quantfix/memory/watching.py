@@ -31,15 +31,14 @@ class Calls:
 
     Attributes:
         turn: held while hooks change and calls are counted: other threads may be calling the component.
-        inside: how many calls have begun and not ended.
-        outermost: the thread of the first of these, the id of its frame, and what code it runs.
+        inside: the calls that have begun and not ended: the thread of each, the id of its frame, and what code it
+            runs.
     """
 
     def __init__(self, track: Any, name: str, watched: list[Any]) -> None:
         self.track = track
         self.begins, self.ends = f"{name} begins", f"{name} ends"
-        self.inside = 0
-        self.outermost: tuple[int, int, Any] = 0, 0, None
+        self.inside: list[tuple[int, int, Any]] = []
         self.turn = Lock()
         self._watched = watched
 
@@ -57,14 +56,6 @@ class Calls:
         for one in (_Watched(self, module), *([_First(self, module, parts)] if parts else ())):
             self._watched.append(one)
             one.begin(module)
-
-    def sample(self, label: str) -> None:
-        """Take a sample, if one is due."""
-        track = self.track
-        if time.perf_counter() < track._due:
-            track.left_out += 1
-        else:
-            track._take(label)
 
 
 class _Hook:
@@ -172,8 +163,8 @@ class _Watched:
         with calls.turn.held:
             if self._over or self._counts:
                 return
-            if calls.inside and _is_over(*calls.outermost):
-                calls.inside = 0
+            while calls.inside and _is_over(*calls.inside[0]):
+                del calls.inside[0]
             # Not in `_end`: torch is iterating over those hooks then.
             if self._short and not calls.inside and time.perf_counter() < calls.track._due_in_short_calls:
                 self._drop()
@@ -181,27 +172,25 @@ class _Watched:
                 module.register_forward_pre_hook(_Hook(self._count))
                 self._counts = True
                 return
-            calls.inside += 1
-            is_outermost = calls.inside == 1
-            if is_outermost:
-                frame = _caller()
-                calls.outermost = threading.get_ident(), id(frame), frame.f_code
+            frame = _caller()
+            calls.inside.append((threading.get_ident(), id(frame), frame.f_code))
+            is_outermost = len(calls.inside) == 1
         if is_outermost:
-            calls.sample(calls.begins)
+            calls.track.take_at_call(calls.begins)
             self._began = time.perf_counter()
 
     def _end(self, module: Any, args: Any, output: Any) -> None:
         calls = self._calls
         with calls.turn.held:
-            if calls.inside > 1:
-                calls.inside -= 1
-                return
             # A call that failed before `_begin` (another hook raised) ends too.
-            calls.inside = 0
-            if self._over:
+            thread = threading.get_ident()
+            of_this = [at for at, call in enumerate(calls.inside) if call[0] == thread]
+            if of_this:
+                del calls.inside[of_this[-1]]
+            if calls.inside or self._over:
                 return
         self._short = time.perf_counter() - self._began < _SHORT
-        calls.sample(calls.ends)
+        calls.track.take_at_call(calls.ends)
 
     def _count(self, module: Any, args: Any) -> None:
         if time.perf_counter() < self._calls.track._due_in_short_calls:

@@ -65,6 +65,9 @@ class MisplacedError(RuntimeError):
         super().__init__(f"{audit.subject}: {first}{more}")
         self.audit = audit
 
+    def __reduce__(self) -> tuple[type[MisplacedError], tuple[Audit]]:
+        return type(self), (self.audit,)  # a pool whose worker raises it waits for ever if it cannot be read
+
 
 @dataclass(frozen=True)
 class Audit:

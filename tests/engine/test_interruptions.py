@@ -220,6 +220,41 @@ def test_where_the_file_that_tells_them_is_damaged(world) -> None:
     assert outcome["f"] == "broken"
 
 
+@pytest.mark.parametrize("event", ["call", "line", "return", "c_call"])
+@pytest.mark.parametrize("where", ["broken", "patch"])
+def test_a_trace_function_that_ends_the_program(world, where, event) -> None:
+    """``q`` in pdb, and a thread that can be ended: Python takes the function away, and it never raised again."""
+    world.library()
+    world.fix(body=once(PROBE + PATCH, where).replace("signal.raise_signal(signal.SIGALRM)", "ended(sys)"))
+    asked = world.run(f"""
+        import sys, builtins
+        import diffusers_quantfix as qf
+        class Ended(Exception):
+            pass
+        kind = "profile" if {event!r}.startswith("c_") else "trace"
+        def trace(frame, event, argument):
+            if event == {event!r} and frame.f_code.co_name == "traced":
+                raise Ended("mine")
+            return trace
+        def ended(sys):
+            def traced():
+                return len([])
+            getattr(sys, "set" + kind)(trace)
+            traced()
+        builtins.ended = ended
+        try:
+            import lib.core
+        except Ended as raised:
+            said = str(raised)
+        else:
+            said = "nothing"
+        getattr(sys, "set" + kind)(None)
+        import lib.core
+        tell(said=said, f=lib.core.f(), state=states("fix-f"))
+    """)
+    assert asked.told == TOLD
+
+
 def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() -> None:
     """Only the frame that called it, as Python calls a handler."""
     import sys

@@ -282,3 +282,51 @@ def test_source_that_does_not_end_is_not_that_of_the_code(tmp_path):
     linecache.checkcache()
     with pytest.raises(OSError, match="does not end"):
         recompiled(module.decorated, ast.NodeTransformer())
+
+
+CALLS = """\
+import functools
+def many(x):
+    return functools.partial(dict, a=1, b=2, c=3, d=4, e=5, f=6, g=7, h=8, i=9, j=10, k=11, l=12, m=13, n=14, o=15, p=x)
+def few(x):
+    return functools.partial(max, x)
+"""
+
+
+@pytest.mark.parametrize("name", ["many", "few"])
+def test_a_call_of_what_the_file_imports(tmp_path, name):
+    function = getattr(imported(tmp_path / "calls.py", CALLS), name)
+    function.__code__ = recompiled(function, ast.NodeTransformer())
+    assert function(1).func is {"many": dict, "few": max}[name]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return x / y", "return x * y"),
+        ("return x / y", "return y / x"),
+        ("x = 1\n", "x = 3\n"),
+        ("x = 1\n", "y = 1\n"),
+        ("x is None", "x is not None"),
+        ("y = 1\n", "y = (\n"),
+        ('"""A library."""\n', '"""A library."""\nfrom os import path\n'),
+        ("def outer", "def inner_most():\n    pass\n\n\ndef outer"),
+    ],
+)
+def test_a_file_that_was_edited_is_taken_once_it_is_executed(tmp_path, old, new):
+    """Before: its text of the first import, or the text of code that does not run yet."""
+    library = imported(tmp_path / "library.py", TEXT)
+    recompiled(library.Layer.forward, Exchange())
+    assert old in TEXT
+    edited = TEXT.replace(old, new, 1) + "# of another length, for an edit within one tick of the clock\n"
+    (tmp_path / "library.py").write_text(edited)
+    is_elsewhere = "outer" in old or "(\n" in new  # this function is as it was
+    if is_elsewhere:
+        recompiled(library.Layer.forward, Exchange())
+        return
+    with pytest.raises(OSError, match=r"not that of the running code|does not end"):
+        recompiled(library.Layer.forward, Exchange())
+    again = imported(tmp_path / "library.py", edited)
+    assert seen_of(recompiled(again.Layer.forward, ast.NodeTransformer())) == seen_of(
+        again.Layer.forward.__code__
+    )

@@ -363,6 +363,23 @@ def test_a_weight_on_meta(gpu):
         assert loaded.bnb_quantized and loaded.quant_state is not None
 
 
+def test_it_is_loaded_onto_meta(gpu, tmp_path):
+    """To look at sizes, as a file of bitsandbytes' own can be. Before: RuntimeError "Attempted to call
+    `variable.set_data(tensor)`"."""
+    import torch
+
+    model = four_bit.stack(gpu.devices[0])
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", map_location="meta", weights_only=False)
+    for layer, found in zip(model, loaded, strict=True):
+        if isinstance(layer, torch.nn.Linear):
+            assert type(found.weight) is type(layer.weight) and found.weight.is_meta
+            assert found.weight.shape == layer.weight.shape
+            if layer.weight.quant_state is not None:
+                assert found.weight.quant_state.absmax.is_meta
+                assert found.weight.module is found
+
+
 @pytest.mark.long
 @pytest.mark.thorough
 def test_it_is_read_without_this_package(tmp_path):

@@ -23,7 +23,8 @@ print("applied" in states)
 
 def _told(package: str) -> tuple[str, list[str]]:
     """What the program prints, and what it writes to stderr, without the numbers of times and processes."""
-    environment = {**os.environ, "DIFFUSERS_QUANTFIX": package, "HF_HUB_OFFLINE": "1"}
+    # With the first product of numbers MKL reads its settings, and then it prints: the program may set them later.
+    environment = {**os.environ, "DIFFUSERS_QUANTFIX": package, "HF_HUB_OFFLINE": "1", "MKL_VERBOSE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "always", "-c", PROGRAM],
         env=environment, capture_output=True, text=True, check=True,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 import subprocess
 import sys
 import weakref
@@ -68,6 +70,11 @@ def test_a_companion_that_stayed_behind_is_misplaced(gpu, tmp_path, bits):
     with pytest.raises(qf.placement.MisplacedError, match=layer) as raised:
         audit.raise_if_misplaced()
     assert raised.value.audit is audit
+    for again in (
+        pickle.loads(pickle.dumps(raised.value)),
+        copy.deepcopy(raised.value),
+    ):  # as from a worker process
+        assert (str(again), again.audit) == (str(raised.value), audit)
     assert "misplaced: " in str(audit)
     assert layer in str(audit)
 

@@ -239,6 +239,26 @@ def test_what_the_program_froze_is_kept(gpu, before):
         rig.unfreeze_libraries()
 
 
+def test_a_pipeline_of_which_nothing_is_released_can_be_used(gpu, before):
+    """Before: "was released and has no weights any more", with all of its weights on the GPU."""
+    frozen = models.flux_pipeline().to(gpu.devices[0])
+    gc.freeze()
+    try:
+        other = models.flux_pipeline().to(gpu.devices[0])
+        report = qf.release(frozen, other)
+        assert [kept.component for kept in report.kept] == ["transformer of FluxPipeline"]
+        assert report.released == ("transformer of FluxPipeline",)
+        models.call_flux(frozen, gpu.devices[0], dtype=frozen.transformer.dtype)
+        with pytest.raises(ReleasedError):
+            other("w1")
+    finally:
+        gc.unfreeze()
+        rig.unfreeze_libraries()
+    assert qf.release(frozen).kept == ()
+    with pytest.raises(ReleasedError):
+        frozen("w1")
+
+
 def test_force_releases_what_is_shared(gpu, before):
     first = models.flux_pipeline().to(gpu.devices[0])
     second = models.flux_pipeline(first.transformer)

@@ -217,6 +217,78 @@ def test_a_model_that_is_scripted_inside_of_the_block():
     assert torch.jit.script(model)(torch.ones(1, 4)).shape == (1, 4)
 
 
+def test_calls_that_overlap_in_several_threads_are_one():
+    """From the first that begins to the last that ends."""
+    import threading
+
+    import torch
+
+    began, goes_on = threading.Barrier(2), [threading.Event() for _ in range(3)]
+
+    class Waits(torch.nn.Module):
+        def forward(self, x, number):
+            began.wait(20)
+            assert goes_on[number].wait(20)
+            return x
+
+    model, x = Waits(), torch.ones(1)
+    with qf.track(model, interval=0) as run:
+        calls = [threading.Thread(target=model, args=(x, number)) for number in range(3)]
+        for number in range(3):
+            calls[number].start()
+            began.wait(20)
+            if number:  # the one before ends within this one
+                goes_on[number - 1].set()
+                calls[number - 1].join(20)
+        goes_on[2].set()
+        calls[2].join(20)
+    assert [sample.label for sample in run.samples] == ["start", "Waits begins", "Waits ends", "end"]
+
+
+def test_one_thread_at_a_time_takes_a_sample(monkeypatch):
+    """Before: two threads counted the bytes of a component in the same lists. Samples had other bytes, and the
+    program's call raised an IndexError."""
+    import threading
+    import time
+
+    import torch
+
+    from diffusers_quantfix.placement.component_bytes import ComponentBytes
+
+    inside, together, now = [], [], ComponentBytes.now
+
+    def slow(self, *given):
+        inside.append(1)
+        time.sleep(0.002)
+        together.append(len(inside))
+        inside.pop()
+        return now(self, *given)
+
+    monkeypatch.setattr(ComponentBytes, "now", slow)
+    models, x = {name: torch.nn.Linear(2, 2) for name in ("one", "two")}, torch.ones(1, 2)
+
+    def use(model):
+        for number in range(20):
+            model(x)
+            if number % 5 == 0:
+                run.mark("mark")
+                assert run.peak and run.table()
+
+    with qf.track(models, interval=0) as run:
+        threads = [
+            threading.Thread(target=use, args=(model,)) for model in (*models.values(), *models.values())
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert set(together) == {1}
+    assert run.left_out > 0, "a call does not wait for another one's sample"
+    seconds = [sample.seconds for sample in run.samples]
+    assert seconds == sorted(seconds)
+    assert [sample.label for sample in run.samples].count("mark") == 16
+
+
 def _called_while_hooked(base, call):
     """A layer that is called as another thread may do it: just after a hook of it was registered."""
 

@@ -11,10 +11,10 @@ Patch: ``Params4bit`` and ``Int8Params`` are rebuilt by their own constructors, 
     the bytes of a weight once. ``__getstate__`` and ``__setstate__`` of a subclass are called.
     ``torch.load(weights_only=True)`` needs these classes in ``torch.serialization.add_safe_globals``, as it needs
     QuantState and the layers of every pickled model, and ``torch._utils._set_obj_state`` for 4-bit weights with other
-    attributes. State dicts contain none of these classes and are not affected. A process without this package cannot
-    move an 8-bit model to a GPU that was pickled on the CPU, or is loaded with ``map_location="cpu"``: it leaves CB and
-    SCB behind, as it does for a file that it wrote itself (`bnb-linear8bit-move`). Pickle the model while it is on the
-    GPU, or use ``save_pretrained``.
+    attributes. State dicts contain none of these classes, except with ``keep_vars=True``. A process without this
+    package cannot move an 8-bit model to a GPU that was pickled on the CPU, or is loaded with ``map_location="cpu"``:
+    it leaves CB and SCB behind, as it does for a file that it wrote itself (`bnb-linear8bit-move`). Pickle the model
+    while it is on the GPU, or use ``save_pretrained``.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             others = {name: state.pop(name) for name in list(state) if name not in known}
             # It requires these.
             state.update((name, None) for name in restored if name not in state)
-            # The parameter is created first and filled later, since its layer refers back to it.
-            # On meta, where sequential offload leaves a weight, it cannot be filled: it is created as it is.
-            fills = cls is class_4bit and not self.is_meta
-            reduced = (cls, (), state) if fills else rebuilt(self, state["data"], state)
+            # The parameter is created first and gets its state later, since its layer refers back to it; with its data,
+            # which may be on meta here or where it is loaded: an empty one of the CPU could not take it.
+            of_its_own = cls is class_4bit
+            given = state["data"], self.requires_grad
+            reduced = (cls, given, state) if of_its_own else rebuilt(self, state["data"], state)
             return with_others(self, reduced, others) if others else reduced
 
         return __reduce_ex__

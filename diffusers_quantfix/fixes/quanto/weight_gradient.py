@@ -33,11 +33,15 @@ FIX = Fix(
 
 
 def broken(function: ModuleType) -> bool:
-    """Request the gradient of a weight of one number, with an output gradient that ``view`` cannot flatten."""
-    import torch
+    """Request the gradient of a weight of one number, with an output gradient that ``view`` cannot flatten.
 
-    gradient = torch.zeros(2, 2, 1).transpose(0, 1)
-    context = BackwardContext(torch.zeros(2, 2, 1), torch.zeros(1, 1), (False, True, False))
+    On meta: the first product of numbers on the CPU would make MKL read the program's settings for good.
+    """
+    from torch import zeros
+
+    gradient = zeros(2, 2, 1, device="meta").transpose(0, 1)
+    taken, weight = zeros(2, 2, 1, device="meta"), zeros(1, 1, device="meta")
+    context = BackwardContext(taken, weight, (False, True, False))
     try:
         resolve(function, "QuantizedLinearFunction.backward")(context, gradient)
     except RuntimeError as error:
