@@ -71,6 +71,7 @@ def up_to(text, start, end=None):
     return found if end is None else found[: found.index(end)]
 
 
+@pytest.mark.long
 def test_a_new_fix_from_the_command_to_the_pages(tree):
     done = tree.ask(*ASKED)
     assert done.returncode == 0, done.stderr

@@ -167,6 +167,7 @@ def test_what_has_no_scale_is_refused(bad):
     assert abs(again - values()).max() < 0.1
 
 
+@pytest.mark.long
 def test_what_the_kernel_can_take_is_as_it_was():
     """Bit for bit what the library gives without the patch, and what it gives beside a block of zeros."""
     import torch

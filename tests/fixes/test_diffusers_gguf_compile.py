@@ -165,6 +165,7 @@ def test_with_a_lora(tmp_path):
     check(without, gguf_models.run(gguf_models.transformer(tmp_path)))
 
 
+@pytest.mark.long
 @pytest.mark.defect(FIX_ID, shows=IS_A_WEIGHT)
 def test_one_graph(tmp_path):
 

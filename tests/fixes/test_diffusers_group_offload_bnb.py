@@ -36,7 +36,9 @@ pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading
 pytest.importorskip("bitsandbytes")
 
 _NO_HOOKS = types.SimpleNamespace()
-weights = pytest.mark.parametrize("weights", ["4-bit", "4-bit double", "8-bit"])
+weights = pytest.mark.parametrize(
+    "weights", rest_is_long(["4-bit", "4-bit double", "8-bit"], "4-bit", "8-bit")
+)
 
 
 def build(weights: str, device, blocks: int = 2):

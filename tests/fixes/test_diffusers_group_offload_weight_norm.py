@@ -92,7 +92,7 @@ OTHERS = {
 }
 
 
-@modes("block", "leaf-stream", long=("leaf", "block-stream"))
+@modes("leaf-stream", long=("block", "leaf", "block-stream"))
 @pytest.mark.parametrize(
     "name",
     [

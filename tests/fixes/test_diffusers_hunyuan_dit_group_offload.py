@@ -6,6 +6,7 @@ import pytest
 
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import assert_allowed, modes
+from tests.marks import rest_is_long
 from tests.rig import models
 
 torch = pytest.importorskip("torch")
@@ -24,7 +25,7 @@ def test_a_plain_one(gpu, mode):
     assert_allowed(gpu, mode, hunyuan_dit.transformer, hunyuan_dit.run)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", rest_is_long([4, 8], 8))
 @modes("block", "leaf-stream", long=("leaf", "block-stream"))
 @pytest.mark.defect(FIX_ID, shows=f"{SHOWS}|{POOLER}")
 def test_a_quantized_one(gpu, tmp_path, mode, bits):

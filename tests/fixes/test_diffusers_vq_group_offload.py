@@ -17,8 +17,11 @@ SHOWS = "does not support group offloading"
 
 KINDS = pytest.mark.parametrize(
     "options",
-    [{}, {"lookup_from_codebook": True}, {"norm_type": "spatial"}],
-    ids=["Latent Diffusion", "Amused", "Kandinsky"],
+    [
+        pytest.param({}, id="Latent Diffusion"),
+        pytest.param({"lookup_from_codebook": True}, id="Amused", marks=pytest.mark.long),
+        pytest.param({"norm_type": "spatial"}, id="Kandinsky"),
+    ],
 )
 
 

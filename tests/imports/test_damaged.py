@@ -82,7 +82,7 @@ def damage(path: Path, how: str) -> None:
         path.mkdir()
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("how", rest_is_long(DAMAGES, "truncated", "invalid"))
 @pytest.mark.parametrize("first", ["diffusers_quantfix", "diffusers_quantfix_startup"])
 def test_an_import_of_a_library_works(site, first, how) -> None:
     files = [f"diffusers_quantfix/{name}" for name in FILES]

@@ -25,6 +25,7 @@ from typing import Any
 
 Place = tuple[str, str, str]  # module, dotted path of the owner below it ("" for the module itself), name
 _OWNERS = (type, types.ModuleType, types.FunctionType)
+IMPORTED = "== imported"  # written to both streams after all imports
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -40,6 +41,8 @@ def main(side: str, report: str, places: str = "") -> None:
             importlib.import_module(module)
         slots = given["slots"]
         assert "diffusers_quantfix" not in sys.modules
+    print(IMPORTED, flush=True)
+    print(IMPORTED, file=sys.stderr, flush=True)
     described = {".".join(filter(None, place)): describe(*place) for place in found}
     if side == "bare":
         for place, slot in zip(found, described, strict=True):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+
+from tests.slots.describe import IMPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
 SAME = ("the same object", "an equal object")
@@ -93,17 +97,39 @@ MEANT: list[Callable[[str, str, Answers], bool]] = [
 ]
 
 
+class Side(NamedTuple):
+    """One process, with the package or without it.
+
+    Attributes:
+        slots: what is seen of every patched slot: slot -> question -> answer.
+        said: what was written to standard output and error during all imports, numbers aside.
+    """
+
+    slots: dict[str, Answers]
+    said: list[str]
+
+
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Answers], dict[str, Answers]]:
-    """What is seen of every patched slot, without the package and with it: slot -> question -> answer."""
+def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
+    """Without the package and with it."""
     pytest.importorskip("diffusers", reason="the stack is not installed")
     folder = tmp_path_factory.mktemp("slots")
     patched, bare = folder / "patched.json", folder / "bare.json"
+    said = []
+    # With the first product of numbers MKL reads its settings, and then it prints: the program may set them later.
+    environment = {**os.environ, "MKL_VERBOSE": "1"}
     for arguments in (["patched", patched], ["bare", bare, patched]):
-        command = [sys.executable, "-m", "tests.slots.describe", *map(str, arguments)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+        command = [sys.executable, "-W", "always", "-m", "tests.slots.describe", *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
         assert done.returncode == 0, done.stderr
-    return _read(bare), _read(patched)
+        streams = [stream.partition(IMPORTED) for stream in (done.stdout, done.stderr)]
+        assert all(imported for _, imported, _ in streams)
+        said.append(
+            [re.sub(r"[\d:.]+", "", line) for before, _, _ in streams for line in before.splitlines()]
+        )
+    return Side(_read(bare), said[1]), Side(_read(patched), said[0])
 
 
 def _read(report: Path) -> dict[str, Answers]:
@@ -120,8 +146,8 @@ def _flat(found: Any, asked: str = "") -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.thorough
-def test_every_slot_is_seen_as_without_the_package(reports):
-    bare, patched = reports
+def test_every_slot_is_seen_as_without_the_package(sides):
+    bare, patched = (side.slots for side in sides)
     assert len(bare) > 100
     differences = []
     for slot, answers in bare.items():
@@ -135,8 +161,8 @@ def test_every_slot_is_seen_as_without_the_package(reports):
 
 
 @pytest.mark.thorough
-def test_what_is_pickled_with_the_package_loads_without_it(reports):
-    bare, _ = reports
+def test_what_is_pickled_with_the_package_loads_without_it(sides):
+    bare = sides[0].slots
     loaded = 0
     for slot, answers in bare.items():
         for protocol in range(6):
@@ -148,3 +174,9 @@ def test_what_is_pickled_with_the_package_loads_without_it(reports):
                 assert answers[f"/loaded/{protocol}"] in SAME, slot
                 loaded += 1
     assert loaded > 500
+
+
+@pytest.mark.thorough
+def test_the_probes_and_patches_log_and_warn_of_nothing(sides):
+    bare, patched = (side.said for side in sides)
+    assert [line for line in patched if line not in bare] == []

@@ -38,7 +38,13 @@ print(woken, early, waits, fsdp.FullyShardedDataParallel is first, getattr(fsdp,
 """
 
 
-@pytest.mark.parametrize("start", ["import diffusers_quantfix", BY_START_UP], ids=["import", "start-up file"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param("import diffusers_quantfix", id="import", marks=pytest.mark.long),
+        pytest.param(BY_START_UP, id="start-up file"),
+    ],
+)
 def test_a_function_that_was_imported_by_name(monkeypatch, start) -> None:
     pytest.importorskip("accelerate")
     monkeypatch.setenv("DIFFUSERS_QUANTFIX_AUTO", "1")

@@ -81,6 +81,7 @@ def test_the_page_for_machines():
     assert "state" not in data, "the board was not asked"
 
 
+@pytest.mark.long
 def test_the_state_here_is_told_where_it_is_asked_for():
     pytest.importorskip("bitsandbytes", reason="the stack is not installed")
     data = json.loads(explain("bnb-int8-reload", "--json", "--here").stdout)
@@ -438,7 +439,12 @@ def test_no_input_gives_a_traceback(capsys, texts):
 
 
 @pytest.mark.parametrize(
-    "unit", ["1", "File '", "a'", "KeyError: 'transformer_blocks.", "in ", "Input type (", "shape '["]
+    "unit",
+    rest_is_long(
+        ["1", "File '", "a'", "KeyError: 'transformer_blocks.", "in ", "Input type (", "shape '["],
+        "1",
+        "shape '[",
+    ),
 )
 def test_a_long_text_takes_no_longer(unit):
     used = resource.getrusage(resource.RUSAGE_SELF).ru_utime

@@ -304,11 +304,17 @@ LAWFUL = {
 }
 
 
-@pytest.mark.parametrize("kind", LAWFUL)
-def test_odd_objects_elsewhere_in_the_process(kind):
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param([*LAWFUL], id="all"),
+        *(pytest.param([kind], id=kind, marks=pytest.mark.long) for kind in LAWFUL),
+    ],
+)
+def test_odd_objects_elsewhere_in_the_process(kinds):
     """Before: the error of the object, some of them after the model was emptied."""
     model = _model()
-    KEPT.append(LAWFUL[kind](model[0].weight))
+    KEPT.extend(LAWFUL[kind](model[0].weight) for kind in kinds)
     try:
         report = qf.release(model)
     finally:

@@ -181,7 +181,11 @@ def test_a_tool_that_is_used_first_within_a_mode():
 
 
 @pytest.mark.parametrize(
-    "tool", ["audit({'a': other})", "track(other).__enter__().__exit__(None, None, None)"]
+    "tool",
+    [
+        "audit({'a': other})",
+        pytest.param("track(other).__enter__().__exit__(None, None, None)", marks=pytest.mark.long),
+    ],
 )
 def test_a_tool_within_a_trace(tool):
     """torch crashes at the end of a trace in which an error of the size of a tensor was expected."""
