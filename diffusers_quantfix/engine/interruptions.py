@@ -35,15 +35,14 @@ def is_interruption(error: BaseException) -> bool:
     while traceback is not None:
         frames.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return _is_by_a_handler(frames) or _of_another_thread(error, frames)
+    return _of_a_handler(frames) or _of_a_tracer(error, frames) or _of_another_thread(error, frames)
 
 
-def _is_by_a_handler(frames: list[FrameType]) -> bool:
-    """A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts; a trace
-    function likewise, by a frame and an event.
+def _of_a_handler(frames: list[FrameType]) -> bool:
+    """A handler is known by what Python calls it with: the number of a signal and the frame that it interrupts.
 
-    What is registered now may be another one: helpers with a time limit put the previous one back before they raise,
-    and Python takes away a trace function that raises. But a handler may also have deleted what it was called with.
+    What is registered now may be another one: helpers with a time limit put the previous one back before they raise.
+    But a handler may also have deleted what it was called with.
     """
     if len(frames) < 2:
         return False
@@ -101,24 +100,46 @@ def _is_call_of(frame: FrameType, function: FunctionType, of: Any) -> bool:
     return of is _NOBODY or not code.co_argcount or held.get(code.co_varnames[0], of) is of
 
 
-def _handles(frame: FrameType, interrupted: FrameType) -> bool:
-    """Whether a function was called with the frame that it interrupts, and a signal's number or a tracer's event."""
+def _of_a_tracer(error: BaseException, frames: list[FrameType]) -> bool:
+    """Whether a trace function raised it by a statement of its own. It is known as a handler is, by a frame and an
+    event: Python takes a trace function away that raises.
+
+    Not what it fails at: one that looks at every argument meets objects of probes that others have not.
+    """
+    for before, frame in pairwise(frames):
+        if _traces(frame, before):
+            own, last = (_package(str(one.f_globals.get("__name__", ""))) for one in (frame, frames[-1]))
+            return own == last and _is_raised(error)
+    return False
+
+
+def _traces(frame: FrameType, traced: FrameType) -> bool:
+    """Whether a function was called with a tracer's event and the frame in which it happens."""
     try:
-        code = frame.f_code
-        names = code.co_varnames[
-            : code.co_argcount + code.co_kwonlyargcount + 2
-        ]  # and ``*args``, ``**kwargs``
-        given = [frame.f_locals[name] for name in names if name in frame.f_locals]
-        given += [value for one in given if isinstance(one, tuple) for value in one]
-        if any(one is interrupted for one in given) and _has_signal_number(given):
-            return True
+        given = _given(frame)
         # In Python 3.11 the frame that returns is no part of the traceback, but the one that called it is.
         return any(
-            one is interrupted or (isinstance(one, type(frame)) and one.f_back is interrupted)
-            for one in given
+            one is traced or (isinstance(one, type(frame)) and one.f_back is traced) for one in given
         ) and any(type(one) is str and one in _EVENTS for one in given)
     except Exception:  # values of the program's, which may raise on any use
         return False
+
+
+def _handles(frame: FrameType, interrupted: FrameType) -> bool:
+    """Whether a function was called with a signal's number and the frame that it interrupts."""
+    try:
+        given = _given(frame)
+        return any(one is interrupted for one in given) and _has_signal_number(given)
+    except Exception:  # values of the program's, which may raise on any use
+        return False
+
+
+def _given(frame: FrameType) -> list[Any]:
+    """What the function of a frame was called with, as far as it still has it."""
+    code, held = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]  # and ``*args``, ``**kwargs``
+    given = [held[name] for name in names if name in held]
+    return given + [value for one in given if isinstance(one, tuple) for value in one]
 
 
 def _has_signal_number(values: list[Any]) -> bool:

@@ -138,22 +138,40 @@ def _is_same_constant(one: Any, running: Any) -> bool:
 
 
 def _instructions(code: CodeType) -> list[tuple[int, int]]:
-    """The instructions of a function, without what depends on the module around it.
+    """The instructions of a function, without what depends on the module around it; of a jump, the number of the
+    instruction that it leads to.
 
-    A method of what the module imports is called by other instructions (Python 3.11 to 3.13), and jumps are as long as
-    these.
+    A method of what the module imports is called by other instructions (Python 3.11 to 3.13), which are longer. Tools
+    that count lines add instructions that do nothing.
     """
     import opcode
 
     codes = opcode.opmap
-    left_out = {codes.get(name) for name in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")}
-    method, attribute = codes.get("LOAD_METHOD"), codes["LOAD_ATTR"]
-    of_the_place = {*opcode.hasjrel, *opcode.hasjabs, attribute, codes["LOAD_GLOBAL"]}
-    found = []
-    for code_number, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        if code_number not in left_out:
-            number = attribute if code_number == method else code_number
-            found.append((number, 0 if number in of_the_place else argument))
+    left_out = {codes.get(name) for name in ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")}
+    method, attribute, glob = codes.get("LOAD_METHOD"), codes["LOAD_ATTR"], codes["LOAD_GLOBAL"]
+    relative, absolute = set(opcode.hasjrel), set(opcode.hasjabs)
+    # The lowest bit says what else is put on the stack.
+    shifts = {glob: sys.version_info >= (3, 11), attribute: sys.version_info >= (3, 12)}
+    text, extended = code.co_code, 0
+    found: list[tuple[int, int]] = []
+    numbers, jumps = {}, []
+    for at in range(0, len(text), 2):
+        numbers[at] = len(found)
+        number, argument = text[at], text[at + 1] | extended
+        extended = argument << 8 if number == codes["EXTENDED_ARG"] else 0
+        if number in left_out:
+            continue
+        if number in relative or number in absolute:
+            jumps.append((at, len(found), argument))
+        number = attribute if number == method else number
+        found.append((number, argument >> shifts.get(number, 0)))
+    for at, place, argument in jumps:
+        number = text[at]
+        after = at + 2 if number in relative else 0
+        while after and after < len(text) and text[after] == codes.get("CACHE"):
+            after += 2
+        steps = -argument if "BACKWARD" in opcode.opname[number] else argument
+        found[place] = number, numbers.get(after + 2 * steps, len(found))
     return found
 
 

@@ -255,6 +255,37 @@ def test_a_trace_function_that_ends_the_program(world, where, event) -> None:
     assert asked.told == TOLD
 
 
+@pytest.mark.parametrize(
+    "mistake", ["{}[frame]", "frame.f_locals['none']", "argparse.Namespace().none", "other.raises()"]
+)
+def test_a_mistake_of_a_trace_function_is_none(world, mistake) -> None:
+    """It met an object of a probe that it would not have met in the program."""
+    world.library()
+    world.fix(
+        body=once(PROBE + PATCH, "broken").replace("signal.raise_signal(signal.SIGALRM)", "looked_at(sys)")
+    )
+    asked = world.run(f"""
+        import argparse, sys, builtins, types
+        import diffusers_quantfix as qf
+        other = types.ModuleType("other")
+        exec("def raises():\\n    raise AttributeError(1)", vars(other))
+        def trace(frame, event, argument):
+            if frame.f_code.co_name == "traced":
+                {mistake}
+            return trace
+        def looked_at(sys):
+            def traced():
+                return 1
+            sys.settrace(trace)
+            traced()
+        builtins.looked_at = looked_at
+        import lib.core
+        sys.settrace(None)
+        tell(state=states("fix-f"))
+    """)
+    assert asked.told == {"state": "failed"}
+
+
 def test_an_error_of_a_function_that_gets_a_number_and_a_frame_is_no_signal() -> None:
     """Only the frame that called it, as Python calls a handler."""
     import sys

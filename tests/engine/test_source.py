@@ -25,6 +25,12 @@ class Layer:
             x = 1
         return x / y
 
+    def chosen(self, x, y):
+        if x:
+            x = y.one
+            y.two(x)
+        return abs(len(x)) + len(y)
+
 
 def outer(a):
     def inner():
@@ -298,6 +304,33 @@ def test_a_call_of_what_the_file_imports(tmp_path, name):
     function = getattr(imported(tmp_path / "calls.py", CALLS), name)
     function.__code__ = recompiled(function, ast.NodeTransformer())
     assert function(1).func is {"many": dict, "few": max}[name]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    y.two(x)\n", "y.two(x)\n"),  # moved out of the block
+        ("abs(len(x))", "len(abs(x))"),
+        ("x = y.one\n            y.two(x)", "x = y.two\n            y.one(x)"),
+    ],
+)
+def test_an_edit_that_changes_a_jump_or_the_order_of_names(tmp_path, old, new):
+    library = imported(tmp_path / "library.py", TEXT)
+    recompiled(library.Layer.chosen, ast.NodeTransformer())
+    assert old in TEXT
+    (tmp_path / "library.py").write_text(TEXT.replace(old, new, 1) + "#\n")
+    with pytest.raises(OSError, match="not that of the running code"):
+        recompiled(library.Layer.chosen, ast.NodeTransformer())
+
+
+def test_a_tool_that_pads_the_code_with_instructions_that_do_nothing(library):
+    """line_profiler does so."""
+    import opcode
+
+    function = library.Layer.chosen
+    idle = bytes([opcode.opmap["NOP"], 0]) * 3
+    function.__code__ = function.__code__.replace(co_code=function.__code__.co_code + idle)
+    recompiled(function, ast.NodeTransformer())
 
 
 @pytest.mark.parametrize(

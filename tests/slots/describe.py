@@ -9,7 +9,9 @@ not import it and describes the slots of another report. A report is one JSON ob
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
 import importlib
 import inspect
 import json
@@ -33,12 +35,13 @@ def main(side: str, report: str, places: str = "") -> None:
     """Describe the slots of one side and write the report."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     if side == "patched":
-        modules, found = _apply()
+        modules, found, product = _apply()
     else:
         given = json.loads(Path(places).read_text(encoding="utf-8"))
         modules, found = given["modules"], [tuple(place) for place in given["places"]]
         for module in modules:
             importlib.import_module(module)
+        product = _product()
         slots = given["slots"]
         assert "diffusers_quantfix" not in sys.modules
     print(IMPORTED, flush=True)
@@ -47,15 +50,30 @@ def main(side: str, report: str, places: str = "") -> None:
     if side == "bare":
         for place, slot in zip(found, described, strict=True):
             described[slot]["loaded"] = _loaded(slots[slot].get("value", {}).get("pickled", []), *place)
-    text = json.dumps({"modules": modules, "places": found, "slots": described}, indent=1)
+    text = json.dumps({"modules": modules, "places": found, "slots": described, "product": product}, indent=1)
     Path(report).write_text(text, encoding="utf-8")
 
 
-def _apply() -> tuple[list[str], list[Place]]:
-    """The modules to import, and the places of all slots."""
-    import diffusers_quantfix
+def _product() -> str:
+    """The bits of a product of numbers, with a setting that MKL reads once, at its first use."""
+    import torch
 
-    diffusers_quantfix.status()
+    os.environ["MKL_CBWR"] = "COMPATIBLE"
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(size, generator=generator) for size in ((257, 311), (311, 129)))
+    return hashlib.sha256((one @ other).numpy().tobytes()).hexdigest()
+
+
+def _apply() -> tuple[list[str], list[Place], str]:
+    """The modules to import, the places of all slots, and the product."""
+    import diffusers_quantfix
+    from diffusers_quantfix.fixes.targets import TARGETS
+
+    for module in sorted({target.module for target in TARGETS.values()}):
+        with contextlib.suppress(Exception):  # not in these releases
+            importlib.import_module(module)
+    product = _product()
+    diffusers_quantfix.status()  # also asks whether later releases have a bug again
     from diffusers_quantfix.engine.probe import BASES
     from diffusers_quantfix.fixes import MODULES
     from diffusers_quantfix.process_runner import RUNNER
@@ -66,7 +84,7 @@ def _apply() -> tuple[list[str], list[Place]]:
     places = sorted({place_of(one.owner, one.name) for one in owned})
     modules = MODULES | {module for module, _, _ in places}
     # In the order in which they were imported: typing gives one object for Union[str, int] and Union[int, str].
-    return [name for name in list(sys.modules) if name in modules], places
+    return [name for name in list(sys.modules) if name in modules], places, product
 
 
 def place_of(owner: Any, name: str) -> Place:
