@@ -121,12 +121,18 @@ def _is_same(one: CodeType, running: CodeType) -> bool:
     Not ``==``, which compares columns too: ``-X no_debug_ranges`` drops them.
     """
     return (
-        one.co_names == running.co_names
-        and one.co_varnames == running.co_varnames
+        _signature(one) == _signature(running)
+        and one.co_names == running.co_names
         and len(one.co_consts) == len(running.co_consts)
         and all(map(_is_same_constant, one.co_consts, running.co_consts))
         and _instructions(one) == _instructions(running)
     )
+
+
+def _signature(code: CodeType) -> tuple[Any, ...]:
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+    is_nested = 0x10  # in another function
+    return code.co_varnames, *counts, code.co_flags & ~is_nested
 
 
 def _is_same_constant(one: Any, running: Any) -> bool:
@@ -137,13 +143,14 @@ def _is_same_constant(one: Any, running: Any) -> bool:
     return type(one) is type(running) and repr(one) == repr(running)
 
 
-def _instructions(code: CodeType) -> list[tuple[int, int]]:
+def _instructions(code: CodeType) -> list[tuple[int, ...]]:
     """The instructions of a function, without what depends on the module around it; of a jump, the number of the
-    instruction that it leads to.
+    instruction that it leads to; and likewise the blocks in which errors are handled, which Python 3.11 keeps apart.
 
     A method of what the module imports is called by other instructions (Python 3.11 to 3.13), which are longer. Tools
     that count lines add instructions that do nothing.
     """
+    import dis
     import opcode
 
     codes = opcode.opmap
@@ -153,7 +160,7 @@ def _instructions(code: CodeType) -> list[tuple[int, int]]:
     # The lowest bit says what else is put on the stack.
     shifts = {glob: sys.version_info >= (3, 11), attribute: sys.version_info >= (3, 12)}
     text, extended = code.co_code, 0
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, ...]] = []
     numbers, jumps = {}, []
     for at in range(0, len(text), 2):
         numbers[at] = len(found)
@@ -172,7 +179,9 @@ def _instructions(code: CodeType) -> list[tuple[int, int]]:
             after += 2
         steps = -argument if "BACKWARD" in opcode.opname[number] else argument
         found[place] = number, numbers.get(after + 2 * steps, len(found))
-    return found
+    blocks: Any = getattr(dis, "_parse_exception_table", lambda code: ())(code)
+    ends = [(block.start, block.end, block.target) for block in blocks]
+    return found + [tuple(numbers.get(at, len(numbers)) for at in end) for end in ends]
 
 
 def _contains(text: str, running: CodeType) -> bool:

@@ -29,7 +29,12 @@ class Layer:
         if x:
             x = y.one
             y.two(x)
-        return abs(len(x)) + len(y)
+        try:
+            x = abs(len(x))
+            y = len(y)
+        except TypeError:
+            y = 0
+        return x + y
 
 
 def outer(a):
@@ -311,6 +316,10 @@ def test_a_call_of_what_the_file_imports(tmp_path, name):
     [
         ("    y.two(x)\n", "y.two(x)\n"),  # moved out of the block
         ("abs(len(x))", "len(abs(x))"),
+        ("        try:\n            x = abs(len(x))\n", "        x = abs(len(x))\n        try:\n"),
+        ("(self, x, y)", "(self, x, *, y)"),
+        ("(self, x, y)", "(self, x, /, y)"),
+        ("(self, x, y)", "(self, x, *y)"),
         ("x = y.one\n            y.two(x)", "x = y.two\n            y.one(x)"),
     ],
 )
