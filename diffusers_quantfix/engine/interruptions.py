@@ -101,15 +101,21 @@ def _is_call_of(frame: FrameType, function: FunctionType, of: Any) -> bool:
 
 
 def _of_a_tracer(error: BaseException, frames: list[FrameType]) -> bool:
-    """Whether a trace function raised it by a statement of its own. It is known as a handler is, by a frame and an
-    event: Python takes a trace function away that raises.
+    """Whether a trace function wants to end the program or thread with it. It is known as a handler is, by a frame and
+    an event: Python takes a trace function away that raises.
 
-    Not what it fails at: one that looks at every argument meets objects of probes that others have not.
+    Not what it fails at: one that looks at every argument meets objects of probes that others have not. An error of a
+    class of Python's or of a library that is traced is meant if a statement of the tracer's own package raised it.
     """
-    for before, frame in pairwise(frames):
-        if _traces(frame, before):
-            own, last = (_package(str(one.f_globals.get("__name__", ""))) for one in (frame, frames[-1]))
-            return own == last and _is_raised(error)
+    for at, (before, frame) in enumerate(pairwise(frames)):
+        if not _traces(frame, before):
+            continue
+        kind = type(error)
+        if not issubclass(kind, Exception) or issubclass(kind, TimeoutError) or kind.__name__ == "BdbQuit":
+            return True
+        package, traced = _package(str(kind.__module__)), map(_package_of, frames[: at + 1])
+        is_of_the_program = package not in sys.stdlib_module_names and package not in traced
+        return _is_raised(error) and (is_of_the_program or _package_of(frame) == _package_of(frames[-1]))
     return False
 
 
@@ -195,6 +201,10 @@ def _is_compiled(module: str) -> bool:
         for name in list(sys.modules)
         if _package(name) == package
     )
+
+
+def _package_of(frame: FrameType) -> str:
+    return _package(str(frame.f_globals.get("__name__", "")))
 
 
 def _package(module: str) -> str:

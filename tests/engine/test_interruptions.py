@@ -222,29 +222,32 @@ def test_where_the_file_that_tells_them_is_damaged(world) -> None:
 
 @pytest.mark.parametrize("event", ["call", "line", "return", "c_call"])
 @pytest.mark.parametrize("where", ["broken", "patch"])
-def test_a_trace_function_that_ends_the_program(world, where, event) -> None:
+@pytest.mark.parametrize("raises", ["raise Ended('mine')", "sys.exit('mine')", "other.raises()"])
+def test_a_trace_function_that_ends_the_program(world, where, event, raises) -> None:
     """``q`` in pdb, and a thread that can be ended: Python takes the function away, and it never raised again."""
     world.library()
     world.fix(body=once(PROBE + PATCH, where).replace("signal.raise_signal(signal.SIGALRM)", "ended(sys)"))
     asked = world.run(f"""
-        import sys, builtins
+        import sys, builtins, types
         import diffusers_quantfix as qf
         class Ended(Exception):
             pass
+        other = types.ModuleType("other")
+        other.Ended = Ended
+        exec("def raises():\\n    raise Ended('mine')", vars(other))
         kind = "profile" if {event!r}.startswith("c_") else "trace"
         def trace(frame, event, argument):
             if event == {event!r} and frame.f_code.co_name == "traced":
-                raise Ended("mine")
+                {raises}
             return trace
-        def ended(sys):
-            def traced():
-                return len([])
-            getattr(sys, "set" + kind)(trace)
-            traced()
-        builtins.ended = ended
+        library = types.ModuleType("library")
+        exec("def traced():\\n    return len([])", vars(library))
+        exec("def ended(sys):\\n    begin(trace)\\n    traced()", vars(library))
+        library.begin, library.trace = getattr(sys, "set" + kind), trace
+        builtins.ended = library.ended
         try:
             import lib.core
-        except Ended as raised:
+        except (Ended, SystemExit) as raised:
             said = str(raised)
         else:
             said = "nothing"
