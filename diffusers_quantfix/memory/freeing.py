@@ -270,7 +270,7 @@ class _Releasing:
             guard_module(part.value, part.modules, released_message(part.value) or message_for(part.label))
         for pipeline in plan.pipelines:
             if not released_message(pipeline):
-                guard_pipeline(pipeline, message_for(class_name(type(pipeline))))
+                guard_pipeline(pipeline, message_for(class_name(type(pipeline)), is_empty=bool(parts)))
         released = {id(module) for part in parts for module in part.modules}
         for part in parts:
             strip(part.modules)

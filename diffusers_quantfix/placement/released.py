@@ -27,6 +27,10 @@ def released_message(value: Any) -> str:
     return message if type(message) is str else ""
 
 
-def message_for(name: str) -> str:
-    """The message for a pipeline or model called ``name``."""
+def message_for(name: str, is_empty: bool = True) -> str:
+    """The message for a pipeline or model called ``name``; ``is_empty``: whether it has lost its weights."""
+    if not is_empty:
+        return (
+            f"{name} was released by diffusers_quantfix.release(); use a pipeline that shares its components"
+        )
     return f"{name} was released by diffusers_quantfix.release() and has no weights any more; load it again to use it"

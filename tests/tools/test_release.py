@@ -221,6 +221,17 @@ def test_a_component_of_another_live_pipeline_is_kept(gpu, before, tmp_path):
     _all_freed(gpu, before, second.scheduler)
 
 
+def test_a_pipeline_that_shares_all_of_its_components_says_so(gpu, before):
+    first = models.flux_pipeline().to(gpu.devices[0])
+    second = models.flux_pipeline(first.transformer)
+    assert qf.release(first).released == ()
+    with pytest.raises(ReleasedError, match="use a pipeline that shares its components"):
+        first("w1")
+    models.call_flux(second, gpu.devices[0], dtype=second.transformer.dtype)
+    assert qf.release(second).released == ("transformer of FluxPipeline",)
+    _all_freed(gpu, before, second.scheduler)
+
+
 def test_what_the_program_froze_is_kept(gpu, before):
     """A pipeline that uses it cannot be seen. Before: `release` unfroze the program's objects."""
     first = models.flux_pipeline().to(gpu.devices[0])
