@@ -15,6 +15,7 @@ _DECORATORS = 8  # around a function, one in another
 _NOBODY = object()
 # What another thread puts in to end this one, and the functions that code calls to raise it itself.
 _ENDS = {SystemExit: {"exit", "quit"}, TimeoutError: set[str]()}
+_OF_PDB = ("BdbQuit", "Restart")
 # What a trace or profile function is told of.
 _EVENTS = frozenset(("call", "line", "return", "exception", "opcode", "c_call", "c_return", "c_exception"))
 
@@ -111,7 +112,7 @@ def _of_a_tracer(error: BaseException, frames: list[FrameType]) -> bool:
         if not _traces(frame, before):
             continue
         kind = type(error)
-        if not issubclass(kind, Exception) or issubclass(kind, TimeoutError) or kind.__name__ == "BdbQuit":
+        if not issubclass(kind, Exception) or issubclass(kind, TimeoutError) or kind.__name__ in _OF_PDB:
             return True
         package, traced = _package(str(kind.__module__)), map(_package_of, frames[: at + 1])
         is_of_the_program = package not in sys.stdlib_module_names and package not in traced

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.classes import class_name
 from ..engine.locks import Lock
 from ..placement.components import accelerators_first, is_module, is_pipeline
-from ..placement.released import message_for, released_message
+from ..placement.released import message_for, message_for_pipeline, released_message
 from ..torch_modes import unobserved
 from .report import Bystander, Kept, Release, Survivor
 
@@ -270,7 +270,7 @@ class _Releasing:
             guard_module(part.value, part.modules, released_message(part.value) or message_for(part.label))
         for pipeline in plan.pipelines:
             if not released_message(pipeline):
-                guard_pipeline(pipeline, message_for(class_name(type(pipeline)), is_empty=bool(parts)))
+                guard_pipeline(pipeline, message_for_pipeline(class_name(type(pipeline))))
         released = {id(module) for part in parts for module in part.modules}
         for part in parts:
             strip(part.modules)

@@ -76,10 +76,12 @@ class Plan:
             (self.kept if part.users else self.models).append(part)
         self._keep_what_contains_kept()
         # A pipeline of which nothing is released can still be used, and released after gc.unfreeze().
-        changed = {id(part.target) for part in (*self.models, *self.again, *self.kept) if not part.is_hidden}
-        hidden = {id(part.target) for part in self.kept} - changed
+        hidden = {id(part.value) for part in self.kept if part.is_hidden}
         if hidden:
-            self.pipelines = list(_with_inner_pipelines([one for one in targets if id(one) not in hidden]))
+            models = [part for part in parts if is_module(part.value)]
+            changed = {id(part.target) for part in models if id(part.value) not in hidden}
+            unchanged = {id(part.target) for part in models} - changed
+            self.pipelines = list(_with_inner_pipelines([one for one in targets if id(one) not in unchanged]))
 
     def _keep_what_contains_kept(self) -> None:
         """A model that contains a kept one (a PEFT wrapper) cannot be emptied without it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..engine.classes import namespace
 
-__all__ = ["MARK", "InUseError", "ReleasedError", "message_for", "released_message"]
+__all__ = ["MARK", "InUseError", "ReleasedError", "message_for", "message_for_pipeline", "released_message"]
 
 # A key in the ``__dict__`` of a released object; its value is the message.
 MARK = "_diffusers_quantfix_released"
@@ -27,10 +27,14 @@ def released_message(value: Any) -> str:
     return message if type(message) is str else ""
 
 
-def message_for(name: str, is_empty: bool = True) -> str:
-    """The message for a pipeline or model called ``name``; ``is_empty``: whether it has lost its weights."""
-    if not is_empty:
-        return (
-            f"{name} was released by diffusers_quantfix.release(); use a pipeline that shares its components"
-        )
+def message_for(name: str) -> str:
+    """The message for a model called ``name``."""
     return f"{name} was released by diffusers_quantfix.release() and has no weights any more; load it again to use it"
+
+
+def message_for_pipeline(name: str) -> str:
+    """The message for a pipeline called ``name``, of which others may use components."""
+    return (
+        f"{name} was released by diffusers_quantfix.release(); load it again to use it, or use a pipeline that "
+        "shares its components"
+    )

@@ -65,8 +65,9 @@ class MisplacedError(RuntimeError):
         super().__init__(f"{audit.subject}: {first}{more}")
         self.audit = audit
 
-    def __reduce__(self) -> tuple[type[MisplacedError], tuple[Audit]]:
-        return type(self), (self.audit,)  # a pool whose worker raises it waits for ever if it cannot be read
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pool whose worker raises it waits for ever if it cannot be read.
+        return type(self), (self.audit,), vars(self)
 
 
 @dataclass(frozen=True)

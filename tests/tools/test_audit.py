@@ -70,11 +70,12 @@ def test_a_companion_that_stayed_behind_is_misplaced(gpu, tmp_path, bits):
     with pytest.raises(qf.placement.MisplacedError, match=layer) as raised:
         audit.raise_if_misplaced()
     assert raised.value.audit is audit
+    raised.value.tag = "a tag"
     for again in (
         pickle.loads(pickle.dumps(raised.value)),
         copy.deepcopy(raised.value),
     ):  # as from a worker process
-        assert (str(again), again.audit) == (str(raised.value), audit)
+        assert (str(again), again.audit, again.tag) == (str(raised.value), audit, "a tag")
     assert "misplaced: " in str(audit)
     assert layer in str(audit)
 
