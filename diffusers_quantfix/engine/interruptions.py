@@ -121,13 +121,17 @@ def _of_a_tracer(error: BaseException, frames: list[FrameType]) -> bool:
 
 
 def _traces(frame: FrameType, traced: FrameType) -> bool:
-    """Whether a function was called with a tracer's event and the frame in which it happens."""
+    """Whether a function was called with a tracer's event and the frame in which it happens, or as ``sys.monitoring``
+    calls one, with the code that runs and a number."""
     try:
         given = _given(frame)
         # In Python 3.11 the frame that returns is no part of the traceback, but the one that called it is.
-        return any(
+        of_the_frame = any(
             one is traced or (isinstance(one, type(frame)) and one.f_back is traced) for one in given
-        ) and any(type(one) is str and one in _EVENTS for one in given)
+        )
+        if of_the_frame and any(type(one) is str and one in _EVENTS for one in given):
+            return True
+        return any(one is traced.f_code for one in given) and any(type(one) is int for one in given)
     except Exception:  # values of the program's, which may raise on any use
         return False
 

@@ -220,6 +220,34 @@ def test_where_the_file_that_tells_them_is_damaged(world) -> None:
     assert outcome["f"] == "broken"
 
 
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring came with Python 3.12")
+@pytest.mark.parametrize("raises", ["raise Ended('mine')", "sys.exit('mine')", "frame.f_locals['none']"])
+def test_a_function_that_monitors_the_program_ends_it(raises) -> None:
+    """As pdb does from Python 3.14 on. What it fails at is no interruption."""
+    from diffusers_quantfix.engine.interruptions import is_interruption
+
+    Ended = type("Ended", (Exception,), {})
+    body = f"def monitors(code, line):\n    if code.co_name == 'probe':\n        {raises}\n"
+    held = {"Ended": Ended, "sys": sys, "frame": sys._getframe(), "__name__": "a_tool"}
+    exec(body, held)
+
+    def probe():
+        return 1
+
+    sys.monitoring.use_tool_id(4, "a tool")
+    try:
+        sys.monitoring.register_callback(4, sys.monitoring.events.LINE, held["monitors"])
+        sys.monitoring.set_events(4, sys.monitoring.events.LINE)
+        try:
+            probe()
+        except BaseException as error:
+            found = error
+    finally:
+        sys.monitoring.set_events(4, 0)
+        sys.monitoring.free_tool_id(4)
+    assert is_interruption(found) == (not isinstance(found, KeyError))
+
+
 @pytest.mark.parametrize("event", ["call", "line", "return", "c_call"])
 @pytest.mark.parametrize("where", ["broken", "patch"])
 @pytest.mark.parametrize("raises", ["raise Ended('mine')", "sys.exit('mine')", "other.raises()"])
