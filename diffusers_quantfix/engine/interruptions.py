@@ -15,6 +15,7 @@ _DECORATORS = 8  # around a function, one in another
 _NOBODY = object()
 # What another thread puts in to end this one, and the functions that code calls to raise it itself.
 _ENDS = {SystemExit: {"exit", "quit"}, TimeoutError: set[str]()}
+# Errors of the standard library's debugger, by which the user leaves the program.
 _OF_PDB = ("BdbQuit", "Restart")
 # What a trace or profile function is told of.
 _EVENTS = frozenset(("call", "line", "return", "exception", "opcode", "c_call", "c_return", "c_exception"))

@@ -47,9 +47,8 @@ class Track:
         self.left_out = 0
         self._interval = interval
         self._components = components
-        self._lock = (
-            Lock()
-        )  # held while samples are taken or read: components may be called in several threads
+        # Held while samples are taken or read: components may be called in several threads.
+        self._lock = Lock()
         self._recording = Recording(_MOST)
         self._bytes: Any = None
         self._watched: list[Any] = []

@@ -29,7 +29,8 @@ PATTERN = r"(self|mat1|m1) and (mat2|m2)"
 def calls_output_layer(attention: Any, run: Callable[[], Any]) -> bool:
     """A probe: whether ``run()`` calls the output layer of ``attention`` if its weight is packed.
 
-    On meta: the first product of numbers on the CPU would make MKL read the program's settings for good.
+    ``run`` computes on meta: the first product of numbers on the CPU would make MKL read the program's settings for
+    good.
     """
     attention.out_proj = packed_stand_in(attention.embed_dim)
     try:

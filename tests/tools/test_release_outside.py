@@ -548,7 +548,7 @@ def test_nothing_of_the_program_is_changed():
     reports: list = []
     threads = [
         threading.Thread(
-            target=lambda: reports.extend(qf.release(_model(), verify=one % 2) for one in range(2))
+            target=lambda: reports.extend(qf.release(_model(), verify=one % 2) for one in range(4))
         )
         for _ in range(4)
     ]
@@ -559,7 +559,7 @@ def test_nothing_of_the_program_is_changed():
     ended.set()
     watcher.join(60)
     assert seen == {state[:2]}
-    assert len(reports) == 8 and all(report.ok for report in reports), reports
+    assert len(reports) == 16 and all(report.ok for report in reports), reports
     assert state[:3] == (sys.getswitchinterval(), gc.isenabled(), gc.get_threshold())
     assert gc.get_debug() == state[4]
 

@@ -90,9 +90,9 @@ def patch(modules: ModuleType, draft: Draft) -> None:
             state.update((name, None) for name in restored if name not in state)
             # The parameter is created first and gets its state later, since its layer refers back to it; with its data,
             # which may be on meta here or where it is loaded: an empty one of the CPU could not take it.
-            of_its_own = cls is class_4bit
-            given = state["data"], self.requires_grad
-            reduced = (cls, given, state) if of_its_own else rebuilt(self, state["data"], state)
+            data = state["data"]
+            created = cls, (data, self.requires_grad), state
+            reduced = created if cls is class_4bit else rebuilt(self, data, state)
             return with_others(self, reduced, others) if others else reduced
 
         return __reduce_ex__
