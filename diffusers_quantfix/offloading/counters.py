@@ -29,7 +29,11 @@ def version_of(tensor: Any) -> int | None:
     """How often ``tensor`` was changed in place; None if that is not counted."""
     if tensor.is_inference():  # also a normal tensor that got inference data: its counter does not move
         return None
-    return tensor._version if has_version(tensor) else None
+    try:
+        version: int = tensor._version
+    except RuntimeError:
+        return None
+    return version
 
 
 def has_version(tensor: Any) -> bool:

@@ -18,7 +18,7 @@ from ..weights.wrappers import backend_of, inner_places, is_wrapper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "contents",
     "identity",
     "is_on_disk",
+    "layouts",
     "owners",
     "places",
     "refuse_wrappers",
@@ -148,6 +149,15 @@ def address_of(tensor: Any) -> int:
         return int(tensor.data_ptr())
     except RuntimeError:
         return 0
+
+
+def layouts(tensors: Sequence[Any]) -> list[Any]:
+    """What besides the address tells one view of a memory from another, of all ``tensors``.
+
+    Raises:
+        RuntimeError: one is sparse or uninitialized.
+    """
+    return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _is_the_same(one: Any, other: Any) -> bool:

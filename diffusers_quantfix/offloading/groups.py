@@ -36,7 +36,7 @@ from .writes import changed_slots, note_versions, versions_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from typing import Any
 
     from .inventory import Inventory, Look
@@ -123,29 +123,32 @@ def onload(group: Any, original: Any = None) -> None:
         check_file(group)
     if group.stream is not None:
         group.stream.synchronize()  # the transfer before this one
-    with _moving():
-        if is_on_disk(group):
-            _without_wrappers(group)
-            original(group)
-            rejoin(group)
-        inventory, look = inventory_of(group, dropping=False)
-        if is_prefetch(group) and not is_on_disk(group):
-            with _without_subclasses():
-                copies, noted = _copies(group, inventory, look), versions_of(look)
-            end_transfer(group, lambda: _use(group, inventory, copies, noted))
-        else:
-            _fetch(group, inventory, look)
+    _without_modes(_onload, group, original)
+
+
+def _onload(group: Any, original: Any) -> None:
+    on_disk = is_on_disk(group)
+    if on_disk:
+        _without_wrappers(group)
+        original(group)
+        rejoin(group)
+    inventory, look = inventory_of(group, dropping=False)
+    if is_prefetch(group) and not on_disk:
+        with _without_subclasses():
+            copies, noted = _copies(group, inventory, look), versions_of(look)
+        end_transfer(group, lambda: _without_modes(_use, group, inventory, copies, noted))
+    else:
+        _fetch(group, inventory, look)
 
 
 def _use(group: Any, inventory: Inventory, copies: list[Any], noted: list[int | None]) -> None:
     """Put ``copies`` into ``group`` if its tensors are still those that were copied, else fetch again."""
-    with _moving():
-        found, look = inventory_of(group, dropping=False)
-        with _without_subclasses():
-            is_written = found is not inventory or versions_of(look) != noted
-        if is_written:
-            group.stream.wait_stream(compute_stream(group))  # which may be writing it
-        _fetch(group, found, look, None if is_written else copies)
+    found, look = inventory_of(group, dropping=False)
+    with _without_subclasses():
+        is_written = found is not inventory or versions_of(look) != noted
+    if is_written:
+        group.stream.wait_stream(compute_stream(group))  # which may be writing it
+    _fetch(group, found, look, None if is_written else copies)
 
 
 def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | None = None) -> None:
@@ -165,25 +168,32 @@ def _fetch(group: Any, inventory: Inventory, look: Look, copies: list[Any] | Non
 
 def _copies(group: Any, inventory: Inventory, look: Look) -> list[Any]:
     """The tensors of ``group`` on its onload device, by slot; tensors already there are returned as they are."""
-    device = _with_index(group.onload_device)
-    streams, non_blocking, pinned = group.stream is not None, group.non_blocking, inventory.pinned
-    moved = list(look.tensors)
-    record = streams and group.record_stream
-    computing = compute_stream(group) if record else None
+    device, non_blocking = _with_index(group.onload_device), group.non_blocking
+    if group.stream is None:
+        return [
+            present if present.device == device else _sent(present, device, non_blocking)
+            for present in look.tensors
+        ]
+    pinned, moved = inventory.pinned, list(look.tensors)
+    computing = compute_stream(group) if group.record_stream else None
     with _on_its_stream(group, inventory):
         for slot, present in enumerate(look.tensors):
-            where = present.device
-            if where == device:
+            if present.device == device:
                 continue
-            if streams and pinned[slot] is None:
+            if pinned[slot] is None:
                 pinned[slot] = not _can_be_pinned(present)
-            with _like(present) if present.is_inference() else _AS_IT_IS:
-                source = present.pin_memory() if streams and not pinned[slot] else present
-                tensor = source.to(device, non_blocking=non_blocking)
-            if record:
-                tensor.record_stream(computing)
-            moved[slot] = tensor
+            moved[slot] = _sent(present, device, non_blocking, pin=not pinned[slot])
+            if computing is not None:
+                moved[slot].record_stream(computing)
     return moved
+
+
+def _sent(tensor: Any, device: Any, non_blocking: bool, pin: bool = False) -> Any:
+    """``tensor`` on ``device``, by way of pinned memory if ``pin``."""
+    if tensor.is_inference():
+        with _like(tensor):
+            return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=non_blocking)
+    return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=non_blocking)
 
 
 def _put_onto_device(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> None:
@@ -194,39 +204,42 @@ def _put_onto_device(group: Any, inventory: Inventory, look: Look, moved: list[A
     device = _with_index(group.onload_device)
     offload_device = _offload_device(group)
     hosts = list(inventory.hosts)
-    for slot, present in enumerate(look.tensors):
-        if present.device == offload_device != device and _is_strided(present):
-            hosts[slot] = present
+    if offload_device != device:
+        for slot, present in enumerate(look.tensors):
+            if present.device == offload_device and _is_strided(present):
+                hosts[slot] = present
     # Recorded first, so that an interrupted exchange can be completed.
     inventory.hosts, inventory.onloaded = hosts, moved
     inventory.exchange(look, moved, device)
-    note_versions(inventory, look, moved)
+    if inventory.plain:
+        note_versions(inventory, look, moved)
 
 
 def offload(group: Any, original: Any = None) -> None:
     """Move ``group`` to its offload device, or to disk; arguments as for `onload`."""
-    torch = sys.modules["torch"]
     if group.stream is not None:
         if not is_onloaded(group) and forget(group):
             return
         if not group.record_stream:
             compute_stream(group).synchronize()
-    training = torch.is_grad_enabled()
-    with _moving():
-        if training and is_onloaded(group):
-            renew_states(group, contents(group)[0])
-        if is_on_disk(group):
-            _without_wrappers(group)
-            group._quantfix_aliases = companions_of_parameters(group)
-            original(group)
-            rejoin(group)
-        inventory, look = inventory_of(group, dropping=not training)
-        try:
-            with _without_subclasses():
-                _put_back(group, inventory, look, training)
-        except BaseException:
-            _all_follow(look)
-            raise
+    _without_modes(_offload, group, original, sys.modules["torch"].is_grad_enabled())
+
+
+def _offload(group: Any, original: Any, training: bool) -> None:
+    if training and is_onloaded(group):
+        renew_states(group, contents(group)[0])
+    if is_on_disk(group):
+        _without_wrappers(group)
+        group._quantfix_aliases = companions_of_parameters(group)
+        original(group)
+        rejoin(group)
+    inventory, look = inventory_of(group, dropping=not training)
+    try:
+        with _without_subclasses():
+            _put_back(group, inventory, look, training)
+    except BaseException:
+        _all_follow(look)
+        raise
 
 
 def offload_unused(group: Any) -> None:
@@ -296,19 +309,14 @@ def _without_wrappers(group: Any) -> None:
     refuse_wrappers(wrappers(group, contents(group)[1]))
 
 
-def _moving() -> contextlib.AbstractContextManager[Any]:
-    """A block with inference mode and gradients disabled; nothing is entered if they already are."""
+def _without_modes(move: Callable[..., None], *arguments: Any) -> None:
+    """Call ``move`` with inference mode and gradients disabled; no block is entered if they already are."""
     torch = sys.modules["torch"]
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        return _without_modes()
-    return _AS_IT_IS
-
-
-@contextlib.contextmanager
-def _without_modes() -> Iterator[None]:
-    torch = sys.modules["torch"]
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+        with torch.inference_mode(False), torch.no_grad():
+            move(*arguments)
+    else:
+        move(*arguments)
 
 
 def _without_subclasses() -> Any:
@@ -317,9 +325,7 @@ def _without_subclasses() -> Any:
 
 
 def _on_its_stream(group: Any, inventory: Inventory) -> contextlib.AbstractContextManager[Any]:
-    """Run the block on the stream of ``group``."""
-    if group.stream is None:
-        return _AS_IT_IS
+    """Run the block on the stream of ``group``, which has one."""
     known = inventory.on_stream
     if known is None or known.stream is not group.stream:
         known = accelerator(group).stream(group.stream)

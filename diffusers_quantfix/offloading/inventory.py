@@ -23,6 +23,7 @@ from .group_tensors import (
     address_of,
     contents,
     is_on_disk,
+    layouts,
     owners,
     places,
     refuse_wrappers,
@@ -33,7 +34,7 @@ from .own_objects import newcomers, own_buffers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 __all__ = [
@@ -249,10 +250,12 @@ class Inventory:
                 slots[number[id(holder)], attribute] = slot
                 found[slot] = tensor  # the lasting object; ``.data`` returns a new one each time
         in_attributes = set(slots.values())
-        self._layouts = list(map(_layout, parameters))
+        self._layouts = _layouts(parameters)
         # The slots that only a parameter's ``.data`` has, and that parameter's index.
         self._only = [(slot, at) for at, slot in enumerate(self._of_parameters) if slot not in in_attributes]
         self._in_attributes = sorted(in_attributes)
+        # Without them the addresses of the tensors are those of the parameters.
+        self._has_aliases = len({slot for slot, _ in self._only}) < len(parameters)
         return found, parameters
 
     def _note_modules(self, modules: list[Any], content: list[Any]) -> None:
@@ -297,21 +300,22 @@ class Inventory:
         slots = self._slots
         self._attributes = [(at, name, slot) for (at, name), slot in slots.items()]
         self._others: list[type] = []
-        self._is_other: list[bool] = []
-        self._is_known: list[bool] = []
+        others: list[int] = []
+        knowns: list[int] = []
         standing: list[int] = []  # the slot of a tensor, or ``count`` plus the number of an examined holder
-        for at, held in enumerate(helds):
-            for name, value in held.items():
-                known = slots.get((at, name))
-                if known is None and (other := number.get(id(value))) is not None:
-                    known = count + other
-                if known is None:
-                    self._others.append(type(value))
-                else:
-                    standing.append(known)
-                self._is_known.append(known is not None)
-                self._is_other.append(known is None)
-        self._known_of = _picker(standing)
+        every = [(at, name, value) for at, held in enumerate(helds) for name, value in held.items()]
+        for index, (at, name, value) in enumerate(every):
+            known = slots.get((at, name))
+            if known is None and (other := number.get(id(value))) is not None:
+                known = count + other
+            if known is None:
+                others.append(index)
+                self._others.append(type(value))
+            else:
+                knowns.append(index)
+                standing.append(known)
+        self._number_of_attributes = len(every)
+        self._others_of, self._knowns_of, self._known_of = map(_picker, (others, knowns, standing))
         self._with_outliers = [at for at, held in enumerate(helds) if _OF_THE_LAST_INPUT[0] in held]
 
     def _remember(self, tensors: list[Any]) -> None:
@@ -320,7 +324,8 @@ class Inventory:
         for slot in self._in_attributes:
             self._now[slot] = weakref.ref(tensors[slot])
         addresses = self._addresses = list(map(self._address_of, tensors))
-        self._parameter_addresses = [addresses[at] for at in self._of_parameters]
+        if self._has_aliases:
+            self._parameter_addresses = [addresses[at] for at in self._of_parameters]
 
     def _known_buffers(self, group: Any, modules: Iterable[Any]) -> list[Any]:
         """The buffers that this inventory has onloaded; while the group is offloaded, those on the host."""
@@ -354,38 +359,44 @@ class Inventory:
         for one, other in self._tied:
             if content[one] is not content[other]:
                 return None
-        live = content + [ref() for ref in self._refs]
+        live = content + [ref() for ref in self._refs] if self._refs else content
         if self._carrying and not self._has_its_carriers(modules, live):
             return None
 
+        tensors = [ref() for ref in self._now]
         examined = self._examined_of(live)
+        helds: list[Any] = []
+        if examined:
+            helds = list(map(vars, examined))
+            if not self._has_its_attributes(examined, helds, tensors, dropping):
+                return None
+
         parameters = self._parameters_of(live)
-        helds: list[Any] = list(map(vars, examined))
+        for slot, at in self._only:
+            tensors[slot] = parameters[at].data
+        if list(map(self._address_of, tensors)) != self._addresses:
+            return None
+        if parameters:
+            if self._has_aliases and list(map(self._address_of, parameters)) != self._parameter_addresses:
+                return None
+            if _layouts(parameters) != self._layouts:
+                return None
+        return Look(modules, tensors, helds, parameters, examined[: self._around] if self._around else ())
+
+    def _has_its_attributes(
+        self, examined: Sequence[Any], helds: list[Any], tensors: list[Any], dropping: bool
+    ) -> bool:
         if dropping:
             for at in self._with_outliers:
                 for name in _OF_THE_LAST_INPUT:
                     if helds[at].get(name) is not None:
                         helds[at][name] = None
         attributes: list[Any] = list(_flat(map(_values, helds)))
-        if len(attributes) != len(self._is_known):
-            return None
-        if list(map(type, compress(attributes, self._is_other))) != self._others:
-            return None
-        tensors = [ref() for ref in self._now]
-        known = self._known_of([*tensors, *examined])
-        if not all(map(is_, compress(attributes, self._is_known), known)):
-            return None
-
-        for slot, at in self._only:
-            tensors[slot] = parameters[at].data
-        if list(map(self._address_of, tensors)) != self._addresses:
-            return None
-        if parameters:
-            if list(map(self._address_of, parameters)) != self._parameter_addresses:
-                return None
-            if list(map(_layout, parameters)) != self._layouts:
-                return None
-        return Look(modules, tensors, helds, parameters, examined[: self._around] if self._around else ())
+        if len(attributes) != self._number_of_attributes:
+            return False
+        if list(map(type, self._others_of(attributes))) != self._others:
+            return False
+        return all(map(is_, self._knowns_of(attributes), self._known_of([*tensors, *examined])))
 
     def _has_its_carriers(self, modules: list[Any], live: list[Any]) -> bool:
         attributes = _attributes(self._carrying_of(modules))
@@ -411,18 +422,23 @@ class Inventory:
 
     def quantized(self, look: Look) -> list[Any]:
         """The quantized parameters and the wrappers; and the inner tensors and companions."""
+        if not self._quantized_slots:
+            return []
         return [
             *self._packed_of(look.parameters),
             *self._wrappers_of(look.wrappers),
             *self._inner_of(look.tensors),
         ]
 
-    def buffers(self, look: Look) -> Iterator[tuple[int, Any, Any]]:
+    def buffers(self, look: Look) -> list[tuple[int, Any, Any]]:
         """The slot, module and tensor of each buffer that is not a quantized weight."""
-        for slot, number, at in self._buffers:
-            yield slot, look.modules[number], look.parameters[at]
-        for slot, at in self._loose:  # of a model, beside its layers
-            yield slot, self._leader(), look.parameters[at]
+        if not self._buffers and not self._loose:
+            return []
+        return [
+            *((slot, look.modules[number], look.parameters[at]) for slot, number, at in self._buffers),
+            # Of a model, beside its layers.
+            *((slot, self._leader(), look.parameters[at]) for slot, at in self._loose),
+        ]
 
     def rewritten(self, now: list[int | None]) -> set[int]:
         """The slots of those of `quantized` whose version ``now`` is not the expected one."""
@@ -438,10 +454,10 @@ class Inventory:
         self.expected = now[:count] + [version and 0 for version in now[count:]]
 
     def _put_wrappers_on(self, device: Any, around: Sequence[Any]) -> None:
-        layouts = list(map(_layout, around))
+        now = _layouts(around)
         known = self._shells.get(device)
-        if known is None or known[0] != layouts:
-            known = self._shells[device] = layouts, [shell(wrapper, device) for wrapper in around]
+        if known is None or known[0] != now:
+            known = self._shells[device] = now, [shell(wrapper, device) for wrapper in around]
         for wrapper, empty in zip(around, known[1], strict=True):
             if wrapper.device != device:
                 wrapper.data = empty
@@ -500,8 +516,15 @@ def _nothing() -> None:
     """A placeholder for a weak reference."""
 
 
-def _layout(tensor: Any) -> tuple[Any, ...]:
+def _layouts(tensors: Sequence[Any]) -> list[Any]:
     try:
-        return tensor.dtype, tensor.shape, tensor.stride()
+        return layouts(tensors)
     except RuntimeError:  # a sparse one has no strides, and an uninitialized one no shape
+        return [_layout(tensor) for tensor in tensors]
+
+
+def _layout(tensor: Any) -> Any:
+    try:
+        return layouts([tensor])
+    except RuntimeError:
         return tensor.dtype, tensor.layout

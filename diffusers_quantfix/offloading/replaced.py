@@ -10,14 +10,13 @@ Upstream: diffusers/hooks/group_offloading.py (``ModuleGroup``).
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
 
 from ..weights.wrappers import is_wrapper
+from .group_tensors import layouts
 from .transfers import accelerator, compute_stream, is_expected, is_in_use
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 __all__ = ["MARK", "follows_data", "forget_copies", "host_copies", "renew_host_copies"]
@@ -25,8 +24,6 @@ __all__ = ["MARK", "follows_data", "forget_copies", "host_copies", "renew_host_c
 # On the ``onload_`` of groups that call `renew_host_copies`.
 MARK = "_quantfix_renews"
 _KNOWN = "_quantfix_copied"
-
-_dtype = attrgetter("dtype")
 
 
 def follows_data(group: Any) -> bool:
@@ -108,7 +105,7 @@ def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
     """
     if is_wrapper(tensor) or tensor.is_meta:
         return False
-    on_host, alike = tensor.device == copy.device, _layouts([tensor]) == _layouts([copy])
+    on_host, alike = tensor.device == copy.device, layouts([tensor]) == layouts([copy])
     if on_host and alike and tensor.data_ptr() == copy.data_ptr():
         return False
     if not on_host:
@@ -127,11 +124,5 @@ def _are_equal(tensor: Any, copy: Any) -> bool:
     return bool(torch.equal(one, other))
 
 
-def _layouts(tensors: Iterable[Any]) -> list[Any]:
-    """What besides the address tells one view of a memory from another."""
-    tensors, cls = list(tensors), sys.modules["torch"].Tensor
-    return [*map(cls.stride, tensors), *map(cls.size, tensors), *map(_dtype, tensors)]
-
-
 def _states(tensors: list[Any]) -> list[Any]:
-    return [*map(sys.modules["torch"].Tensor.data_ptr, tensors), *_layouts(tensors)]
+    return [*map(sys.modules["torch"].Tensor.data_ptr, tensors), *layouts(tensors)]

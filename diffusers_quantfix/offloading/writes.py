@@ -58,12 +58,15 @@ def changed_slots(inventory: Inventory, look: Look, training: bool) -> tuple[set
     now = versions(inventory.quantized(look))
     as_expected = now == inventory.expected
     changed = set() if as_expected else inventory.rewritten(now)
+    noted = inventory.versions
     for slot, indices in inventory.plain.items():
-        if training or not all(
-            _is_unchanged(look.parameters[index], inventory.versions) for index in indices
-        ):
+        for index in indices:
+            if training or not _is_unchanged(look.parameters[index], noted):
+                changed.add(slot)
+                break
+    for slot, module, buffer in inventory.buffers(look):
+        if may_be_written(module, buffer):
             changed.add(slot)
-    changed.update(slot for slot, module, buffer in inventory.buffers(look) if may_be_written(module, buffer))
     return changed, [] if as_expected else now
 
 

@@ -46,7 +46,6 @@ FAILS: dict[tuple[str, str, str], str] = {
     # hooks keep or move the weights that are concatenated; plain too
     ("plain|quanto.*", "sequential", "fuse QKV"): "Tensor on device meta is not on the expected device",
     ("plain|quanto.*", "group, leaf.*", "fuse QKV"): "Expected all tensors to be on the same device",
-    ("plain", "group, block, stream", "fuse QKV"): "Parameter containing",
     # peft adds to the packed bytes, as to a plain weight; torch refuses, or we do
     (
         "(bnb|torchao).*",
