@@ -140,7 +140,7 @@ def identity(tensor: Any) -> tuple[Any, ...]:
     address = address_of(tensor)
     if not address:
         return (id(tensor),)
-    return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+    return address, tensor.dtype, tensor.size(), tensor.stride(), tensor.device
 
 
 def address_of(tensor: Any) -> int:
@@ -154,10 +154,13 @@ def address_of(tensor: Any) -> int:
 def layouts(tensors: Sequence[Any]) -> list[Any]:
     """What besides the address tells one view of a memory from another, of all ``tensors``.
 
+    Call it with tensor subclasses disabled: uninitialized parameters refuse to tell it.
+
     Raises:
-        RuntimeError: one is sparse or uninitialized.
+        RuntimeError: one is sparse.
     """
-    return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
+    # Their ``shape`` is refused anywhere.
+    return [(tensor.dtype, tensor.size(), tensor.stride()) for tensor in tensors]
 
 
 def _is_the_same(one: Any, other: Any) -> bool:

@@ -519,7 +519,7 @@ def _nothing() -> None:
 def _layouts(tensors: Sequence[Any]) -> list[Any]:
     try:
         return layouts(tensors)
-    except RuntimeError:  # a sparse one has no strides, and an uninitialized one no shape
+    except RuntimeError:  # a sparse one has no strides
         return [_layout(tensor) for tensor in tensors]
 
 

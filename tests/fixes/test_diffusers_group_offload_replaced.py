@@ -376,6 +376,40 @@ def test_beside_a_sparse_buffer(gpu, mode):
         torch.testing.assert_close(model(inputs), first + expected)
 
 
+@pytest.mark.parametrize("mode", [BLOCK | STREAM, BLOCK | LOW], ids=["block", "low"])
+@pytest.mark.parametrize("initialized", [False, True], ids=["loaded", "initialized"])
+def test_a_lazy_layer_that_is_first_used_later(gpu, mode, initialized):
+    """Its parameters have no shape at first."""
+
+    class Block(torch.nn.Sequential):
+        is_short = True
+
+        def forward(self, x):
+            x = self[0](x)
+            return x if self.is_short else self[1](x)
+
+    class Model(torch.nn.ModuleDict):
+        def forward(self, x):
+            return self["blocks"][0](x)
+
+    device, later = gpu.devices[0], linear(1)
+    block = Block(linear(0), torch.nn.LazyLinear(WIDTH))
+    model = Model({"blocks": torch.nn.ModuleList([block])})
+    offload(model, device, mode)
+    inputs = torch.ones(2, WIDTH)
+    with torch.no_grad():
+        first = model(inputs.to(device)).cpu()
+        if initialized:
+            block[1].initialize_parameters(inputs)
+            block[1].weight.copy_(later.weight)
+            block[1].bias.copy_(later.bias)
+        else:
+            block[1].load_state_dict(later.state_dict())
+        block.is_short = False
+        for _ in range(2):
+            torch.testing.assert_close(model(inputs.to(device)).cpu(), later(first))
+
+
 @streams
 @pytest.mark.defect(FIX_ID, shows="Assertion")
 def test_replaced_after_an_interrupted_pass(gpu, mode):
