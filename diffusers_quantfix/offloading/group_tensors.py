@@ -140,7 +140,7 @@ def identity(tensor: Any) -> tuple[Any, ...]:
     address = address_of(tensor)
     if not address:
         return (id(tensor),)
-    return address, tensor.dtype, tensor.size(), tensor.stride(), tensor.device
+    return address, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def address_of(tensor: Any) -> int:
