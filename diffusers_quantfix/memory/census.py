@@ -50,7 +50,6 @@ class Census:
         self.tensors: list[torch.Tensor] = []
         self.graphs: list[Any] = []
         self._users: dict[int, list[tuple[int, str]]] | None = None
-        self._visible: set[int] | None = None
         # By id: a metaclass may make its classes unhashable. Loops in C: nearly all objects are of no interest. Each
         # type is read once: other threads may change it.
         objects = objects_of(gc.get_objects, but=PLAIN)
@@ -60,6 +59,7 @@ class Census:
         for value, name in zip(compress(objects, names), filter(None, names), strict=True):
             getattr(self, name).append(value)
         del objects
+        self._visible = {*map(id, self.modules), *map(id, self.pipelines)}
         self.modules[:] = filter(is_whole, self.modules)
         self.pipelines[:] = [pipeline for pipeline in self.pipelines if not released_message(pipeline)]
 
@@ -73,11 +73,9 @@ class Census:
                     users.setdefault(pipeline, user)
         return [users[id(pipeline)] for pipeline in self.pipelines if id(pipeline) in users]
 
-    def sees(self, module: Any) -> bool:
-        """False if ``gc.freeze()`` hides the module, and perhaps also a pipeline that uses it."""
-        if self._visible is None:
-            self._visible = set(map(id, self.modules))
-        return id(module) in self._visible
+    def sees(self, value: Any) -> bool:
+        """False if ``gc.freeze()`` hides the module or pipeline, and perhaps also a pipeline that uses the same."""
+        return id(value) in self._visible
 
     def weights(self) -> set[int]:
         """The storages (``_cdata``) of the weights of all live modules and of library constants."""

@@ -39,8 +39,8 @@ def release(
     chain of references up to a variable. Delete that variable to free the memory.
 
     A component that another live pipeline uses is kept and named, unless ``force``. So is one that ``gc.freeze()``
-    hides, since a pipeline that uses it may be hidden too. A model passed by itself is released although its own
-    pipeline is alive; it is kept if two or more pipelines use it.
+    hides, or whose pipeline it hides, since others that use it may be hidden too. A model passed by itself is released
+    although its own pipeline is alive; it is kept if two or more pipelines use it.
 
     Another model that has a layer of a released one, or a variable that has it, is no such user: the layer has no
     weights any more, and its use raises `ReleasedError`. A shallow copy (``copy.copy``) of a layer keeps the weights.

@@ -70,7 +70,10 @@ class Plan:
                 # A model passed by itself is released although its one pipeline is alive.
                 if len(users) > (0 if is_pipeline(part.target) else 1):
                     part.users = tuple(users)
-                elif not census.sees(part.value):
+                # The model of a pipeline that is hidden may be in others that are.
+                elif not census.sees(part.value) or (
+                    is_pipeline(part.target) and not census.sees(part.target)
+                ):
                     part.is_hidden = True
                     part.users = ("whatever gc.freeze() hides (gc.unfreeze() shows it)",)
             (self.kept if part.users else self.models).append(part)

@@ -28,6 +28,7 @@ __all__ = [
     "backends",
     "companions_of_parameters",
     "contents",
+    "forget_backends",
     "identity",
     "is_on_disk",
     "layouts",
@@ -133,6 +134,11 @@ def backends(group: Any) -> frozenset[str]:
         found = {backend_of(tensor) for tensor in contents(group)[1]} - {""}
         known = group._quantfix_backends = frozenset(found)
     return known
+
+
+def forget_backends(group: Any) -> None:
+    """Look the `backends` of ``group`` up again: a weight of another one may have come in."""
+    vars(group).pop("_quantfix_backends", None)
 
 
 def identity(tensor: Any) -> tuple[Any, ...]:

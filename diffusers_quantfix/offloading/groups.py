@@ -192,8 +192,8 @@ def _sent(tensor: Any, device: Any, non_blocking: bool, pin: bool = False) -> An
     """``tensor`` on ``device``, by way of pinned memory if ``pin``."""
     if tensor.is_inference():
         with _like(tensor):
-            return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=non_blocking)
-    return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=non_blocking)
+            return (_pinned(tensor) if pin else tensor).to(device, non_blocking=non_blocking)
+    return (_pinned(tensor) if pin else tensor).to(device, non_blocking=non_blocking)
 
 
 def _put_onto_device(group: Any, inventory: Inventory, look: Look, moved: list[Any]) -> None:
@@ -288,7 +288,12 @@ def _put_back(group: Any, inventory: Inventory, look: Look, training: bool) -> N
 def _offloaded_copy(tensor: Any, device: Any, pin: bool) -> Any:
     with _like(tensor):
         host = tensor if tensor.device == device else tensor.to(device)
-        return host.pin_memory() if pin and _can_be_pinned(host) else host
+        return _pinned(host) if pin and _can_be_pinned(host) else host
+
+
+def _pinned(tensor: Any) -> Any:
+    """A copy of ``tensor`` in pinned memory; torch makes none that is expanded."""
+    return (tensor.contiguous() if 0 in tensor.stride() else tensor).pin_memory()
 
 
 def _can_be_pinned(tensor: Any) -> bool:

@@ -24,6 +24,10 @@ __all__ = ["MARK", "follows_data", "forget_copies", "host_copies", "renew_host_c
 # On the ``onload_`` of groups that call `renew_host_copies`.
 MARK = "_quantfix_renews"
 _KNOWN = "_quantfix_copied"
+_SWAPPED = (
+    "A weight of class {} was put into a plain parameter under group offloading with a stream, which has a host copy "
+    "of what was there. Exchange such weights before group offloading is applied."
+)
 
 
 def follows_data(group: Any) -> bool:
@@ -103,7 +107,11 @@ def _is_replaced(group: Any, tensor: Any, copy: Any) -> bool:
 
     Another group with the same parameter may have it on the device, or have made a host copy of its own.
     """
-    if is_wrapper(tensor) or tensor.is_meta:
+    if is_wrapper(tensor):
+        if not is_wrapper(copy):  # its host copy would be taken for it
+            raise RuntimeError(_SWAPPED.format(type(tensor).__name__))
+        return False
+    if tensor.is_meta:
         return False
     on_host, alike = tensor.device == copy.device, layouts([tensor]) == layouts([copy])
     if on_host and alike and tensor.data_ptr() == copy.data_ptr():

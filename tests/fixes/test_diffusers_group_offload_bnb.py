@@ -18,6 +18,7 @@ from tests.fixes.group_offloaded import (
     MODES,
     SHOWS,
     STREAM,
+    assert_exchanged_is_moved,
     assert_gives_gradients,
     assert_left,
     assert_works,
@@ -263,6 +264,21 @@ def test_what_is_changed_in_place_on_the_device_is_kept(gpu, weights, mode, infe
         run(model, device)
         run(model, device)
     assert model.blocks[0].count.tolist() == [2, 2, 2]
+
+
+@weights
+@modes("leaf-stream", long=("leaf-low", "block-stream"))
+def test_expanded_data_of_a_bias(gpu, weights, mode):
+    """torch pins no memory that several elements share."""
+    device = gpu.devices[0]
+
+    def expand(one):
+        bias = one.blocks[0][0].bias
+        bias.data = torch.full((1,), 0.5, dtype=bias.dtype, device=bias.device).expand(bias.shape)
+
+    assert_exchanged_is_moved(
+        gpu, device, lambda at: build(weights, at), lambda one: run(one, device), mode, expand
+    )
 
 
 @weights

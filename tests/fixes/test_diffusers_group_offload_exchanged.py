@@ -7,6 +7,7 @@ import pytest
 from tests.fixes.callers import spelling as spelling
 from tests.fixes.group_offloaded import (
     BLOCK,
+    LEAF,
     STREAM,
     assert_exchanged_is_moved,
     assert_exchanged_is_moved_after_interruptions,
@@ -15,6 +16,7 @@ from tests.fixes.group_offloaded import (
     net,
     offload,
 )
+from tests.gate import unmet
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
@@ -85,6 +87,41 @@ def test_exchanged(gpu, mode, exchange):
             model.to(device)  # the model that is not offloaded
 
     assert_exchanged_is_moved(gpu, device, build, lambda model: run(model, device), mode, exchanged)
+
+
+@pytest.mark.parametrize("mode", [LEAF | STREAM, BLOCK | STREAM], ids=["leaf", "block"])
+@pytest.mark.parametrize("earlier", [False, True], ids=["at first", "after a pass"])
+@pytest.mark.parametrize("swap", [False, True], ids=["exchanged", "swapped"])
+def test_a_plain_and_a_torchao_weight_of_two_groups(gpu, mode, earlier, swap):
+    """Exchanged, the second pass failed; swapped within their objects, one layer computed with its old weight."""
+    torchao = pytest.importorskip("torchao.quantization")
+    if sentence := unmet("torchao>=0.15"):
+        pytest.skip(sentence)
+
+    def build():
+        model = net(linear)
+        torchao.quantize_(model.blocks[0], torchao.Int8WeightOnlyConfig(version=2))
+        return model
+
+    def change(model):
+        one, other = model.blocks[0][0], model.blocks[1][0]
+        if swap:
+            torch.utils.swap_tensors(one.weight, other.weight)
+        else:
+            one.weight, other.weight = other.weight, one.weight
+
+    device, model, unmoved = gpu.devices[0], build(), build()
+    offload(model, device, mode)
+    if earlier:
+        run(model, device)
+    change(model)
+    change(unmoved)
+    for _ in range(2):
+        if swap:
+            with pytest.raises(RuntimeError, match="Int8Tensor was put into a plain parameter"):
+                run(model, device)
+        else:
+            torch.testing.assert_close(run(model, device), run(unmoved, "cpu"))
 
 
 @streams

@@ -250,6 +250,24 @@ def test_what_the_program_froze_is_kept(gpu, before):
         rig.unfreeze_libraries()
 
 
+def test_what_came_into_a_frozen_pipeline_is_kept(gpu, before):
+    """Before: it was released, though another frozen pipeline had it too."""
+    first, second = models.flux_pipeline(), models.flux_pipeline()
+    gc.freeze()
+    try:
+        new = models.flux_transformer().to(gpu.devices[0])
+        for pipeline in (first, second):
+            pipeline.register_modules(transformer=new)
+        report = qf.release(first)
+        assert (report.released, report.kept[0].component) == ((), "transformer of FluxPipeline")
+        for pipeline in (first, second):
+            models.call_flux(pipeline, gpu.devices[0], dtype=new.dtype)
+    finally:
+        gc.unfreeze()
+        rig.unfreeze_libraries()
+    assert qf.release(first, second).kept == ()
+
+
 def test_a_pipeline_of_which_nothing_is_released_can_be_used(gpu, before):
     """Before: "was released and has no weights any more", with all of its weights on the GPU."""
     frozen = models.flux_pipeline().to(gpu.devices[0])

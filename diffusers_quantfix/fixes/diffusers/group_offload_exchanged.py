@@ -18,6 +18,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.group_tensors import forget_backends
 from ...offloading.replaced import host_copies
 from ...offloading.uncompiled import uncompiled, within
 
@@ -103,4 +104,5 @@ def admit(group: Any) -> bool:
     before = group.cpu_param_dict
     now = host_copies(group)
     group.cpu_param_dict = {tensor: before.get(tensor, copy) for tensor, copy in now.items()}
+    forget_backends(group)  # the next move is theirs
     return not now.keys() <= before.keys()
