@@ -15,6 +15,7 @@ import weakref
 from itertools import chain, compress
 from operator import is_, itemgetter
 
+from ..engine.interruptions import heed_interruption
 from ..weights.companions import carries, holders
 from ..weights.wrappers import backend_of, shell, with_inner
 from .counters import versions
@@ -342,6 +343,9 @@ class Inventory:
         try:
             return self._look(group, dropping)
         except TypeError:  # an object was freed, and its weak reference returns None
+            return None
+        except RuntimeError as error:  # a sparse tensor has come in, which has no address
+            heed_interruption(error)
             return None
 
     def _look(self, group: Any, dropping: bool) -> Look | None:

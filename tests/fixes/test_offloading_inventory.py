@@ -170,6 +170,23 @@ def test_tied_parameters_that_are_two_again(bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_a_sparse_buffer_in_place_of_a_dense_one(bits):
+    """It has no address to compare."""
+    import torch
+
+    group = group_of(bits)
+    layer = group.modules[0][0]
+    layer.register_buffer("mask", torch.eye(4))
+    known, _ = found(group)
+    layer.mask = torch.eye(4).to_sparse()
+    second, look = found(group)
+    assert second is not known and found(group)[0] is second
+    assert [tensor.layout for tensor in look.tensors].count(torch.sparse_coo) == 1
+    layer.mask = torch.eye(4)
+    assert found(group)[0] is not second
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_nothing_is_kept_alive(bits):
     group = group_of(bits)
     found(group)
