@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 import diffusers_quantfix as qf
-from tests.benchmarks import calls, newer
+from tests.benchmarks import calls, newer, offloading
 from tests.benchmarks.figure import Row
 from tests.benchmarks.measure import child, children
 from tests.gate import unmet
+
+# Kind of a layer -> the frames of ours in one onload and offload of its group.
+MOVES = {4: 118, 8: 108, "GGUF": 82, "quanto": 76, "torchao": 73}
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -30,6 +33,24 @@ def test_a_forward_pass_on_a_gpu_has_no_frame_of_ours():
     if reason := unmet("bitsandbytes>=0.50"):
         pytest.skip(f"before, 4-bit weights go through dequantize_4bit there: {reason}")
     assert children([("calls:frames_on_a_gpu", bits) for bits in (4, 8)]) == [{"frames": 0}] * 2
+
+
+@pytest.mark.parametrize(("kind", "most"), MOVES.items())
+def test_the_moves_of_a_group_of_one_layer(gpu, kind, most):
+    """They are Python for the most part, and one frame of ours more is one percent of their time. Between the 23rd and
+    the 29th of November they became a sixth slower, and nobody noticed."""
+    import torch
+
+    for release in ("diffusers>=0.42", "bitsandbytes>=0.50", "torchao>=0.17"):
+        if reason := unmet(release):
+            pytest.skip(reason)
+    with torch.no_grad():
+        layers = torch.nn.Sequential(*offloading._layers(kind, 1))
+        group = offloading._group(layers, gpu.devices[0])
+        for _ in range(3):
+            group.onload_()
+            group.offload_()
+        assert calls.our_frames(group.onload_) + calls.our_frames(group.offload_) <= most
 
 
 @pytest.mark.long

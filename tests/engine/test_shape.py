@@ -205,6 +205,27 @@ def test_a_fix_is_proved_on_two_sides(fix_id) -> None:
     )
 
 
+@pytest.mark.parametrize("path", FIXES, ids=lambda path: path.stem)
+def test_a_probe_that_compiles_the_source_is_asked_once(path) -> None:
+    """The patched function's code is not that of its file, and `recompiled` refuses it: the fix took itself out."""
+    functions = {
+        node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+    }
+    reached, pending = set(), ["broken"]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending += (
+                [node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)]
+                if name in functions
+                else []
+            )
+    if reached & {"exchanged", "recompiled"}:
+        module = importlib.import_module(name_of(path))
+        assert module.FIX.asked_once
+
+
 # The floors of the house, from the ground up: a room imports from its own floor and those below, never from above.
 FLOORS = [
     {"text", "first_library", "forked", "uncaught", "finishing"},
