@@ -30,7 +30,7 @@ LACKS = re.compile(
     "|needs (torchao or )?optimum-quanto|this bitsandbytes loads no kernels|bitsandbytes has loaded no native library"
     "|(this )?bitsandbytes does not quantize (on (a|this) CPU|here)"
     "|these releases load no LoRA into a GGUF model|this diffusers does not offload to disk here"
-    "|this peft adds no OFT to such a layer"
+    "|this peft adds no OFT to such a layer|this torch cannot compile it"
     "|this diffusers loads (a LoRA into pipelines only|no LoRA into a 4-bit model)|needs torch >="
 )
 NO_DEVICE = re.compile("needs (a|two) CUDA device")

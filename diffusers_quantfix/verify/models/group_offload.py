@@ -16,6 +16,7 @@ def apply(model: Any, device: Any, **options: Any) -> None:
 
     Raises:
         CannotReproduce: this diffusers has no group offloading.
+        NeedsDevice: this diffusers needs a CUDA device for that.
     """
     import torch
 
@@ -24,7 +25,13 @@ def apply(model: Any, device: Any, **options: Any) -> None:
     except ImportError:
         raise CannotReproduce("this diffusers has no group offloading") from None
     options = {"offload_type": "leaf_level", **options}
-    apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
+    try:
+        apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), **options)
+    except AttributeError:
+        if not hasattr(torch, "accelerator") or torch.accelerator.current_accelerator() is not None:
+            raise
+        # Before 0.42 it reads the accelerator's type.
+        raise NeedsDevice("needs a CUDA device: this diffusers offloads groups to one only") from None
 
 
 def check(build: Callable[[Any], Any], run: Callable[[Any, Any], Any], times: int = 3, **options: Any) -> str:
@@ -70,25 +77,11 @@ def by_blocks(model: Any) -> None:
     """Enable block-level group offload of ``model``, from the CPU to the CPU.
 
     Raises:
-        NeedsDevice: this diffusers needs a CUDA device for that.
+        CannotReproduce, NeedsDevice: as `apply`.
     """
     import torch
-    from diffusers.hooks import apply_group_offloading
 
-    device = torch.device("cpu")
-    try:
-        apply_group_offloading(
-            model,
-            onload_device=device,
-            offload_device=device,
-            offload_type="block_level",
-            num_blocks_per_group=1,
-        )
-    except AttributeError:
-        if not hasattr(torch, "accelerator") or torch.accelerator.current_accelerator() is not None:
-            raise
-        # Before 0.42 it reads the accelerator's type.
-        raise NeedsDevice("needs a CUDA device: this diffusers offloads groups to one only") from None
+    apply(model, torch.device("cpu"), offload_type="block_level", num_blocks_per_group=1)
 
 
 def layers(bits: int) -> Callable[[Any], Any]:
