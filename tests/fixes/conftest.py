@@ -16,8 +16,7 @@ VERIFIED = "tests/fixes/test_verify_cases.py::test_on_a_device"
 
 
 def is_chosen(number: int) -> bool:
-    """The first case, and of each three that follow one: another one each time, since the last parameter's values take
-    turns."""
+    """Of each three cases one, the first of all included; not every third, since the last parameter's values take turns."""
     return (number + number // 3) % 3 == 0
 
 
