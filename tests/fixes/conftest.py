@@ -16,7 +16,8 @@ VERIFIED = "tests/fixes/test_verify_cases.py::test_on_a_device"
 
 
 def is_chosen(number: int) -> bool:
-    """Of each three cases one, the first of all included; not every third, since the last parameter's values take turns."""
+    """Of each three cases one, the first of all included; another place each time, so that the last parameter's values
+    take turns."""
     return (number + number // 3) % 3 == 0
 
 
