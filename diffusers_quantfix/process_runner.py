@@ -37,6 +37,7 @@ RUNNER = globals().get("RUNNER") or Runner(  # `importlib.reload` keeps the glob
     _VERSION,
     usual,
     foundation="torch",
+    tops=("diffusers", "optimum"),
     tested=TESTED,
     proofs=PROVED_CODE,
     packages=PACKAGES,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .proofs import Proofs
 
 _TRIES = 20
+_NOT_PATCHED = "; not patched"
 
 
 class LoadedFix:
@@ -158,7 +159,7 @@ class Decider:
         if self._ledger.entries(name) and (broken or self._ledger.lost(name)):
             self._ledger.forget_lost(name)  # executed again, or replaced by other code
         if not broken and not self._ledger.entries(name):
-            return self._sound(name, fix, module, verdict)
+            return self._sound(name, verdict)
         if not broken and not executed_again:  # else the probe has looked at a slot that is still patched
             return self._applied(name, verdict)
         if not verdict.fits and not (verdict.above and self._newer(name)):
@@ -229,6 +230,8 @@ class Decider:
             answer.title, answer.upstream = said.title, said.upstream
         if answer.state == states.CANDIDATE and answer.above and not answer.gone:
             answer.reason = self._reason_now(answer)
+        if answer.state == states.HEALTHY and (patched_by := self._foreign_code(answer.id)):
+            answer.reason = f"{answer.reason.partition(_NOT_PATCHED)[0]}: {patched_by}{_NOT_PATCHED}"
         return answer
 
     def _moved(self, answer: Answer) -> Answer | None:
@@ -370,22 +373,18 @@ class Decider:
         fixed = f"; fixed upstream in {fixed_in}" if fixed_in else ""
         return self.answer(name, states.OUT_OF_RANGE, f"{verdict.reason}{fixed}")
 
-    def _sound(self, name: str, fix: LoadedFix, module: ModuleType, verdict: Verdict) -> Answer:
-        """The bug is not present: because of upstream's code, or of other code."""
+    def _sound(self, name: str, verdict: Verdict) -> Answer:
+        """The bug is not present: because of upstream's code, or of other code, which `describe` looks for."""
         if not verdict.fits:
             return self._out_of_range(name, verdict)
-        patched_by = self._foreign_code(name, fix, module)
-        if patched_by:
-            reason = f"the bug is not present in {verdict.reason}: {patched_by}; not patched"
-        else:
-            reason = f"the bug is not present in {verdict.reason}; not patched"
-        return self.answer(name, states.HEALTHY, reason)
+        return self.answer(name, states.HEALTHY, f"the bug is not present in {verdict.reason}{_NOT_PATCHED}")
 
-    def _foreign_code(self, name: str, fix: LoadedFix, module: ModuleType) -> str:
+    def _foreign_code(self, name: str) -> str:
         """A sentence about foreign code in the fix's slots; empty if all of it is the library's own."""
         draft = self._ledger.draft(name)
         try:
-            fix.patch(module, draft)  # writes nothing
+            with self._surroundings():
+                self._load(name).patch(sys.modules[self._targets[name].module], draft)  # writes nothing
         except ForeignPatch as foreign:
             return foreign.what
         except (Exception, SystemExit) as error:  # it may assume the bug; the slots named so far are known

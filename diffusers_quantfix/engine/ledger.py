@@ -36,6 +36,7 @@ class Ledger:
         libraries: the top-level packages in which ``from x import f`` copies are updated.
         options: returns the user's options, for a `Draft`.
         foundation: the one of ``libraries`` that imports none of the others.
+        tops: those of ``libraries`` that none of the others imports from.
 
     Attributes:
         order: the ids of the installed fixes, in the order of installation.
@@ -46,10 +47,12 @@ class Ledger:
         libraries: Iterable[str],
         options: Callable[[], tuple[str, ...]] = tuple,
         foundation: str = "",
+        tops: Iterable[str] = (),
     ) -> None:
         self._options = options
         self._foundation = foundation
         self._libraries = frozenset(libraries)
+        self._tops = frozenset(tops)
         self._entries: list[Entry] = []  # replaced as a whole
         self._indexed: tuple[list[Entry] | None, _Index] = None, ({}, {}, {}, {})
         self.order: list[str] = []  # ids of the installed fixes, the last installed at the end
@@ -324,14 +327,19 @@ class Ledger:
             left = {entry.fix_id for entry in self._entries}
             self.order = [fix_id for fix_id in self.order if fix_id in left]
 
-    def _holders(self, entries: Iterable[Entry]) -> frozenset[str]:
-        """The libraries whose modules may hold copies of what these entries replace.
+    def holders(self, homes: Iterable[str]) -> frozenset[str]:
+        """The libraries whose modules may hold copies of what these top-level packages define.
 
-        Half of all modules are torch's, and torch imports none of the libraries that are built on it.
+        Half of all modules are torch's, and torch imports none of the libraries that are built on it; none of those
+        that diffusers is built on has one of its functions.
         """
-        if any(name_of(entry.owner).partition(".")[0] == self._foundation for entry in entries):
+        homes = frozenset(homes)
+        if self._foundation in homes:
             return self._libraries
-        return self._libraries - {self._foundation}
+        return self._tops if homes <= self._tops else self._libraries - {self._foundation}
+
+    def _holders(self, entries: Iterable[Entry]) -> frozenset[str]:
+        return self.holders(name_of(entry.owner).partition(".")[0] for entry in entries)
 
     def _copies(
         self, values: Iterable[Any], libraries: frozenset[str], since: Iterable[str] = ()

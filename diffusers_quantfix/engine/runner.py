@@ -53,6 +53,7 @@ class Runner:
         surroundings: makes the context manager in which probes and patches run. It yields a function that says what
             they cannot be kept from now; empty if there is nothing.
         foundation: the library that imports none of the other patched ones.
+        tops: the libraries that none of the other patched ones imports from.
         tested: distribution -> the newest release that all fixes were tested with.
         proofs: path of the data file of `proofs`.
         packages: distribution -> its package, where they have different names.
@@ -67,6 +68,7 @@ class Runner:
         version: str,
         surroundings: Callable[[], AbstractContextManager[Callable[[bool], str]]],
         foundation: str = "",
+        tops: Iterable[str] = (),
         tested: Mapping[str, str] | None = None,
         proofs: str = "",
         packages: Mapping[str, str] | None = None,
@@ -82,6 +84,7 @@ class Runner:
             {target.module.partition(".")[0] for target in targets.values()},
             lambda: settings().options,
             foundation,
+            tops,
         )
         self._decider = Decider(
             self._targets,

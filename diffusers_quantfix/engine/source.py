@@ -125,8 +125,12 @@ def _is_same(one: CodeType, running: CodeType) -> bool:
         and one.co_names == running.co_names
         and len(one.co_consts) == len(running.co_consts)
         and all(map(_is_same_constant, one.co_consts, running.co_consts))
-        and _instructions(one) == _instructions(running)
+        and (_bytes(one) == _bytes(running) or _instructions(one) == _instructions(running))
     )
+
+
+def _bytes(code: CodeType) -> tuple[bytes, ...]:
+    return code.co_code, getattr(code, "co_exceptiontable", b"")
 
 
 def _signature(code: CodeType) -> tuple[Any, ...]:
@@ -138,6 +142,8 @@ def _signature(code: CodeType) -> tuple[Any, ...]:
 def _is_same_constant(one: Any, running: Any) -> bool:
     if isinstance(one, CodeType) and isinstance(running, CodeType):
         return one.co_filename != running.co_filename or _is_same(one, running)
+    if isinstance(one, str):
+        return bool(one == running)
     if isinstance(one, frozenset):  # a file of bytecode may hold it in another order
         return bool(one == running)
     return type(one) is type(running) and repr(one) == repr(running)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import operator
 import os
 import sys
 from importlib import metadata
@@ -126,14 +127,26 @@ def _stated_by(find: Callable[[], metadata.Distribution | None]) -> str | None:
     """The version of a distribution; None if there is none, empty if its version cannot be read."""
     try:
         distribution = find()
-        # Before Python 3.12 a METADATA file without a Version line gives None instead of an error.
-        version = None if distribution is None else distribution.version or ""
+        version = None if distribution is None else _version_of(distribution)
     except metadata.PackageNotFoundError:
         return None
     except Exception as error:
         heed_interruption(error)
         return ""
     return version if version is None or isinstance(version, str) else ""
+
+
+def _version_of(distribution: metadata.Distribution) -> str:
+    """As `metadata.Distribution.version`, which parses the whole file as a mail: the description too, each time."""
+    text = distribution.read_text("METADATA") if type(distribution) is metadata.PathDistribution else None
+    for line in (text or "").split("\n", 9)[:9]:
+        header, colon, value = line.partition(":")
+        if not (colon and header.replace("-", "").isalnum()):
+            break
+        if header == "Version":
+            return value.lstrip(" \t")
+    # Before Python 3.12 a METADATA file without a Version line gives None instead of an error.
+    return distribution.version or ""
 
 
 def _written_version(name: str) -> str | None:
@@ -198,8 +211,14 @@ def _contains(specifier: str, version: Version) -> bool:
 
 def _against(specifier: str, version: Version) -> list[str]:
     """The operators of those parts of a specifier that a version violates."""
-    from packaging.specifiers import SpecifierSet
     from packaging.version import Version
+
+    bounds = None if version.is_prerelease else _plain_bounds(specifier)
+    if bounds is not None:
+        public = Version(version.public)
+        return [sign for sign, bound in bounds if not _ORDERS[sign](public, Version(bound))]
+    # Loading it costs more than all answers of an import.
+    from packaging.specifiers import SpecifierSet
 
     return [
         part.operator
@@ -210,6 +229,22 @@ def _against(specifier: str, version: Version) -> list[str]:
             else part.contains(version, prereleases=True)
         )
     ]
+
+
+_ORDERS = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
+
+
+def _plain_bounds(specifier: str) -> list[tuple[str, str]] | None:
+    """The bounds of a specifier, if every part of it compares a final or post release by plain order: ``>=0.33,<0.36``;
+    None if not."""
+    found = []
+    for part in specifier.split(",") if specifier else ():
+        sign = part.rstrip("0123456789.")
+        bound = part[len(sign) :]
+        if sign not in _ORDERS or not bound.replace(".", "").isdigit():
+            return None
+        found.append((sign, bound))
+    return found
 
 
 def is_above(specifier: str, version: str) -> bool:

@@ -21,9 +21,17 @@ from .replaced import forget_copies
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["admit_buffers", "has_exchanged", "has_uncounted", "lacks_buffers", "look_up_places"]
+__all__ = [
+    "admit_buffers",
+    "has_exchanged",
+    "has_uncounted",
+    "lacks_buffers",
+    "look_up_places",
+    "note_admitted",
+]
 
 _PLACES = "_quantfix_places_of_buffers"
 _UNCOUNTED = "_quantfix_has_uncounted_buffers"
@@ -84,7 +92,7 @@ def admit_buffers(group: Any) -> None:
         place.names[place.name] = new[id(buffer)][1]
     if not new:
         return
-    vars(group)[_UNCOUNTED] = not all(has_version(buffer) for _, buffer in new.values())
+    note_admitted(group, (buffer for _, buffer in new.values()))
     here = {id(place.names.get(place.name)) for place in places} | set(map(id, group.buffers))
     gone = {id(place.first) for place in places} - here
     copies = {tensor: copy for tensor, copy in known.items() if id(tensor) not in gone}
@@ -93,6 +101,11 @@ def admit_buffers(group: Any) -> None:
         buffer: _copy(buffer, group.offload_device) for _, buffer in new.values()
     }
     forget_copies(group)
+
+
+def note_admitted(group: Any, new: Iterable[Any]) -> None:
+    """Note for `has_uncounted` the tensors that ``group`` has made its first host copies of."""
+    vars(group)[_UNCOUNTED] = not all(map(has_version, new))
 
 
 def lacks_buffers(group: Any) -> bool:

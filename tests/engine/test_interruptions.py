@@ -145,10 +145,20 @@ importlib.util.find_spec = once
 
 @alarm
 def test_while_a_healthy_release_is_looked_at(world) -> None:
-    """Whose code is in the slots is asked of the patch."""
+    """Whose code is in the slots is asked of the patch, by a report."""
     world.library()
     world.fix(body=once(HEALTHY_PROBE + PATCH, "patch"))
-    script = RAISES.format(error="SystemExit('mine')", handler="function") + IMPORTED_TWICE
+    report = """
+    import diffusers_quantfix, lib.core
+    try:
+        diffusers_quantfix.status(load=False)
+    except SystemExit as raised:
+        said = str(raised)
+    else:
+        said = "nothing"
+    tell(said=said, f=lib.core.f(), state=states("fix-f"))
+    """
+    script = RAISES.format(error="SystemExit('mine')", handler="function") + report
     assert world.run(script).told == {"said": "mine", "f": "broken", "state": "healthy"}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import itertools
 import sys
 import types
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from diffusers_quantfix.engine import versions
 from diffusers_quantfix.engine.versions import contains, installed_version, judge
 
 FITS = {
@@ -59,6 +63,43 @@ OUTSIDE = {
 def test_contains(specifier) -> None:
     assert [version for version in FITS[specifier] if not contains(specifier, version)] == []
     assert [version for version in OUTSIDE.get(specifier, ()) if contains(specifier, version)] == []
+
+
+def test_final_releases_are_compared_as_packaging_compares_them() -> None:
+    """Most answers are found without `packaging.specifiers`, which nothing else imports."""
+    bounds = [
+        f"{sign}{bound}" for sign in (">=", "<=", "<") for bound in ("0.33", "0.33.0", "0.33.1", "0.36", "10")
+    ]
+    specifiers = ["", *bounds, *map(",".join, itertools.permutations(bounds, 2))]
+    releases = [
+        "0",
+        "0.9",
+        "0.33",
+        "0.33.0.0",
+        "0.33.1",
+        "0.33.1.post1",
+        "0.36.0+cu121",
+        "0.36.post2",
+        "1!0.1",
+    ]
+    assert all(versions._plain_bounds(specifier) is not None for specifier in specifiers)
+    for specifier, release in itertools.product(specifiers, releases):
+        expected = [part.operator for part in SpecifierSet(specifier) if not part.contains(release)]
+        assert sorted(versions._against(specifier, Version(release))) == sorted(expected), (
+            specifier,
+            release,
+        )
+    for specifier in (
+        "==0.33.1",
+        "!=0.34",
+        "~=0.33.1",
+        ">0.33",
+        "==0.33.*",
+        ">=0.33 ,<1",
+        ">=0.33rc1",
+        "<1,",
+    ):
+        assert versions._plain_bounds(specifier) is None
 
 
 @pytest.fixture
@@ -116,6 +157,30 @@ def test_corrupt_metadata(install, metadata, stated) -> None:
         "unreadable",
         f"fake-bad states the version {stated!r}, which is not valid; reinstall fake-bad",
     )
+
+
+HEADERS = {
+    "in another place": "Metadata-Version: 2.1\nVersion: 1.0\nName: x\n",
+    "in small letters": "metadata-version: 2.1\nname: x\nversion: 1.0\n",
+    "twice": "Metadata-Version: 2.1\nVersion: 1.0\nVersion: 2.0\n",
+    "after a folded line": "Metadata-Version: 2.1\nSummary: a\n  Version: 3.0\nVersion: 1.0\n",
+    "in the description": "Metadata-Version: 2.1\nName: x\n\nVersion: 1.0\n",
+    "after a line that is no header": "Metadata-Version: 2.1\nno header\nVersion: 1.0\n",
+    "after an empty line": "\nVersion: 1.0\n",
+    "late": "Metadata-Version: 2.1\n" + "Classifier: a\n" * 20 + "Version: 1.0\n",
+    "with carriage returns": "Metadata-Version: 2.1\r\nVersion: 1.0\r\n",
+    "with spaces": "Metadata-Version: 2.1\nVersion:   1.0  \n",
+}
+
+
+@pytest.mark.parametrize("where", HEADERS)
+def test_the_version_is_read_as_the_standard_library_reads_it(install, where) -> None:
+    install("fake-read", HEADERS[where])
+    try:
+        expected = importlib.metadata.Distribution.from_name("fake-read").version or ""
+    except KeyError:  # Python 3.12 and later, without a Version line
+        expected = ""
+    assert installed_version("fake-read") == expected
 
 
 def test_a_folder_without_metadata_has_no_valid_version(install) -> None:

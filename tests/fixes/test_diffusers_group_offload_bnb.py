@@ -270,6 +270,8 @@ def test_what_is_changed_in_place_on_the_device_is_kept(gpu, weights, mode, infe
 @modes("leaf-stream", long=("leaf-low", "block-stream"))
 def test_expanded_data_of_a_bias(gpu, weights, mode):
     """torch pins no memory that several elements share."""
+    if weights == "8-bit" and (sentence := unmet("bitsandbytes>=0.46")):
+        pytest.skip(f"its own kernel reads a bias as if it were contiguous before 0.46; {sentence}")
     device = gpu.devices[0]
 
     def expand(one):
@@ -277,7 +279,7 @@ def test_expanded_data_of_a_bias(gpu, weights, mode):
         bias.data = torch.full((1,), 0.5, dtype=bias.dtype, device=bias.device).expand(bias.shape)
 
     assert_exchanged_is_moved(
-        gpu, device, lambda at: build(weights, at), lambda one: run(one, device), mode, expand
+        gpu, device, lambda _: build(weights, device), lambda one: run(one, device), mode, expand
     )
 
 

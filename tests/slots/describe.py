@@ -50,8 +50,21 @@ def main(side: str, report: str, places: str = "") -> None:
     if side == "bare":
         for place, slot in zip(found, described, strict=True):
             described[slot]["loaded"] = _loaded(slots[slot].get("value", {}).get("pickled", []), *place)
-    text = json.dumps({"modules": modules, "places": found, "slots": described, "product": product}, indent=1)
+    found_out = {"modules": modules, "places": found, "slots": described, "product": product}
+    text = json.dumps({**found_out, "borrowed": _borrowed()}, indent=1)
     Path(report).write_text(text, encoding="utf-8")
+
+
+def _borrowed() -> list[tuple[str, str]]:
+    """Which top-level packages have modules with functions of which others."""
+    pairs = set()
+    for name, module in list(sys.modules.items()):
+        if not issubclass(type(module), types.ModuleType):
+            continue
+        for value in list(vars(module).values()):
+            if isinstance(value, types.FunctionType) and isinstance(home := value.__module__, str):
+                pairs.add((name.partition(".")[0], home.partition(".")[0]))
+    return sorted(pair for pair in pairs if pair[0] != pair[1])
 
 
 def _product() -> str:

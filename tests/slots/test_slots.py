@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from diffusers_quantfix.process_runner import RUNNER
 from tests.slots.describe import IMPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,11 +103,13 @@ class Side(NamedTuple):
     Attributes:
         slots: what is seen of every patched slot: slot -> question -> answer.
         product: the bits of a product, with a setting of MKL's that the program makes after its imports.
+        borrowed: which top-level packages have modules with functions of which others.
         said: what was written to standard output and error during all imports, numbers aside.
     """
 
     slots: dict[str, Answers]
     product: str
+    borrowed: list[list[str]]
     said: list[str]
 
 
@@ -129,9 +132,10 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Side, Side]:
     return Side(*_read(bare), said[1]), Side(*_read(patched), said[0])
 
 
-def _read(report: Path) -> tuple[dict[str, Answers], str]:
+def _read(report: Path) -> tuple[dict[str, Answers], str, list[list[str]]]:
     written = json.loads(report.read_text(encoding="utf-8"))
-    return {slot: dict(_flat(found)) for slot, found in written["slots"].items()}, written["product"]
+    slots = {slot: dict(_flat(found)) for slot, found in written["slots"].items()}
+    return slots, written["product"], written["borrowed"]
 
 
 def _flat(found: Any, asked: str = "") -> Iterator[tuple[str, str]]:
@@ -184,3 +188,12 @@ def test_what_the_program_sets_after_its_imports_is_in_force(sides):
     """MKL reads its settings at the first product, sine or exponential, also of a probe's."""
     bare, patched = (side.product for side in sides)
     assert patched == bare
+
+
+@pytest.mark.thorough
+def test_copies_are_searched_for_wherever_a_library_may_have_them(sides):
+    ledger = RUNNER._ledger
+    pairs = [(holder, home) for holder, home in sides[0].borrowed if {holder, home} <= ledger._libraries]
+    assert ("diffusers", "transformers") in pairs
+    for holder, home in pairs:
+        assert holder in ledger.holders([home])

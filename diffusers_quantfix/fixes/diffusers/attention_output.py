@@ -75,8 +75,8 @@ def broken(module: ModuleType) -> bool:
         )
     import torch
 
-    block = resolve(module, _ATTENTION[name][0])(4, 1).to("meta")
-    return not calls_output_layer(block.attn, lambda: block.attention(torch.empty(1, 1, 4, device="meta")))
+    block = resolve(module, _ATTENTION[name][0])(4, 1)
+    return not calls_output_layer(block.attn, lambda: block.attention(torch.empty(1, 0, 4)))
 
 
 def patch(module: ModuleType, draft: Draft) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
+from ...offloading.exchanged_buffers import note_admitted
 from ...offloading.group_tensors import forget_backends
 from ...offloading.replaced import host_copies
 from ...offloading.uncompiled import uncompiled, within
@@ -105,4 +106,6 @@ def admit(group: Any) -> bool:
     now = host_copies(group)
     group.cpu_param_dict = {tensor: before.get(tensor, copy) for tensor, copy in now.items()}
     forget_backends(group)  # the next move is theirs
-    return not now.keys() <= before.keys()
+    new = now.keys() - before.keys()
+    note_admitted(group, new)
+    return bool(new)
