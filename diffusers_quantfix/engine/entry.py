@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import CodeType
+
+from .bytecode import is_copy
 from .foreign import is_native, leads_to
+from .monitored import watch_also
 from .probe import home_of, name_of, slot
 from .reloaded import is_defined_again
 
@@ -62,7 +66,11 @@ class Entry:
 
     def reaches(self) -> bool:
         """Whether our code is still called, directly or through a wrapper around it."""
-        return leads_to(self.current(), self.new)
+        value = self.current()
+        if isinstance(value, CodeType) and isinstance(self.new, CodeType):
+            # Profilers of lines put a copy in its place, with more instructions that do nothing.
+            return value is self.new or (value is not self.old and is_copy(value, self.new))
+        return leads_to(value, self.new)
 
     def taken(self) -> bool:
         """Whether the slot holds other code, around ours or instead of it.
@@ -72,7 +80,7 @@ class Entry:
         value = self.current()
         if value is _GONE or value is self.new or value is self.old:
             return False
-        if leads_to(value, self.new):
+        if self.reaches():
             return True
         return not self.alias and not is_native(self.owner, value)
 
@@ -91,14 +99,16 @@ class Entry:
         return is_defined_again(self.owner)
 
     def write(self) -> None:
-        setattr(self.owner, self.name, self.new)
+        put(self.owner, self.name, True, self.new)
 
     def restore(self) -> None:
         put(self.owner, self.name, self.owned, self.old)
 
 
 def put(owner: Any, name: str, owned: bool, value: Any) -> None:
-    """Restore a value, or delete the name if the owner did not have it."""
+    """Write a value, or delete the name if the owner did not have it."""
+    if isinstance(value, CodeType) and isinstance(before := getattr(owner, name, None), CodeType):
+        watch_also(value, before)
     if owned:
         setattr(owner, name, value)
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from types import CodeType
 
+from .bytecode import codes_inside, is_same_code
 from .errors import TargetMissing
 from .foreign import refuse_foreign
 from .probe import function_of, nested_code, resolve
@@ -67,15 +68,15 @@ def recompiled(function: FunctionType, exchange: ast.NodeTransformer) -> CodeTyp
         raise another from None
     if unchanged.co_freevars != old.co_freevars:
         raise TargetMissing(f"{function.__qualname__} is a closure here")
-    if not _is_same(unchanged, old) and not _contains("".join(text), old):
+    if not is_same_code(unchanged, old) and not _contains("".join(text), old):
         raise another
     new = _compiled(exchange.visit(tree), within, old)
     if sys.version_info >= (3, 11):
         new = new.replace(co_qualname=old.co_qualname)
     # An inner function that another fix has replaced comes from another file, and stays.
-    others = {code.co_name: code for code in _inside(old) if code.co_filename != old.co_filename}
+    others = {code.co_name: code for code in codes_inside(old) if code.co_filename != old.co_filename}
     if others:
-        named = {code: others.get(code.co_name, code) for code in _inside(new)}
+        named = {code: others.get(code.co_name, code) for code in codes_inside(new)}
         new = new.replace(co_consts=tuple(named.get(const, const) for const in new.co_consts))
     return new
 
@@ -115,81 +116,6 @@ def _compiled(tree: Any, within: str, like: CodeType) -> CodeType:
     return nested_code(nested_code(code, within) if within else code, like.co_name)
 
 
-def _is_same(one: CodeType, running: CodeType) -> bool:
-    """Whether a function does what the running one does, inner functions that come from another file aside.
-
-    Not ``==``, which compares columns too: ``-X no_debug_ranges`` drops them.
-    """
-    return (
-        _signature(one) == _signature(running)
-        and one.co_names == running.co_names
-        and len(one.co_consts) == len(running.co_consts)
-        and all(map(_is_same_constant, one.co_consts, running.co_consts))
-        and (_bytes(one) == _bytes(running) or _instructions(one) == _instructions(running))
-    )
-
-
-def _bytes(code: CodeType) -> tuple[bytes, ...]:
-    return code.co_code, getattr(code, "co_exceptiontable", b"")
-
-
-def _signature(code: CodeType) -> tuple[Any, ...]:
-    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
-    is_nested = 0x10  # in another function
-    return code.co_varnames, *counts, code.co_flags & ~is_nested
-
-
-def _is_same_constant(one: Any, running: Any) -> bool:
-    if isinstance(one, CodeType) and isinstance(running, CodeType):
-        return one.co_filename != running.co_filename or _is_same(one, running)
-    if isinstance(one, str):
-        return bool(one == running)
-    if isinstance(one, frozenset):  # a file of bytecode may hold it in another order
-        return bool(one == running)
-    return type(one) is type(running) and repr(one) == repr(running)
-
-
-def _instructions(code: CodeType) -> list[tuple[int, ...]]:
-    """The instructions of a function, without what depends on the module around it; of a jump, the number of the
-    instruction that it leads to; and likewise the blocks in which errors are handled, which Python 3.11 keeps apart.
-
-    A method of what the module imports is called by other instructions (Python 3.11 to 3.13), which are longer. Tools
-    that count lines add instructions that do nothing.
-    """
-    import dis
-    import opcode
-
-    codes = opcode.opmap
-    left_out = {codes.get(name) for name in ("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL")}
-    method, attribute, glob = codes.get("LOAD_METHOD"), codes["LOAD_ATTR"], codes["LOAD_GLOBAL"]
-    relative, absolute = set(opcode.hasjrel), set(opcode.hasjabs)
-    # The lowest bit says what else is put on the stack.
-    shifts = {glob: sys.version_info >= (3, 11), attribute: sys.version_info >= (3, 12)}
-    text, extended = code.co_code, 0
-    found: list[tuple[int, ...]] = []
-    numbers, jumps = {}, []
-    for at in range(0, len(text), 2):
-        numbers[at] = len(found)
-        number, argument = text[at], text[at + 1] | extended
-        extended = argument << 8 if number == codes["EXTENDED_ARG"] else 0
-        if number in left_out:
-            continue
-        if number in relative or number in absolute:
-            jumps.append((at, len(found), argument))
-        number = attribute if number == method else number
-        found.append((number, argument >> shifts.get(number, 0)))
-    for at, place, argument in jumps:
-        number = text[at]
-        after = at + 2 if number in relative else 0
-        while after and after < len(text) and text[after] == codes.get("CACHE"):
-            after += 2
-        steps = -argument if "BACKWARD" in opcode.opname[number] else argument
-        found[place] = number, numbers.get(after + 2 * steps, len(found))
-    blocks: Any = getattr(dis, "_parse_exception_table", lambda code: ())(code)
-    ends = [(block.start, block.end, block.target) for block in blocks]
-    return found + [tuple(numbers.get(at, len(numbers)) for at in end) for end in ends]
-
-
 def _contains(text: str, running: CodeType) -> bool:
     """Whether a file defines the running function: for calls with many arguments, whose instructions depend on the
     imports of the file."""
@@ -198,8 +124,10 @@ def _contains(text: str, running: CodeType) -> bool:
     except SyntaxError:  # somebody is writing it
         return False
     for code in codes:
-        codes += _inside(code)
-    return any(code.co_firstlineno == running.co_firstlineno and _is_same(code, running) for code in codes)
+        codes += codes_inside(code)
+    return any(
+        code.co_firstlineno == running.co_firstlineno and is_same_code(code, running) for code in codes
+    )
 
 
 def _definition(lines: list[str], number: int) -> Any:
@@ -228,10 +156,6 @@ def _definition(lines: list[str], number: int) -> Any:
         except SyntaxError:
             pass
     raise OSError(f"the source of line {number} does not end")
-
-
-def _inside(code: CodeType) -> list[CodeType]:
-    return [constant for constant in code.co_consts if hasattr(constant, "co_code")]
 
 
 def _class_around(function: FunctionType) -> str:

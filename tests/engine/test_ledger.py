@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import opcode
 import pickle
 import sys
 import types
@@ -555,6 +556,62 @@ def test_code_of_another_tool_over_two_fixes(core, ledger) -> None:
     write(ledger, "replace", core.f, "__code__", code_with(core.f, "second"), fix_id="second")
     core.f.__code__ = (lambda x: x).__code__
     assert len(ledger.lost("first")) == len(ledger.lost("second")) == 1
+
+
+def padded(code):
+    """The same code with instructions that do nothing, as line_profiler puts it there."""
+    return code.replace(co_code=code.co_code + bytes([opcode.opmap["NOP"], 0]) * 3)
+
+
+def test_a_profiler_of_lines_over_our_code(core, ledger) -> None:
+    """After `apply` the fix was "healthy", and after `revert` our code stayed."""
+    before = core.f.__code__
+    write(ledger, "replace", core.f, "__code__", code_with(core.f, "ours"))
+    ours = core.f.__code__
+    core.f.__code__ = padded(ours)
+    assert ledger.lost("fix") == [] and not ledger.is_executed_again("fix")
+    (refusal,) = ledger.undo("fix")
+    assert refusal.startswith("fakelib.core.f.__code__ now holds <code object f")
+    core.f.__code__ = ours
+    assert ledger.undo("fix") == [] and core.f.__code__ is before
+
+
+@pytest.mark.parametrize("theirs", ["padded", "of another file inside"])
+def test_upstreams_code_in_place_of_ours_is_not_ours(core, ledger, theirs) -> None:
+    exec("def outer():\n    def inner(): return 'inner'\n    return inner", vars(core))
+    code = core.outer.__code__
+    consts = (
+        getattr(const, "co_code", None) and const.replace(co_filename="ours.py") for const in code.co_consts
+    )
+    ours = code.replace(co_consts=tuple(new or old for new, old in zip(consts, code.co_consts, strict=True)))
+    write(ledger, "replace", core.outer, "__code__", ours)
+    core.outer.__code__ = padded(code) if theirs == "padded" else code.replace(co_name="outer")
+    assert len(ledger.lost("fix")) == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
+def test_a_tool_that_watches_the_code_watches_ours(core, ledger) -> None:
+    exec("def outer():\n    def inner(): return 'inner'\n    return inner()", vars(core))
+    code = core.outer.__code__
+    (inner,) = [const for const in code.co_consts if hasattr(const, "co_code")]
+    seen, tool, events = [], 4, sys.monitoring.events
+    sys.monitoring.use_tool_id(tool, "of the program")
+    try:
+        sys.monitoring.register_callback(tool, events.PY_START, lambda code, _: seen.append(code.co_name))
+        for one in (code, inner):
+            sys.monitoring.set_local_events(tool, one, events.PY_START)
+        ours = code.replace(
+            co_consts=tuple(c.replace() if c is inner else c for c in code.co_consts), co_firstlineno=9
+        )
+        write(ledger, "replace", core.outer, "__code__", ours)
+        assert core.outer() == "inner" and seen == ["outer", "inner"]
+        assert sys.monitoring.get_local_events(3, ours) == 0
+        sys.monitoring.set_local_events(tool, ours, events.PY_START | events.PY_RETURN)
+        assert ledger.undo("fix") == [] and core.outer.__code__ is code
+        assert sys.monitoring.get_local_events(tool, code) == events.PY_START | events.PY_RETURN
+    finally:
+        sys.monitoring.set_local_events(tool, code, 0)
+        sys.monitoring.free_tool_id(tool)
 
 
 def test_the_code_of_a_function_that_has_the_names_of_another(core, ledger) -> None:

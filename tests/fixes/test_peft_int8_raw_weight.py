@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
+from diffusers_quantfix.fixes.peft import int8_raw_weight
 from tests.fixes.test_peft_merge_other_adapters import bnb_layers, run
 from tests.gate import unmet
 
@@ -52,6 +54,16 @@ def assert_not_too_large(model, config) -> None:
         return
     times = run(adapted).abs().max() / expected.abs().max()
     assert times < 50, f"the output is {times:.0f} times too large"
+
+
+def test_after_an_interrupted_import_of_peft(monkeypatch):
+    """Python gives a package no attribute for a submodule that was imported in its first, interrupted import."""
+    tuners = peft.tuners
+    kinds = [kind for kind, *_ in int8_raw_weight._KINDS if f"peft.tuners.{kind}" in sys.modules]
+    assert int8_raw_weight.broken(tuners)
+    for kind in kinds:
+        monkeypatch.delattr(tuners, kind)
+    assert int8_raw_weight.broken(tuners)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs=NEEDS)

@@ -68,8 +68,6 @@ def patch(tuners: ModuleType, draft: Draft) -> None:
 
 def _affected(tuners: ModuleType) -> Iterator[tuple[str, str | None]]:
     for kind, computes, weights in _KINDS:
-        if not hasattr(tuners, kind):
-            continue
         try:
             names = names_used(resolve(tuners, f"{kind}.layer.{computes}"))
         except TargetMissing:
