@@ -1,3 +1,3 @@
 """The plugins of this test suite; `tests.sides` says what a test of a fix proves."""
 
-pytest_plugins = ["tests.sides", "tests.part", "tests.rig.fixtures"]
+pytest_plugins = ["tests.sides", "tests.part", "tests.chosen_cases", "tests.rig.fixtures"]

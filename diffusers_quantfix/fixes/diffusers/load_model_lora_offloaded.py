@@ -51,7 +51,8 @@ def broken(peft: ModuleType) -> bool:
 
     mixin = resolve(peft, "PeftAdapterMixin")
     resolve(mixin, "add_adapter")
-    model = type("Model", (torch.nn.Module, mixin), {})()
+    # What is added is not activated: that would read peft's version from its metadata once more.
+    model = type("Model", (torch.nn.Module, mixin), {"set_adapter": lambda self, name: None})()
     model.layer = torch.nn.Linear(1, 1)
     sys.modules["accelerate.big_modeling"].cpu_offload(model, torch.device("cpu"))
     model.add_adapter(sys.modules["peft"].LoHaConfig(r=1, target_modules=["layer"]))
