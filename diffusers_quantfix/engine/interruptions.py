@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DECORATORS = 8  # around a function, one in another
+_REPLACED = 8  # errors, one raised while another one is handled
 _NOBODY = object()
 # What another thread puts in to end this one, and the functions that code calls to raise it itself.
 _ENDS = {SystemExit: {"exit", "quit"}, TimeoutError: set[str]()}
@@ -22,9 +23,34 @@ _EVENTS = frozenset(("call", "line", "return", "exception", "opcode", "c_call", 
 
 
 def heed_interruption(error: BaseException) -> None:
-    """Raise ``error`` again if the program interrupted us with it: it expects it out of its own import."""
-    if is_interruption(error):
-        raise error
+    """Raise ``error`` again if the program interrupted us with it: it expects it out of its own import.
+
+    Or the error in whose place it came: what a library cleans up after an interruption may fail.
+    """
+    found: BaseException | None = error
+    for _ in range(_REPLACED):
+        if found is None:
+            return
+        if is_interruption(found):
+            raise found
+        found = _replaced(found)
+
+
+def _replaced(error: BaseException) -> BaseException | None:
+    """The error during which another one was raised, in a frame below the one that has caught that."""
+    context = error.__context__
+    if context is None or context.__traceback__ is None:
+        return None
+    return context if context.__traceback__.tb_frame in _frames(error)[1:] else None
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """The frames that an error went through, from the one that has caught it to the one that raised it."""
+    frames, traceback = [], error.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return frames
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -33,10 +59,7 @@ def is_interruption(error: BaseException) -> bool:
     A signal handler did, a trace function (that of a debugger, or of a thread that can be ended), or another thread,
     with ``PyThreadState_SetAsyncExc``.
     """
-    frames, traceback = [], error.__traceback__
-    while traceback is not None:
-        frames.append(traceback.tb_frame)
-        traceback = traceback.tb_next
+    frames = _frames(error)
     return _of_a_handler(frames) or _of_a_tracer(error, frames) or _of_another_thread(error, frames)
 
 
@@ -80,8 +103,8 @@ def _handlers() -> dict[int, list[tuple[FunctionType, Any]]]:
                     handler, of = vars(handler).get("__wrapped__"), _NOBODY
                 else:
                     handler, of = getattr(type(handler), "__call__", None), handler  # noqa: B004  # the function
-        except Exception:  # objects of the program's, which may raise on any use
-            continue
+        except Exception as odd:  # objects of the program's, which may raise on any use
+            _heed_tracer(odd)
     return found
 
 
@@ -109,16 +132,24 @@ def _of_a_tracer(error: BaseException, frames: list[FrameType]) -> bool:
     Not what it fails at: one that looks at every argument meets objects of probes that others have not. An error of a
     class of Python's or of a library that is traced is meant if a statement of the tracer's own package raised it.
     """
-    for at, (before, frame) in enumerate(pairwise(frames)):
-        if not _traces(frame, before):
+    for at, frame in enumerate(frames):
+        # What ``sys.monitoring`` calls when an error is raised or handled is no part of that frame's traceback.
+        before = [one for one in (frames[at - 1] if at else None, frame.f_back) if one is not None]
+        if not any(_traces(frame, one) for one in before):
             continue
         kind = type(error)
         if not issubclass(kind, Exception) or issubclass(kind, TimeoutError) or kind.__name__ in _OF_PDB:
             return True
-        package, traced = _package(str(kind.__module__)), map(_package_of, frames[: at + 1])
+        package, traced = _package(str(kind.__module__)), map(_package_of, (*frames[:at], *before))
         is_of_the_program = package not in sys.stdlib_module_names and package not in traced
         return _is_raised(error) and (is_of_the_program or _package_of(frame) == _package_of(frames[-1]))
     return False
+
+
+def _heed_tracer(error: Exception) -> None:
+    """Raise what a trace function raised while another error was looked at."""
+    if _of_a_tracer(error, _frames(error)):
+        raise error
 
 
 def _traces(frame: FrameType, traced: FrameType) -> bool:
@@ -142,7 +173,8 @@ def _handles(frame: FrameType, interrupted: FrameType) -> bool:
     try:
         given = _given(frame)
         return any(one is interrupted for one in given) and _has_signal_number(given)
-    except Exception:  # values of the program's, which may raise on any use
+    except Exception as odd:  # values of the program's, which may raise on any use
+        _heed_tracer(odd)
         return False
 
 
@@ -183,7 +215,8 @@ def _of_another_thread(error: BaseException, frames: list[FrameType]) -> bool:
         ):
             return False
         return all(_package(frame.f_globals.get("__name__", "")) != package for frame in frames)
-    except Exception:  # a class of the program's, which may raise on any use
+    except Exception as odd:  # a class of the program's, which may raise on any use
+        _heed_tracer(odd)
         return False
 
 

@@ -258,6 +258,102 @@ def test_a_function_that_monitors_the_program_ends_it(raises) -> None:
     assert is_interruption(found) == (not isinstance(found, KeyError))
 
 
+ERRORS = ("RAISE", "RERAISE", "PY_UNWIND", "EXCEPTION_HANDLED", "PY_START", "PY_RETURN", "CALL", "C_RAISE")
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring came with Python 3.12")
+@pytest.mark.parametrize("event", ERRORS)
+@pytest.mark.parametrize("kind", ["Ended", "SystemExit", "KeyError"])
+def test_a_function_that_monitors_errors_ends_the_program(event, kind) -> None:
+    """Its frame has none before it in the traceback, where the error was raised or handled in that frame."""
+    Ended = type("Ended", (Exception,), {})
+    statement = "{}['none']" if kind == "KeyError" else f"raise {kind}('mine')"
+    body = f"def monitors(code, offset, *more):\n    if code.co_name == 'monitored': {statement}\n"
+    held = {"Ended": Ended, "__name__": "a_tool"}
+    exec(body, held)
+
+    def monitored():
+        try:
+            try:
+                int("x")
+            finally:
+                number.bit_count()
+        except ValueError:
+            return 1
+        return 2
+
+    def unwound():
+        def monitored():
+            int("x")
+
+        monitored()
+
+    sys.monitoring.use_tool_id(4, "a tool")
+    number = getattr(sys.monitoring.events, event)
+    found = None
+    try:
+        sys.monitoring.register_callback(4, number, held["monitors"])
+        sys.monitoring.set_events(4, sys.monitoring.events.CALL if event == "C_RAISE" else number)
+        try:
+            (unwound if event == "PY_UNWIND" else monitored)()
+        except BaseException as error:
+            found = error
+    finally:
+        sys.monitoring.set_events(4, 0)
+        sys.monitoring.free_tool_id(4)
+    assert type(found).__name__ == kind
+    assert interruptions.is_interruption(found) == (kind != "KeyError")
+
+
+def test_an_error_in_place_of_an_interruption() -> None:
+    """A context manager of torch fails to restore its state when the interruption comes in the middle of that."""
+    Ended = type("Ended", (Exception,), {})
+    tool = types.ModuleType("a_tool")
+    tool.Ended = Ended
+    exec("def trace(frame, event, argument):\n    raise Ended('mine')", vars(tool))
+
+    def probe(raises):
+        try:
+            raises()
+        finally:
+            [].pop()
+
+    def ended():
+        tool.trace(sys._getframe(), "line", None)
+
+    def fails():
+        raise ValueError
+
+    for raises, kind in ((ended, Ended), (fails, IndexError)):
+        with pytest.raises(kind):
+            try:
+                probe(raises)
+            except IndexError as error:
+                interruptions.heed_interruption(error)
+                raise
+
+
+def test_an_interruption_that_the_program_has_handled() -> None:
+    Ended = type("Ended", (Exception,), {})
+    tool = types.ModuleType("a_tool")
+    tool.Ended = Ended
+    exec("def trace(frame, event, argument):\n    raise Ended('mine')", vars(tool))
+
+    def probe():
+        [].pop()
+
+    try:
+        tool.trace(sys._getframe(), "line", None)
+    except Ended:
+        with pytest.raises(IndexError):
+            try:
+                probe()
+            except IndexError as error:
+                assert isinstance(error.__context__, Ended)
+                interruptions.heed_interruption(error)
+                raise
+
+
 @pytest.mark.parametrize("event", ["call", "line", "return", "c_call"])
 @pytest.mark.parametrize("where", ["broken", "patch"])
 @pytest.mark.parametrize("raises", ["raise Ended('mine')", "sys.exit('mine')", "other.raises()"])

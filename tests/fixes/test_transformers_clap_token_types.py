@@ -40,7 +40,9 @@ def run(model, device, **more):
 def offloaded(model, device):
     """As ``enable_sequential_cpu_offload`` does it."""
     from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_module
 
+    remove_hook_from_module(model, recurse=True)  # with transformers 4.46 any ``device_map`` leaves some
     return cpu_offload(model, device, offload_buffers=len(model._parameters) > 0)
 
 
