@@ -261,10 +261,20 @@ class Decider:
             return answer.reason
         return self._candidate(answer.id, verdict, why_not).reason if why_not else answer.reason
 
-    def in_use(self, name: str) -> str:
-        """Why an installed fix must not be removed now, as a sentence; empty if it may be."""
+    def in_use(self, name: str, asked: dict[Callable[[], str], str]) -> str:
+        """Why an installed fix must not be removed now, as a sentence; empty if it may be.
+
+        Args:
+            name: of the target.
+            asked: the answers at this moment: several fixes ask one function, which looks at all objects.
+        """
         try:
-            return self._load(name).in_use() if self._ledger.entries(name) else ""
+            if not self._ledger.entries(name):
+                return ""
+            ask = self._load(name).in_use
+            if ask not in asked:
+                asked[ask] = ask()
+            return asked[ask]
         except Exception as error:
             heed_interruption(error)
             return ""

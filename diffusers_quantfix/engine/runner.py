@@ -283,13 +283,16 @@ class Runner:
         running the model.
         """
         needed: dict[str, str] = {}
+        asked: dict[Callable[[], str], str] = {}
         above: dict[str, str] = {}  # as ``needed``, with those that are not in ``names``
         for name in reversed(self._ledger.order):
             over = next((one for one in above if self._ledger.overlap(one, name)), "")
             if name in names:
-                why = self._decider.in_use(name) or (over and f"{over} is installed over it; {above[over]}")
+                why = self._decider.in_use(name, asked) or (
+                    over and f"{over} is installed over it; {above[over]}"
+                )
             elif any(self._ledger.overlap(name, one) for one in names):
-                why = self._decider.in_use(name)
+                why = self._decider.in_use(name, asked)
             else:
                 continue
             if why:

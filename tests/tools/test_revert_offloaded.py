@@ -7,6 +7,7 @@ import gc
 import pytest
 
 import diffusers_quantfix as qf
+from diffusers_quantfix.offloading import live
 from tests.fixes import lora_models
 from tests.gate import unmet
 from tests.marks import rest_is_whole
@@ -52,6 +53,20 @@ def test_a_patch_without_which_a_live_model_would_be_damaged_stays(
     gc.collect()
     assert {answer.id: answer.state for answer in qf.revert().answers}[stays] == "disabled"
     assert {answer.id: answer.state for answer in qf.apply().answers}[stays] == "applied"
+
+
+def test_each_kind_of_model_is_looked_for_once(applied_again, monkeypatch):
+    """A look at all objects of the process takes a fifth of a second, and twenty fixes ask for one."""
+    qf.status()  # imports the libraries, and so patches them
+    looks = []
+
+    def look(*args, **kwargs):
+        looks.append(args)
+        return []
+
+    monkeypatch.setattr(live, "objects_of", look)
+    qf.revert()
+    assert 1 <= len(looks) <= len(live.__all__)
 
 
 @pytest.mark.long
