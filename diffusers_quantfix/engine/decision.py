@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .proofs import Proofs
 
 _TRIES = 20
-_NOT_PATCHED = "; not patched"
 
 
 class LoadedFix:
@@ -230,8 +229,8 @@ class Decider:
             answer.title, answer.upstream = said.title, said.upstream
         if answer.state == states.CANDIDATE and answer.above and not answer.gone:
             answer.reason = self._reason_now(answer)
-        if answer.state == states.HEALTHY and (patched_by := self._foreign_code(answer.id)):
-            answer.reason = f"{answer.reason.partition(_NOT_PATCHED)[0]}: {patched_by}{_NOT_PATCHED}"
+        if answer.state == states.HEALTHY and (verdict := self._from_metadata(answer.id)[0]).fits:
+            answer.reason = _reason_of_healthy(verdict, self._foreign_code(answer.id))
         return answer
 
     def _moved(self, answer: Answer) -> Answer | None:
@@ -387,7 +386,7 @@ class Decider:
         """The bug is not present: because of upstream's code, or of other code, which `describe` looks for."""
         if not verdict.fits:
             return self._out_of_range(name, verdict)
-        return self.answer(name, states.HEALTHY, f"the bug is not present in {verdict.reason}{_NOT_PATCHED}")
+        return self.answer(name, states.HEALTHY, _reason_of_healthy(verdict))
 
     def _foreign_code(self, name: str) -> str:
         """A sentence about foreign code in the fix's slots; empty if all of it is the library's own."""
@@ -414,6 +413,11 @@ class Decider:
         )
         answer.above = verdict.above
         return answer
+
+
+def _reason_of_healthy(verdict: Verdict, patched_by: str = "") -> str:
+    """Why a target is not patched whose bug is not present: ``patched_by`` is a sentence about other code there."""
+    return f"the bug is not present in {verdict.reason}{patched_by and f': {patched_by}'}; not patched"
 
 
 def _is_half_imported(error: BaseException) -> bool:

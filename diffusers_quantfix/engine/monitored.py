@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import CodeType
 
@@ -22,8 +23,9 @@ def watch_also(new: CodeType, old: CodeType) -> None:
     if monitoring is None:
         return
     for tool in _TOOLS:
-        if monitoring.get_tool(tool) and (events := monitoring.get_local_events(tool, old)):
-            monitoring.set_local_events(tool, new, events | monitoring.get_local_events(tool, new))
+        with contextlib.suppress(ValueError):  # it is in use no more
+            if monitoring.get_tool(tool) and (events := monitoring.get_local_events(tool, old)):
+                monitoring.set_local_events(tool, new, events | monitoring.get_local_events(tool, new))
     named = {code.co_name: code for code in codes_inside(old)}
     for code in codes_inside(new):
         if (before := named.get(code.co_name, code)) is not code:

@@ -37,9 +37,8 @@ def broken(transformer_bria_fibo2: ModuleType) -> bool:
     import torch
 
     embedder = resolve(transformer_bria_fibo2, "TimestepEmbedder")(1)
-    embedder.timestep_embedding = lambda steps, *_: (
-        steps
-    )  # on meta torch computes the shape of each sine in Python
+    # On meta torch computes the shape of each sine in Python.
+    embedder.timestep_embedding = lambda steps, *_: steps
     embedder.mlp[0] = packed_stand_in(1).to(torch.bfloat16)
     try:
         embedder(torch.empty(1, device="meta"))
