@@ -21,20 +21,11 @@ from .replaced import forget_copies
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
-__all__ = [
-    "admit_buffers",
-    "has_exchanged",
-    "has_uncounted",
-    "lacks_buffers",
-    "look_up_places",
-    "note_admitted",
-]
+__all__ = ["admit_buffers", "has_exchanged", "lacks_buffers", "look_up_places"]
 
 _PLACES = "_quantfix_places_of_buffers"
-_UNCOUNTED = "_quantfix_has_uncounted_buffers"
 
 
 class _Place:
@@ -92,7 +83,6 @@ def admit_buffers(group: Any) -> None:
         place.names[place.name] = new[id(buffer)][1]
     if not new:
         return
-    note_admitted(group, (buffer for _, buffer in new.values()))
     here = {id(place.names.get(place.name)) for place in places} | set(map(id, group.buffers))
     gone = {id(place.first) for place in places} - here
     copies = {tensor: copy for tensor, copy in known.items() if id(tensor) not in gone}
@@ -101,11 +91,6 @@ def admit_buffers(group: Any) -> None:
         buffer: _copy(buffer, group.offload_device) for _, buffer in new.values()
     }
     forget_copies(group)
-
-
-def note_admitted(group: Any, new: Iterable[Any]) -> None:
-    """Note for `has_uncounted` the tensors that ``group`` has made its first host copies of."""
-    vars(group)[_UNCOUNTED] = not all(map(has_version, new))
 
 
 def lacks_buffers(group: Any) -> bool:
@@ -118,11 +103,6 @@ def lacks_buffers(group: Any) -> bool:
     return any(
         buffer is not None and buffer.device.type == device and buffer not in copied for buffer in here
     )
-
-
-def has_uncounted(group: Any) -> bool:
-    """Whether writes to what was admitted last are not counted, because it was made in inference mode."""
-    return bool(vars(group).get(_UNCOUNTED, False))
 
 
 def _copy(buffer: Any, device: Any) -> Any:

@@ -558,45 +558,87 @@ def test_a_tensor_of_the_program_that_was_put_into_a_block_stays_where_it_is(gpu
             assert state.device.type == "cuda"
 
 
+class Adding(torch.nn.Module):
+    """Adds its state; writes to those of the blocks that follow, which are fetched already."""
+
+    def __init__(self, following):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+        for name in ("state", "other"):
+            self.register_buffer(name, torch.zeros(64))
+        self.following = following
+
+    def forward(self, x):
+        for block in self.following:
+            torch.cuda.synchronize(x.device)  # what was fetched has arrived
+            block.state.mul_(0.5).add_(0.1)
+        return self.layer(x) + self.state + self.other
+
+
+class Writing(torch.nn.Module):
+    """A model whose second block writes to the state of the last one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        last = Adding([])
+        self.first = torch.nn.Linear(64, 64)
+        self.blocks = torch.nn.ModuleList([Adding([]), Adding([last]), last])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 @modes("block-stream")
 @pytest.mark.parametrize("inference", [False, True], ids=["", "inference mode"])
 def test_a_write_to_the_new_state_of_a_block_that_is_fetched_already(gpu, mode, inference):
     """torch does not count the writes to a tensor that was made in inference mode."""
     device = gpu.devices[0]
-
-    class Adding(torch.nn.Module):
-        def __init__(self, following):
-            super().__init__()
-            self.layer = torch.nn.Linear(64, 64)
-            self.register_buffer("state", torch.zeros(64))
-            self.following = following
-
-        def forward(self, x):
-            for block in self.following:
-                torch.cuda.synchronize(x.device)  # what was fetched has arrived
-                block.state.mul_(0.5).add_(0.1)
-            return self.layer(x) + self.state
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            last = Adding([])
-            self.first = torch.nn.Linear(64, 64)
-            self.blocks = torch.nn.ModuleList([Adding([]), Adding([last]), last])
-
-        def forward(self, x):
-            x = self.first(x)
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    unmoved, model = Model().to(device).eval(), Model().eval()
+    unmoved, model = Writing().to(device).eval(), Writing().eval()
     offload(model, device, mode)
     with torch.inference_mode(inference):
         for number in range(4):
             for each in (unmoved, model):
                 each.blocks[2].state = torch.full((64,), number + 1.0, device=device)
+            assert torch.equal(run(model, device), run(unmoved, device))
+
+
+@modes("block-stream")
+@pytest.mark.parametrize("later", [False, True], ids=["", "something that is counted comes later"])
+def test_a_write_to_a_state_that_was_made_in_inference_mode_and_passes_outside(gpu, mode, later):
+    """Its host copy keeps it from being counted."""
+    device = gpu.devices[0]
+    unmoved, model = Writing().to(device).eval(), Writing().eval()
+    offload(model, device, mode)
+
+    for each in (unmoved, model):
+        each.blocks[1].following = []  # a write would be an error outside
+    for _ in range(2):
+        for each in (unmoved, model):
+            with torch.inference_mode():
+                each.blocks[2].state = torch.full((64,), 2.0, device=device)
+        with torch.no_grad():
+            assert torch.equal(run(model, device), run(unmoved, device))
+    for each in (unmoved, model):
+        each.blocks[1].following = [each.blocks[2]]
+        if later:
+            each.blocks[2].other = torch.full((64,), 3.0, device=device)
+    for _ in range(3):
+        with torch.inference_mode():
+            assert torch.equal(run(model, device), run(unmoved, device))
+
+
+@modes("block-stream")
+def test_a_write_in_a_model_that_was_made_in_inference_mode(gpu, mode):
+    """Bare it is lost, too."""
+    device = gpu.devices[0]
+    with torch.inference_mode():
+        unmoved, model = Writing().to(device).eval(), Writing().eval()
+        offload(model, device, mode)
+        for _ in range(4):
             assert torch.equal(run(model, device), run(unmoved, device))
 
 

@@ -27,8 +27,8 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...offloading.counters import versions
-from ...offloading.exchanged_buffers import has_uncounted, lacks_buffers
+from ...offloading.counters import version_of, versions
+from ...offloading.exchanged_buffers import lacks_buffers
 from ...offloading.inventory import has_inventory, onloaded_tensors
 from ...offloading.live import moved_groups as in_use  # noqa: F401
 from ...offloading.replaced import follows_data, renew_host_copies
@@ -168,12 +168,14 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
             copies.append(tensor.data)
             tensor.data = host
     noted = versions(tensors)
+    # Buffers that were made in inference mode, or have the data of such a one.
+    is_uncounted = None in map(version_of, buffers_of(tensors))
 
     def use() -> None:
         keep_for_interrupted_pass(group, tensors)
         # By the layers before, or a pre-hook.
         is_replaced = follows_data(group) and renew_host_copies(group)
-        is_written = is_outdated(group) or has_uncounted(group) or versions(tensors) != noted
+        is_written = is_outdated(group) or is_uncounted or versions(tensors) != noted
         is_written = is_written or lacks_buffers(group)
         if is_written:
             group.stream.wait_stream(compute_stream(group))
@@ -187,6 +189,12 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
             tensor.data = data
 
     end_transfer(group, use)
+
+
+def buffers_of(tensors: list[Any]) -> list[Any]:
+    """Those of ``tensors`` that a pass may write to: the blocks before, for one, keep their state there."""
+    parameter = sys.modules["torch"].nn.Parameter
+    return [tensor for tensor in tensors if not isinstance(tensor, parameter)]
 
 
 def keep_for_interrupted_pass(group: Any, tensors: list[Any]) -> None:
