@@ -168,7 +168,7 @@ def prefetch(group: Any, tensors: list[Any], original: Any) -> None:
             copies.append(tensor.data)
             tensor.data = host
     noted = versions(tensors)
-    # Buffers that were made in inference mode, or have the data of such a one.
+    # Writes to what was made in inference mode are not counted, nor to what has the data of such a tensor.
     is_uncounted = None in map(version_of, buffers_of(tensors))
 
     def use() -> None:
