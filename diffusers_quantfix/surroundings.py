@@ -104,16 +104,21 @@ def _without_transforms() -> contextlib.AbstractContextManager[Any]:
     return found
 
 
-@contextlib.contextmanager
-def _without_saved_tensors_hooks(torch: Any) -> Iterator[None]:
+def _without_saved_tensors_hooks(torch: Any) -> contextlib.AbstractContextManager[None]:
     """Without what the program does to tensors that are saved for a backward pass, and without its ban on that."""
     engine = torch._C._autograd
     top = getattr(engine, "_top_saved_tensors_default_hooks", None)
     if top is None:  # torch 2.5
-        yield
-        return
-    theirs: list[Any] = []
+        return contextlib.nullcontext()
     ban = engine._saved_tensors_hooks_get_disabled_error_message()
+    if top(True) is None and ban is None:
+        return contextlib.nullcontext()
+    return _without_hooks(engine, top, ban)
+
+
+@contextlib.contextmanager
+def _without_hooks(engine: Any, top: Callable[[bool], Any], ban: str | None) -> Iterator[None]:
+    theirs: list[Any] = []
     if ban is not None:
         engine._saved_tensors_hooks_enable()
     try:

@@ -47,6 +47,7 @@ def unobserved(function: Callable[P, T]) -> Callable[P, T]:
 def without_function_modes() -> contextlib.AbstractContextManager[None]:
     """A block without function modes, such as a default device."""
     overrides: Any = sys.modules["torch.overrides"]
+    # Even if there are none: at the end it removes a mode of ours that Ctrl-C has left.
     return _aside(overrides._get_current_function_mode_stack, overrides._pop_mode, overrides._push_mode)
 
 

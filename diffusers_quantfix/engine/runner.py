@@ -117,31 +117,41 @@ class Runner:
         executed before, those that had patched it then."""
         names = dict.fromkeys((*self._ledger.lost_in(module), *self._by_module.get(module, ())))
         # The import system still marks the module as unfinished: its loader, which called us, has not returned.
-        self.check(names, again=True, ready=module)
-        self.check_imported()
+        installed = Installed()
+        self.check(names, again=True, ready=module, installed=installed)
+        self.check_imported(installed=installed)
 
-    def check_imported(self, thorough: bool = False) -> None:
+    def check_imported(self, thorough: bool = False, installed: Installed | None = None) -> None:
         """Check every target that has no final answer yet and whose module is imported.
 
         Args:
             thorough: for a report: also those whose probe is not asked during imports.
+            installed: see `check`.
         """
-        # This is asked at every arrival, when most modules are not imported or have their answers.
-        answers = [] if thorough else list(self._answers.items())
-        settled = {name for name, answer in answers if answer.state != states.WAITING}
+        known = self._answers
         self.check(
             [
                 name
                 for module, names in self._by_module.items()
                 if module in sys.modules
                 for name in names
-                if name not in settled and self._is_open(name, thorough) and finished(module) is not None
+                # Without a call for each: most have their answers, and this is asked at every arrival.
+                if (answer := known.get(name)) is None
+                or answer.state == states.WAITING
+                or (thorough and self._is_open(name, thorough))
+                if finished(module) is not None
             ],
             thorough=thorough,
+            installed=installed,
         )
 
     def check(
-        self, names: Iterable[str], again: bool = False, ready: str = "", thorough: bool = False
+        self,
+        names: Iterable[str],
+        again: bool = False,
+        ready: str = "",
+        thorough: bool = False,
+        installed: Installed | None = None,
     ) -> None:
         """Decide about those of these targets whose modules are imported, and keep the answers.
 
@@ -150,11 +160,12 @@ class Runner:
             again: also check applied ones, since their module may have been executed again.
             ready: the module that is known to be completely executed.
             thorough: ask every probe, see `Decider.decide`.
+            installed: the installed releases, if they were asked for a moment ago.
 
         Raises:
             StrictError: under ``strict``, after all of them have been checked.
         """
-        installed = Installed()
+        installed = installed or Installed()
         checked = (self._check_one(name, again, ready, thorough, installed) for name in names)
         answers = [answer for answer in checked if answer]
         self._announce()

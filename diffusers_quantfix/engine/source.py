@@ -167,8 +167,7 @@ def _class_around(function: FunctionType) -> str:
 
 
 def exchanged(function: FunctionType, old: str, new: str) -> CodeType:
-    """The code of ``function`` with ``new`` in place of ``old``: one statement or expression, as `ast.unparse` writes
-    it.
+    """The code of ``function`` with ``new`` in place of ``old``, one statement or expression.
 
     Raises:
         TargetMissing: ``old`` does not occur, or more than once; and as `recompiled`.
@@ -177,14 +176,14 @@ def exchanged(function: FunctionType, old: str, new: str) -> CodeType:
     import ast
 
     wanted: Any = ast.parse(old).body[0]
-    kind = type(wanted.value if isinstance(wanted, ast.Expr) else wanted)
+    wanted = wanted.value if isinstance(wanted, ast.Expr) else wanted
 
     class Exchange(ast.NodeTransformer):
         found = 0
 
         def visit(self, node: Any) -> Any:
             self.generic_visit(node)
-            if type(node) is not kind or ast.unparse(node) != old:
+            if not _is_same_tree(node, wanted):
                 return node
             self.found += 1
             return statements(new, node) if isinstance(node, ast.stmt) else expression(new, node)
@@ -194,6 +193,23 @@ def exchanged(function: FunctionType, old: str, new: str) -> CodeType:
     if exchange.found != 1:
         raise TargetMissing(f"{function.__qualname__} does not have `{old}` in one place")
     return code
+
+
+def _is_same_tree(one: Any, other: Any) -> bool:
+    """Whether two syntax trees, or two fields of their nodes, say the same, wherever they stand."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_is_same_tree, one, other))
+    fields = getattr(one, "_fields", None)
+    if fields is None:
+        return bool(one == other)
+    # ``ctx``, whether it is read or written, follows from what is around it.
+    return all(
+        _is_same_tree(getattr(one, name, None), getattr(other, name, None))
+        for name in fields
+        if name != "ctx"
+    )
 
 
 def statements(text: str, at: ast.stmt) -> list[ast.stmt]:

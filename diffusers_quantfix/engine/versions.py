@@ -197,12 +197,17 @@ def contains(specifier: str, version: str) -> bool:
     Raises:
         packaging.version.InvalidVersion: ``version`` is not a valid version.
     """
+    found = _parsed(version)
+    return _contains(specifier, found) or (
+        found.is_prerelease and _contains(specifier, _parsed(found.base_version))
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(version: str) -> Version:
     from packaging.version import Version
 
-    found = Version(version)
-    return _contains(specifier, found) or (
-        found.is_prerelease and _contains(specifier, Version(found.base_version))
-    )
+    return Version(version)
 
 
 def _contains(specifier: str, version: Version) -> bool:
@@ -211,12 +216,10 @@ def _contains(specifier: str, version: Version) -> bool:
 
 def _against(specifier: str, version: Version) -> list[str]:
     """The operators of those parts of a specifier that a version violates."""
-    from packaging.version import Version
-
     bounds = None if version.is_prerelease else _plain_bounds(specifier)
     if bounds is not None:
-        public = Version(version.public)
-        return [sign for sign, bound in bounds if not _ORDERS[sign](public, Version(bound))]
+        public = _parsed(version.public)
+        return [sign for sign, bound in bounds if not _ORDERS[sign](public, _parsed(bound))]
     # Loading it costs more than all answers of an import.
     from packaging.specifiers import SpecifierSet
 
@@ -224,7 +227,7 @@ def _against(specifier: str, version: Version) -> list[str]:
         part.operator
         for part in SpecifierSet(specifier)
         if not (
-            version < Version(part.version)
+            version < _parsed(part.version)
             if part.operator == "<" and version.is_prerelease
             else part.contains(version, prereleases=True)
         )
@@ -253,9 +256,7 @@ def is_above(specifier: str, version: str) -> bool:
     Raises:
         packaging.version.InvalidVersion: ``version`` is not a valid version.
     """
-    from packaging.version import Version
-
-    return {"<", "<="}.issuperset(_against(specifier, Version(version)))
+    return {"<", "<="}.issuperset(_against(specifier, _parsed(version)))
 
 
 def is_installed(distribution: str, specifier: str) -> bool:

@@ -249,6 +249,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("torch-composable-fully-shard-8bit", "torch.distributed._composable.fsdp.fully_shard", (("torch", ">=2.4.1,<2.6.0"), ("bitsandbytes", "")), "torch 2.6.0", "torch-shard-8bit", "torch.shard_eight_bit"),
     ("torch-fully-shard-8bit", "torch.distributed.fsdp", (("torch", ">=2.6.0,<=2.15.0"), ("bitsandbytes", ">=0.43.0,<=0.50.2")), "", "torch-shard-8bit", "torch.shard_eight_bit"),
     ("torch-sharded-loaded-4bit", "torch.distributed.fsdp", (("torch", ">=2.5.1,<=2.15.0"), ("diffusers", ">=0.31.0,<=0.42.1"), ("bitsandbytes", ">=0.43.3,<=0.50.2")), "", "torch-sharded-loaded-4bit", "torch.sharded_loaded_four_bit"),
+    ("torchao-inference-mode", "torchao.utils", (("torchao", ">=0.15.0,<=0.18.0"),), "", "torchao-inference-mode", "torchao.inference_mode"),
     ("torchao-load-map", "torchao.quantization.quant_api", (("torchao", ">=0.7.0,<=0.18.0"),), "", "torchao-load-map", "torchao.load_map"),
     ("torchao-load-scan", "torchao.prototype.safetensors.safetensors_support", (("torchao", ">=0.15.0,<=0.18.0"),), "", "torchao-load-scan", "torchao.load_scan"),
     ("torchao-module-pickle", "torchao.quantization.quant_api", (("torchao", ">=0.7.0,<=0.18.0"),), "", "torchao-module-pickle", "torchao.module_pickle"),

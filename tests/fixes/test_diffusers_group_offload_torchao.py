@@ -17,6 +17,7 @@ from tests.fixes.group_offloaded import (
     net,
     offload,
 )
+from tests.fixes.torchao_models import devices_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers.hooks.group_offloading", reason="group offloading came with diffusers 0.33.0")
@@ -50,16 +51,6 @@ def run(model, device):
     inputs = torch.randn(32, FEATURES, generator=torch.Generator().manual_seed(7)).bfloat16()
     with torch.no_grad():
         return model(inputs.to(device)).cpu()
-
-
-def devices_of(model) -> set[str]:
-    """Where the weights are, by their own word and by that of their inner tensors."""
-    found = set()
-    for tensor in model.parameters():
-        found.add(str(tensor.device))
-        if hasattr(tensor, "__tensor_flatten__"):
-            found |= {str(getattr(tensor, name).device) for name in tensor.__tensor_flatten__()[0]}
-    return found
 
 
 @pytest.mark.defect("diffusers-group-offload-torchao", shows=SHOWS)

@@ -91,6 +91,16 @@ def adapted(
     return peft
 
 
+def devices_of(model) -> set[str]:
+    """Where the weights are, by their own word and by that of their inner tensors."""
+    found = set()
+    for tensor in model.parameters():
+        found.add(str(tensor.device))
+        if hasattr(tensor, "__tensor_flatten__"):
+            found |= {str(getattr(tensor, name).device) for name in tensor.__tensor_flatten__()[0]}
+    return found
+
+
 def run(model, device="cpu"):
     import torch
 

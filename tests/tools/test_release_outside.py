@@ -378,7 +378,12 @@ def _wide():
     return torch.nn.Sequential(*[torch.nn.Linear(WIDE, WIDE) for _ in range(20)])
 
 
-REFUSED = (ReleasedError, AttributeError, KeyError)
+def _is_refused(result):
+    """Whether a pass ended with an error of ours, or of a caller that finds a released layer without its weights."""
+    return isinstance(result, (ReleasedError, AttributeError, KeyError)) or (
+        isinstance(result, ValueError)
+        and "(released)" in str(result)  # accelerate, if it had listed them before
+    )
 
 
 @pytest.mark.parametrize(
@@ -417,7 +422,7 @@ def test_a_forward_pass_of_another_thread_is_exact_or_refused(around):
     report = qf.release(model, wait=120)
     others = _overwrite()
     results = busy.end()
-    assert isinstance(results[-1], REFUSED), results[-1]
+    assert _is_refused(results[-1]), results[-1]
     if not report.ok:  # the traceback of the refused pass has a hook, and that all weights that are offloaded
         said = " ".join(str(report).split())  # in a large process the time for the search is up earlier
         assert "the traceback of an error" in said or "(search cut)" in said, said
@@ -437,7 +442,7 @@ def test_training_in_another_thread():
     busy = _Busy(lambda: model(inputs).sum().backward())
     qf.release(model, wait=120)
     results = busy.end()
-    assert isinstance(results[-1], REFUSED), results[-1]
+    assert _is_refused(results[-1]), results[-1]
     assert set(results[:-1]) == {None}
     # The graph of the pass that was refused is in the traceback of its error.
     results.clear()

@@ -67,7 +67,7 @@ def patch(unet_motion_model: ModuleType, draft: Draft) -> None:
         def visit_Call(self, node):
             self.generic_visit(node)
             named = [keyword.arg for keyword in node.keywords]
-            if ast.unparse(node.func) in _CALLED and not node.args and named == ["input"]:
+            if named == ["input"] and not node.args and ast.unparse(node.func) in _CALLED:
                 self.found += 1
                 node.args = [node.keywords.pop().value]
             return node
