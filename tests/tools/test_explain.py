@@ -178,6 +178,7 @@ NOT_ALONE = (
     "quanto-offloaded-backward",
     "quanto-strided-input",
     "quanto-weight-gradient",
+    "torchao-inference-mode",
     "torchao-module-pickle",
     "transformers-4bit-cuda",
     "transformers-8bit-ignored-companions",

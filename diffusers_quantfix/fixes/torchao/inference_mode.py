@@ -10,7 +10,8 @@ Symptom: in ``torch.inference_mode()``, RuntimeError "Attempted to set the stora
 Cause: in this mode, and for what was made in it, torch passes operators on that it otherwise divides. Most are unknown
     there; the one for a move gives its result the storage, and with it the device, of the old tensor, as for a view.
     And what torchao makes in this mode cannot be a view of a weight that was made outside.
-Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/utils.py#L504; not reported.
+Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/utils.py#L504; not reported there, but
+    to a program: https://github.com/9nate-drake/Comfyui-SecNodes/issues/13
 Patch: a tensor that was moved keeps its own storage, a view is made as outside of the mode, and unknown operators are
     divided as there.
 """
@@ -33,7 +34,8 @@ FIX = Fix(
     patterns=(
         r"torchao.{0,4000}Attempted to set the storage of a tensor on device",
         r"torchao.{0,4000}Cannot set version_counter for inference tensor",
-        r"Tensor dispatch: attempting to run unimplemented operator/function: func=<OpOverload\(op='aten\.to'",
+        r"Tensor dispatch: attempting to run unimplemented operator/function: "
+        r"func=<OpOverload\(op='aten\.(to|_has_compatible_shallow_copy_type)'",
     ),
     frames=("torchao/utils.py:_dispatch__torch_dispatch__",),
     hot=True,
