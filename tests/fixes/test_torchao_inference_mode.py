@@ -23,6 +23,13 @@ SHOWS = (
 each_kind = pytest.mark.parametrize("weights", ao.WEIGHTS)
 
 
+def memory(weight) -> int:
+    """The address of the packed numbers."""
+    while hasattr(weight, "__tensor_flatten__"):
+        weight = getattr(weight, weight.__tensor_flatten__()[0][0])
+    return weight.data_ptr()
+
+
 def assert_is_on(model, device) -> None:
     assert ao.devices_of(model) == {str(device)}, "a weight reports where it is not"
 
@@ -56,14 +63,14 @@ def test_there_and_back(gpu, weights):
     assert torch.equal(ao.run(model, device), on_device)
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.18")
 @each_kind
 def test_a_tensor_that_is_not_moved_shares_its_memory(gpu, weights):
     weight = ao.layers(weights, gpu.devices[0])[0].weight
     with torch.inference_mode():
         for same in (weight.to(weight.device), weight.to(spelled(gpu.devices[0])), weight.to(weight.dtype)):
             assert same.device == weight.device
-            assert same.qdata.data_ptr() == weight.qdata.data_ptr()
+            assert memory(same) == memory(weight)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
@@ -102,7 +109,7 @@ def test_a_model_that_is_there_already(gpu, weights):
             model.to(where)
             assert_is_on(model, device)
             assert torch.equal(ao.run(model, device), expected)
-        assert model[0].weight.detach().qdata.data_ptr() == model[0].weight.qdata.data_ptr()
+        assert memory(model[0].weight.detach()) == memory(model[0].weight)
     assert torch.equal(ao.run(model, device), expected)
     assert gpu.allocated(device) == before
 
@@ -127,7 +134,7 @@ def test_model_offload(gpu, weights):
                 assert gpu.allocated(device) == before
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.18")
 @each_kind
 def test_sequential_offload(gpu, weights):
     from accelerate import cpu_offload
@@ -188,5 +195,6 @@ def test_a_pipeline(gpu, tmp_path):
     pipe.enable_model_cpu_offload(device=spelled(device))
     for _ in range(2):
         assert (run() == expected).all()
+        pipe.maybe_free_model_hooks()  # as most pipelines do at the end
         assert_is_on(pipe.unet, "cpu")
         assert gpu.allocated(device) <= before
