@@ -198,3 +198,15 @@ def test_a_pipeline(gpu, tmp_path):
         pipe.maybe_free_model_hooks()  # as most pipelines do at the end
         assert_is_on(pipe.unet, "cpu")
         assert gpu.allocated(device) <= before
+
+
+def test_the_probe_adds_no_class_to_those_of_torchao():
+    """`torchao-load-map` goes through them."""
+    from diffusers_quantfix.fixes.torchao import inference_mode
+
+    utils = pytest.importorskip("torchao.utils")
+    inference_mode.broken(utils)
+    ours = inference_mode.__name__.partition(".")[0]
+    assert not [
+        cls for cls in utils.TorchAOBaseTensor.__subclasses__() if cls.__module__.partition(".")[0] == ours
+    ]

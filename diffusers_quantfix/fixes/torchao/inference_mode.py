@@ -10,8 +10,8 @@ Symptom: in ``torch.inference_mode()``, RuntimeError "Attempted to set the stora
 Cause: in this mode, and for what was made in it, torch passes operators on that it otherwise divides. Most are unknown
     there; the one for a move gives its result the storage, and with it the device, of the old tensor, as for a view.
     And what torchao makes in this mode cannot be a view of a weight that was made outside.
-Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/utils.py#L504; not reported there, but
-    to a program: https://github.com/9nate-drake/Comfyui-SecNodes/issues/13
+Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/utils.py#L504; not reported there, only
+    to a program that uses it: https://github.com/9nate-drake/Comfyui-SecNodes/issues/13
 Patch: a tensor that was moved keeps its own storage, a view is made as outside of the mode, and unknown operators are
     divided as there.
 """
@@ -42,6 +42,10 @@ FIX = Fix(
     since="0.1.0",
 )
 
+_GIVEN = (
+    "__torch_dispatch__", "__torch_function__", "implements", "implements_torch_function",
+    "_implements_common_tensor_ops",
+)  # fmt: skip
 _ALIASING = "return_and_correct_aliasing"
 # Reached only by an operator that torchao does not know.
 _UNKNOWN = "arg_types = tuple(type(arg) for arg in args)"
@@ -57,20 +61,7 @@ if isinstance(func, torch._ops.OpOverload):
 def broken(utils: ModuleType) -> bool:
     import torch
 
-    class Weight(resolve(utils, "TorchAOBaseTensor")):  # type: ignore[misc]
-        tensor_data_names = ("inner",)
-        tensor_attribute_names = ()
-
-        @staticmethod
-        def __new__(cls: Any, inner: Any) -> Any:
-            return torch.Tensor._make_wrapper_subclass(
-                cls, inner.shape, dtype=inner.dtype, device=inner.device
-            )
-
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-    weight = Weight(torch.empty(0))
+    weight = _class(resolve(utils, "TorchAOBaseTensor"), torch)(torch.empty(0))
     with torch.inference_mode():
         try:
             weight.to(weight.dtype).detach()
@@ -81,6 +72,34 @@ def broken(utils: ModuleType) -> bool:
             return any(
                 text in str(error) for text in ("Attempted to set the storage", "Cannot set version_counter")
             )
+
+
+def _class(base: Any, torch: Any) -> Any:
+    """A class with what ``base`` gives its subclasses.
+
+    It is none of them: another fix goes through those.
+    """
+
+    class Weight(torch.Tensor):
+        @staticmethod
+        def __new__(cls: Any, inner: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(
+                cls, inner.shape, dtype=inner.dtype, device=inner.device
+            )
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __tensor_flatten__(self) -> Any:
+            return ["inner"], None
+
+        def _apply_fn_to_data(self, change: Any) -> Any:
+            return type(self)(change(self.inner))
+
+    for name in _GIVEN:
+        setattr(Weight, name, vars(base)[name])
+    Weight._implements_common_tensor_ops()
+    return Weight
 
 
 def patch(utils: ModuleType, draft: Draft) -> None:
