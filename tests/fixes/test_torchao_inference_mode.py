@@ -78,10 +78,8 @@ def test_a_tensor_that_is_not_moved_shares_its_memory(gpu, weights):
 def test_the_default_classes(gpu, config):
     """Before torchao 0.18 others than the tests elsewhere ask for."""
     quantization = pytest.importorskip("torchao.quantization")
-    device, model = (
-        gpu.devices[0],
-        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16(),
-    )
+    device = gpu.devices[0]
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
     quantization.quantize_(model, getattr(quantization, config)())
     expected = ao.run(model)
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):

@@ -7,13 +7,13 @@ Symptom: in ``torch.inference_mode()``, RuntimeError "Attempted to set the stora
     ``model.to(dtype)``. With torch 2.15 a move raises nothing, but the weights report the device that they were on:
     model offload leaves them on the GPU, and a later run on the CPU fails with "Expected all tensors to be on the same
     device".
-Cause: in this mode, and for what was made in it, torch passes operators on that it otherwise divides. Most are unknown
-    there; the one for a move gives its result the storage, and with it the device, of the old tensor, as for a view.
-    And what torchao makes in this mode cannot be a view of a weight that was made outside.
+Cause: in this mode, and for what was made in it, torch passes operators on that it otherwise decomposes. Most are
+    unknown there; the one for a move gives its result the storage, and with it the device, of the old tensor, as for a
+    view. And what torchao makes in this mode cannot be a view of a weight that was made outside.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/utils.py#L504; not reported there, only
     to a program that uses it: https://github.com/9nate-drake/Comfyui-SecNodes/issues/13
 Patch: a tensor that was moved keeps its own storage, a view is made as outside of the mode, and unknown operators are
-    divided as there.
+    decomposed as there.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _GIVEN = (
 _ALIASING = "return_and_correct_aliasing"
 # Reached only by an operator that torchao does not know.
 _UNKNOWN = "arg_types = tuple(type(arg) for arg in args)"
-_DIVIDED = f"""
+_DECOMPOSED = f"""
 if isinstance(func, torch._ops.OpOverload):
-    divided = func.decompose(*args, **kwargs)
-    if divided is not NotImplemented:
-        return divided
+    decomposed = func.decompose(*args, **kwargs)
+    if decomposed is not NotImplemented:
+        return decomposed
 {_UNKNOWN}
 """
 
@@ -121,7 +121,7 @@ def patch(utils: ModuleType, draft: Draft) -> None:
 
     draft.wrap_plain(utils, _ALIASING, make)
     dispatch = own_function(utils, "_dispatch__torch_dispatch__")
-    draft.replace(dispatch, "__code__", exchanged(dispatch, _UNKNOWN, _DIVIDED))
+    draft.replace(dispatch, "__code__", exchanged(dispatch, _UNKNOWN, _DECOMPOSED))
 
 
 def _same(inner: Any) -> Any:
