@@ -105,6 +105,8 @@ def test_torch_compile():
     packing.needs_packing()
     if packing.packs() and (sentence := unmet("bitsandbytes>=0.50")):
         pytest.skip(f"the shapes of the kernel are known to torch.compile from 0.50 on; {sentence}")
+    if not unmet("bitsandbytes>=0.50") and (sentence := unmet("torch>=2.8")):
+        pytest.skip(f"older ones compile no product of these weights; {sentence}")
     layer = four_bit.linear("cpu")
     inputs = four_bit.batch("cpu")
     with torch.no_grad():

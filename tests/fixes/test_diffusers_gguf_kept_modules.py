@@ -88,7 +88,7 @@ def test_wan_under_sequential_offload(gpu, tmp_path):
 def test_what_is_not_to_be_converted(folder, names, inside):
     """The numbers are those of the model that is packed as a whole: it dequantizes in float32 as well."""
     reference = gguf_models.run(gguf_models.transformer(folder))
-    model = gguf_models.transformer(folder, plain=names)
+    model = gguf_models.transformer(folder, plain=list(names))
     assert torch.equal(gguf_models.run(model), reference)
     assert plain(model) == {name for name in linear(model) if set(inside.split("|")) & set(name.split("."))}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32, torch.uint8}
@@ -110,7 +110,7 @@ def test_a_module_that_a_model_keeps_in_float32(folder):
 
 def test_a_second_load_and_a_dequantized_model(folder):
     for _ in range(2):
-        model = gguf_models.transformer(folder, plain=("time_text_embed",))
+        model = gguf_models.transformer(folder, plain=["time_text_embed"])
         assert plain(model.time_text_embed) == set(linear(model.time_text_embed))
     reference = gguf_models.run(model)
     with mock.patch.object(type(model), "device", torch.device("meta")):  # else it goes to an accelerator

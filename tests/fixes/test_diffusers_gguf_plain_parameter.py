@@ -12,7 +12,7 @@ from tests.gate import unmet
 FIX_ID = "diffusers-gguf-plain-parameter"
 SHOWS = r"new\(\) received an invalid combination of arguments"
 NEEDS = "diffusers>=0.39"  # older ones do not dequantize while they load
-PLAIN = ("proj_out", "x_embedder")
+PLAIN = ["proj_out", "x_embedder"]
 
 torch = pytest.importorskip("torch")
 

@@ -13,18 +13,20 @@ import types
 
 import pytest
 
+from diffusers_quantfix.verify.models import flux
 from tests.fixes import mapped
 from tests.fixes import torchao_models as ao
 from tests.fixes.spawned import assert_arrives
 from tests.gate import unmet
+from tests.rig import models
 
 torch = pytest.importorskip("torch")
 
-FIX_ID = "torchao-module-pickle"
+TARGET = "torchao-layer-pickle"
 SHOWS = "'functools.partial' object has no attribute '__name__'|'Linear' object has no attribute '_linear_extra_repr'"
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.9")
+@pytest.mark.defect(TARGET, shows=SHOWS, needs="torchao>=0.9")
 @pytest.mark.parametrize("weights", (*ao.WEIGHTS, "int4"))
 def test_torch_save(weights):
     if weights == "int4" and unmet("torchao>=0.14"):
@@ -36,7 +38,7 @@ def test_torch_save(weights):
     assert torch.equal(ao.run(mapped.reloaded(twin, None)), ao.run(model)), "a second time"
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.9")
+@pytest.mark.defect(TARGET, shows=SHOWS, needs="torchao>=0.9")
 def test_pickle():
     model = ao.layers("int8")
     assert torch.equal(ao.run(pickle.loads(pickle.dumps(model))), ao.run(model))
@@ -92,7 +94,7 @@ def run_there(inbox, outbox, model):
 
 
 @pytest.mark.long
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torchao>=0.15")  # before, the child cannot read it, and waits
+@pytest.mark.defect(TARGET, shows=SHOWS, needs="torchao>=0.15")  # before, the child cannot read it, and waits
 def test_a_process_that_is_spawned():
     """As its argument, and through a queue."""
     context = multiprocessing.get_context("spawn")
@@ -101,13 +103,69 @@ def test_a_process_that_is_spawned():
     assert_arrives(context, run_there, model, ao.run(model).float().tolist())
 
 
+LOADERS = (
+    ("torchao-pickle-diffusers", "diffusers>=0.32"),
+    ("torchao-pickle-transformers", "transformers>=5"),
+    ("torchao-pickle-transformers-4", "transformers>=4.47", "transformers<4.57.1"),
+)
+
+
+def loaded_by(target: str, *needs: str):
+    """The library of a target, as the parameter of a test that shows its defect."""
+    library = needs[0].partition(">")[0]
+    return pytest.param(library, marks=pytest.mark.defect(target, shows=SHOWS, needs=list(needs)), id=target)
+
+
+def checkpoint(library: str, folder, weights: str = "int8"):
+    """A model of diffusers or transformers from its quantized checkpoint, and a run of it, given the model."""
+    whole = flux.transformer() if library == "diffusers" else models.clip_text()
+    TorchAoConfig = pytest.importorskip(library).TorchAoConfig
+    options = {"torch_dtype": torch.bfloat16}
+    first = type(whole).from_pretrained(
+        models.saved(whole, folder / "plain"),
+        quantization_config=TorchAoConfig(ao.config(weights)),
+        **options,
+    )
+    safe = library == "transformers" and not unmet("transformers>=5")
+    first.save_pretrained(folder / "quantized", safe_serialization=safe)
+    model = type(whole).from_pretrained(
+        folder / "quantized", **({} if safe else {"use_safetensors": False}), **options
+    )
+    assert "extra_repr" in str([vars(part).keys() for part in model.modules()]), (
+        "upstream sets no text any more"
+    )
+    return model.eval()
+
+
+def answer(model):
+    with torch.no_grad():
+        if type(model).__name__ == "FluxTransformer2DModel":
+            values = flux.inputs().items()
+            return model(**{name: value.bfloat16() for name, value in values}, return_dict=False)[0]
+        return model(torch.arange(3, 9)[None])[0]
+
+
+@pytest.mark.parametrize("weights", ao.WEIGHTS)
+@pytest.mark.parametrize("library", [loaded_by(*one) for one in LOADERS])
+def test_a_model_from_a_quantized_checkpoint(tmp_path, library, weights):
+    """In every way that stores it; the text of its layers stays."""
+    with ao.skipped_where_not_saved():
+        model = checkpoint(library, tmp_path, weights)
+    texts = repr(model)
+    assert "weight=" in texts
+    for twin in (mapped.reloaded(model, None), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(answer(twin), answer(model))
+        assert torch.equal(answer(mapped.reloaded(twin, None)), answer(model)), "a second time"
+    assert repr(model) == repr(copy.deepcopy(model)) == texts
+
+
 def test_the_text_of_a_layer_stays():
     layer = ao.layers("int8")[0]
     assert re.search("Int8Tensor|AffineQuantizedTensor", repr(layer))
     assert repr(copy.deepcopy(layer)) == repr(layer)
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=["torchao>=0.9", "torchao<0.17"])
+@pytest.mark.defect(TARGET, shows=SHOWS, needs=["torchao>=0.9", "torchao<0.17"])
 def test_a_config_whose_module_imports_the_function():
     """torchao 0.16 has moved it: ``quant_api`` imports both that module and the function."""
     quantization = pytest.importorskip("torchao.quantization")

@@ -179,7 +179,7 @@ NOT_ALONE = (
     "quanto-strided-input",
     "quanto-weight-gradient",
     "torchao-inference-mode",
-    "torchao-module-pickle",
+    "torchao-layer-pickle",
     "transformers-4bit-cuda",
     "transformers-8bit-ignored-companions",
     "transformers-clap-token-types",

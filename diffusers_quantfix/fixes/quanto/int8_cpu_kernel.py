@@ -2,7 +2,8 @@
 
 Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weights and bfloat16 activations on the CPU,
     often right after it was loaded from a checkpoint; with one row of activations nan, inf or other garbage instead.
-    Transposed activations raise "A must be contiguous on the last dimension".
+    Transposed activations raise "A must be contiguous on the last dimension", or up to torch 2.6 "expect A to be
+    contiguous".
 Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs row lengths that are a
     multiple of 16, and with more than three rows of activations a weight aligned to 16 bytes, which a tensor within a
     safetensors file is not; with AVX2 a multiple of 8. quanto only checks for a multiple of 4.
@@ -26,7 +27,7 @@ FIX = Fix(
     claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
     harm="wrong result",
     patterns=(
-        "_weight_int8pack_mm_cpu : A must be contiguous",
+        "_weight_int8pack_mm_cpu : (A must|expect A to) be contiguous",
         r"\A(?=.*(_weight_int8pack_mm|quanto)).*(Segmentation fault|SIGSEGV|SIGBUS)",
     ),
     frames=("_weight_int8pack_mm", "qbytes_mm"),

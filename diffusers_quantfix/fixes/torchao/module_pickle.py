@@ -2,10 +2,11 @@
 
 Symptom: AttributeError "'functools.partial' object has no attribute '__name__'" from ``pickle.dumps(model)``,
     ``torch.save(model)``, or a model passed to a spawned process; "'Linear' object has no attribute
-    '_linear_extra_repr'" when loading a pickled model: before torchao 0.15, and up to 0.16 with
-    ``IntxWeightOnlyConfig`` and others.
+    '_linear_extra_repr'" when loading a pickled model: before torchao 0.15, up to 0.16 with ``IntxWeightOnlyConfig``
+    and others, and with every torchao if the model comes from a quantized checkpoint of diffusers or transformers.
 Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``, or of a function
-    outside the class; pickle stores a method by its function's name.
+    outside the class; so do diffusers and transformers when they load weights that are quantized already (not
+    transformers 4.57). Pickle stores a method by its function's name.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517; not reported.
 Patch: these partials and functions are named ``extra_repr``. An unpickled model has its class's ``extra_repr``. A file
     written without this patch cannot be read with it.
@@ -22,14 +23,31 @@ from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
-from ...engine.fix import Fix
+from ...engine.fix import Fix, Target
 from ...engine.probe import resolve
 
 FIX = Fix(
     __doc__,
     id="torchao-module-pickle",
-    module="torchao.quantization.quant_api",
-    claims={"torchao": ">=0.7.0,<=0.18.0"},
+    targets=(
+        Target("torchao-layer-pickle", "torchao.quantization.quant_api", {"torchao": ">=0.7.0,<=0.18.0"}),
+        Target(
+            "torchao-pickle-diffusers",
+            "diffusers.quantizers.torchao.torchao_quantizer",
+            {"diffusers": ">=0.32.0,<=0.42.1", "torchao": ""},
+        ),
+        Target(
+            "torchao-pickle-transformers",
+            "transformers.integrations.torchao",
+            {"transformers": ">=5.0.0,<=5.24.0", "torchao": ""},
+        ),
+        Target(
+            "torchao-pickle-transformers-4",
+            "transformers.quantizers.quantizer_torchao",
+            {"transformers": ">=4.47.0,<4.57.1", "torchao": ""},
+            "transformers 4.57.1",
+        ),
+    ),
     patterns=(
         r"'functools\.partial' object has no attribute '__name__'",
         r"object has no attribute '_(linear|embedding)_extra_repr'",
@@ -69,31 +87,31 @@ class ExtraRepr(functools.partial[str]):
         return self
 
 
-def broken(quant_api: ModuleType) -> bool:
-    return bool(_named(quant_api))
+def broken(module: ModuleType) -> bool:
+    return bool(_named(module))
 
 
-def patch(quant_api: ModuleType, draft: Draft) -> None:
-    for name, new in _named(quant_api).items():
-        draft.replace(_home(quant_api, name), name, new)
+def patch(module: ModuleType, draft: Draft) -> None:
+    for name, new in _named(module).items():
+        draft.replace(_home(module, name), name, new)
 
 
-def _home(quant_api: ModuleType, name: str) -> ModuleType:
-    """The module that defines one of torchao's functions: what other modules imported from it is replaced too."""
-    held = vars(quant_api)[name]
-    module = sys.modules.get(held.__module__) if isinstance(held, FunctionType) else None
-    return module if module is not None and vars(module).get(name) is held else quant_api
+def _home(module: ModuleType, name: str) -> ModuleType:
+    """The module that defines one of these functions: what other modules imported from it is replaced too."""
+    held = vars(module)[name]
+    home = sys.modules.get(held.__module__) if isinstance(held, FunctionType) else None
+    return home if home is not None and vars(home).get(name) is held else module
 
 
-def _named(quant_api: ModuleType) -> dict[str, Any]:
+def _named(module: ModuleType) -> dict[str, Any]:
     """Corrected versions of what makes the methods, by name in the module; without those pickle can already name."""
-    held = vars(quant_api)
+    held = vars(module)
     functions = [held[name] for name in _FUNCTIONS if name in held]
     partial = "_module_extra_repr" in held
     if not functions and not partial:
-        raise TargetMissing(f"{quant_api.__name__} gives layers no extra_repr")
+        raise TargetMissing(f"{module.__name__} gives layers no extra_repr")
     named: dict[str, Any] = {}
-    if partial and not hasattr(resolve(quant_api, "partial")(print), "__name__"):
+    if partial and not hasattr(resolve(module, "partial")(print), "__name__"):
         named["partial"] = ExtraRepr
     for function in functions:
         if function.__name__ != _NAME:

@@ -10,7 +10,7 @@ def case(work: str) -> str | None:
     from ..models import four_bit, gguf_model
 
     where = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    model = gguf_model.flux(work, plain=("proj_out",))
+    model = gguf_model.flux(work, plain=["proj_out"])
     reference = four_bit.run_flux(model.to(where), where)
     cpu_offload(model.proj_out.cpu(), where)
     error = (four_bit.run_flux(model, where) - reference).abs().max().item()

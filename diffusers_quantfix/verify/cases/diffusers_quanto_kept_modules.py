@@ -8,7 +8,7 @@ def case(work: str) -> str | None:
 
     from ..models import quanto_models
 
-    model = quanto_models.flux(work, "int8", kept=("transformer_blocks.0",))
+    model = quanto_models.flux(work, "int8", kept=["transformer_blocks.0"])
     block = model.transformer_blocks[0]
     layers = [layer for layer in block.modules() if isinstance(layer, torch.nn.Linear)]
     quantized = sum(type(layer) is not torch.nn.Linear for layer in layers)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = (), rest: str = "F32") -> Any:
+def flux(folder: str, compute_dtype: Any = None, plain: list[str] | None = None, rest: str = "F32") -> Any:
     """A FluxTransformer2DModel with two blocks and Q4_0 Linear weights on the CPU, loaded by ``from_single_file``.
 
     Args:
@@ -44,7 +44,7 @@ def flux(folder: str, compute_dtype: Any = None, plain: tuple[str, ...] = (), re
     dtype = compute_dtype or torch.float32
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
     if plain:
-        config.modules_to_not_convert = list(plain)
+        config.modules_to_not_convert = plain
     with mock.patch.dict(entry, checkpoint_mapping_fn=lambda checkpoint, **_: checkpoint):
         return diffusers.FluxTransformer2DModel.from_single_file(
             file,

@@ -100,7 +100,7 @@ def t5(folder: str, weights: str) -> Any:
     ).eval()
 
 
-def flux(folder: str, weights: str = "", kept: tuple[str, ...] = ()) -> Any:
+def flux(folder: str, weights: str = "", kept: list[str] | None = None) -> Any:
     """A tiny Flux transformer, quantized by diffusers, with the other weights in float32.
 
     Args:
@@ -123,7 +123,7 @@ def flux(folder: str, weights: str = "", kept: tuple[str, ...] = ()) -> Any:
     options: dict[str, Any] = {}
     if weights:
         options["quantization_config"] = diffusers.QuantoConfig(
-            weights_dtype=weights, modules_to_not_convert=list(kept)
+            weights_dtype=weights, modules_to_not_convert=kept
         )
     try:
         return diffusers.FluxTransformer2DModel.from_pretrained(

@@ -7,12 +7,12 @@ def case(work: str) -> str | None:
     import os
 
     import torch
-    from torchao import quantization
+    from torchao.quantization import quantize_
+
+    from ..models import torchao_model
 
     layer = torch.nn.Linear(64, 64).bfloat16()
-    # before torchao 0.9 these were functions
-    config = getattr(quantization, "Int8WeightOnlyConfig", None) or quantization.int8_weight_only
-    quantization.quantize_(layer, config())
+    quantize_(layer, torchao_model.int8())
     inputs = torch.ones(1, 64, dtype=torch.bfloat16)
     file = os.path.join(work, "layer.pt")
     torch.save(layer, file)

@@ -1,0 +1,54 @@
+"""A modular pipeline whose models were quantized by one config cannot be saved.
+
+Symptom: TypeError "Object of type BitsAndBytesConfig is not JSON serializable" from ``save_pretrained`` of a modular
+    pipeline after ``load_components(quantization_config=config)``.
+Cause: ``load_components`` passes one config for all on to every component. A tokenizer keeps what it does not know, and
+    saves it. ``ComponentSpec.load`` holds back the dtype for this reason, but not the config.
+Upstream: not reported; diffusers/modular_pipelines/modular_pipeline_utils.py.
+Patch: it is not passed to what is no model.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+
+FIX = Fix(
+    __doc__,
+    id="diffusers-modular-tokenizer-config",
+    module="diffusers.modular_pipelines.modular_pipeline_utils",
+    claims={"diffusers": ">=0.35.0,<=0.42.1"},
+    patterns=(r"Object of type \w+Config is not JSON serializable",),
+    frames=("modular_pipeline", "tokenization_utils"),
+    asked_once=True,
+)
+
+_CONFIG = "quantization_config"
+
+
+def broken(utils: ModuleType) -> bool:
+    """Does ``load`` know nothing of such a config? A trial would import diffusers' AutoModel."""
+    return _CONFIG not in names_used(resolve(utils, "ComponentSpec.load"))
+
+
+def patch(utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def load(self, **kwargs):
+            if _CONFIG in kwargs and not _may_be_model(self.type_hint):
+                del kwargs[_CONFIG]
+            return original(self, **kwargs)
+
+        return load
+
+    draft.wrap_plain(resolve(utils, "ComponentSpec"), "load", make)
+
+
+def _may_be_model(kind: type | None) -> bool:
+    """By the test of ``load`` itself; without a type it finds one by loading."""
+    import torch
+    from diffusers import AutoModel
+
+    return kind is None or issubclass(kind, (torch.nn.Module, AutoModel))
