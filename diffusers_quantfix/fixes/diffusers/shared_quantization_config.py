@@ -1,7 +1,7 @@
 """A quantization config with skipped modules is changed by every model that is loaded with it.
 
-Symptom: ``llm_int8_skip_modules`` or ``modules_to_not_convert`` has grown after ``from_pretrained``. The next model with
-    that config has fewer quantized layers than alone, without a message.
+Symptom: ``llm_int8_skip_modules`` or ``modules_to_not_convert`` has grown after ``from_pretrained``. The next model
+    with that config has fewer quantized layers than alone, without a message.
 Cause: the quantizers add the names of what a model keeps in float32 (Wan: norm1, norm2, norm3) or on the CPU to the
     list of the config itself.
 Upstream: not reported; ``_process_model_before_weight_loading`` in diffusers/quantizers.

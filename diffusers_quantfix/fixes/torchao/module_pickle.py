@@ -24,7 +24,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix, Target
-from ...engine.probe import resolve
+from ...engine.probe import names_used, resolve
 
 FIX = Fix(
     __doc__,
@@ -88,7 +88,14 @@ class ExtraRepr(functools.partial[str]):
 
 
 def broken(module: ModuleType) -> bool:
-    return bool(_named(module))
+    return bool(_named(module)) and not _reaches_none(module)
+
+
+def _reaches_none(module: ModuleType) -> bool:
+    """transformers 4.57 names only layers whose weight is stored in parts, and cannot read such a file."""
+    quantizer = vars(module).get("TorchAoHfQuantizer")
+    load = getattr(quantizer, "create_quantized_param", None)
+    return load is not None and "unflatten_tensor_state_dict" in names_used(load)
 
 
 def patch(module: ModuleType, draft: Draft) -> None:
