@@ -260,7 +260,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("torchao-load-scan", "torchao.prototype.safetensors.safetensors_support", (("torchao", ">=0.15.0,<=0.18.0"),), "", "torchao-load-scan", "torchao.load_scan"),
     ("torchao-pickle-diffusers", "diffusers.quantizers.torchao.torchao_quantizer", (("diffusers", ">=0.32.0,<=0.42.1"), ("torchao", "")), "", "torchao-module-pickle", "torchao.module_pickle"),
     ("torchao-pickle-transformers", "transformers.integrations.torchao", (("transformers", ">=5.0.0,<=5.24.0"), ("torchao", "")), "", "torchao-module-pickle", "torchao.module_pickle"),
-    ("torchao-pickle-transformers-4", "transformers.quantizers.quantizer_torchao", (("transformers", ">=4.47.0,<4.57.1"), ("torchao", "")), "transformers 4.57.1", "torchao-module-pickle", "torchao.module_pickle"),
     ("transformers-4bit-cuda", "transformers.modeling_utils", (("transformers", ">=4.45.0,<4.53.0"), ("bitsandbytes", ">=0.43.2")), "transformers 4.53.0", "transformers-4bit-cuda", "transformers.four_bit_cuda"),
     ("transformers-4bit-part-of-checkpoint", "transformers.quantizers.quantizer_bnb_4bit", (("transformers", ">=4.57.1,<5.0.0"), ("bitsandbytes", "")), "transformers 5.0.0", "transformers-4bit-part-of-checkpoint", "transformers.four_bit_part_of_checkpoint"),
     ("transformers-8bit-cuda", "transformers.modeling_utils", (("transformers", ">=4.44.2,<=5.24.0"), ("bitsandbytes", ">=0.43.0")), "", "transformers-8bit-cuda", "transformers.eight_bit_cuda"),

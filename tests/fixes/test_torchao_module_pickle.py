@@ -106,7 +106,6 @@ def test_a_process_that_is_spawned():
 LOADERS = (
     ("torchao-pickle-diffusers", "diffusers>=0.32"),
     ("torchao-pickle-transformers", "transformers>=5"),
-    ("torchao-pickle-transformers-4", "transformers>=4.47", "transformers<4.57.1"),
 )
 
 

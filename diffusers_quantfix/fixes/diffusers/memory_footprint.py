@@ -25,7 +25,9 @@ FIX = Fix(
     id="diffusers-memory-footprint",
     targets=(
         Target(
-            "diffusers-model-footprint", "diffusers.models.modeling_utils", {"diffusers": ">=0.31.0,<=0.42.1"}
+            "diffusers-model-footprint",
+            "diffusers.models.modeling_utils",
+            {"diffusers": ">=0.31.0,<=0.42.1"},
         ),
         Target(
             "transformers-model-footprint",

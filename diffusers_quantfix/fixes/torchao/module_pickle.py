@@ -5,8 +5,8 @@ Symptom: AttributeError "'functools.partial' object has no attribute '__name__'"
     '_linear_extra_repr'" when loading a pickled model: before torchao 0.15, up to 0.16 with ``IntxWeightOnlyConfig``
     and others, and with every torchao if the model comes from a quantized checkpoint of diffusers or transformers.
 Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``, or of a function
-    outside the class; so do diffusers and transformers when they load weights that are quantized already (not
-    transformers 4.57). Pickle stores a method by its function's name.
+    outside the class; so do diffusers and transformers when they load weights that are quantized already. Pickle stores
+    a method by its function's name.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517; not reported.
 Patch: these partials and functions are named ``extra_repr``. An unpickled model has its class's ``extra_repr``. A file
     written without this patch cannot be read with it.
@@ -24,7 +24,7 @@ from typing import Any
 from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix, Target
-from ...engine.probe import names_used, resolve
+from ...engine.probe import resolve
 
 FIX = Fix(
     __doc__,
@@ -40,12 +40,6 @@ FIX = Fix(
             "torchao-pickle-transformers",
             "transformers.integrations.torchao",
             {"transformers": ">=5.0.0,<=5.24.0", "torchao": ""},
-        ),
-        Target(
-            "torchao-pickle-transformers-4",
-            "transformers.quantizers.quantizer_torchao",
-            {"transformers": ">=4.47.0,<4.57.1", "torchao": ""},
-            "transformers 4.57.1",
         ),
     ),
     patterns=(
@@ -88,14 +82,7 @@ class ExtraRepr(functools.partial[str]):
 
 
 def broken(module: ModuleType) -> bool:
-    return bool(_named(module)) and not _reaches_none(module)
-
-
-def _reaches_none(module: ModuleType) -> bool:
-    """transformers 4.57 names only layers whose weight is stored in parts, and cannot read such a file."""
-    quantizer = vars(module).get("TorchAoHfQuantizer")
-    load = getattr(quantizer, "create_quantized_param", None)
-    return load is not None and "unflatten_tensor_state_dict" in names_used(load)
+    return bool(_named(module))
 
 
 def patch(module: ModuleType, draft: Draft) -> None:
