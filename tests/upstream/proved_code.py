@@ -61,7 +61,7 @@ _PURE = frozenset(("dict", "frozenset", "list", "re.compile", "set", "tuple"))
 
 
 class LookUps:
-    """Every (owner, name) that is looked up through `probe.slot` while it is watched."""
+    """Every (owner, name) that is looked up through `probe.slot`, and found, while it is watched."""
 
     def __init__(self) -> None:
         self.places: list[tuple[Any, str]] = []
@@ -69,8 +69,9 @@ class LookUps:
 
     def __enter__(self) -> LookUps:
         def slot(owner: object, name: str) -> tuple[bool, Any]:
+            found = self._original(owner, name)
             self.places.append((owner, name))
-            return self._original(owner, name)
+            return found
 
         probe.slot = slot
         return self

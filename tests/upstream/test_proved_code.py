@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from diffusers_quantfix.engine import probe
+from diffusers_quantfix.engine.errors import TargetMissing
 from diffusers_quantfix.fixes import TESTED
 from diffusers_quantfix.fixes.targets import TARGETS
 
 from . import time_machine
 from .cells import Cell
-from .proved_code import DATA, OF_A_PROCESSOR, recorded
+from .proved_code import DATA, OF_A_PROCESSOR, LookUps, recorded
 from .results import Seen
 from .run_cell import ROOT
 from .time_machine import FILE, KEPT_AWAY, RIGHT, WRONG
@@ -70,6 +72,15 @@ def test_the_pieces_of_a_module_stand_together():
     assert len([home for home, before in zip(homes, ["", *homes], strict=False) if home != before]) == len(
         {*homes}
     )
+
+
+def test_what_is_not_there_is_no_piece():
+    """Its absence would be taken for a change: `find` has nothing to compare."""
+    with LookUps() as seen:
+        with pytest.raises(TargetMissing):
+            probe.resolve(json, "nothing_of_this_name")
+        probe.resolve(json, "dumps")
+    assert seen.places == [(json, "dumps")]
 
 
 @needs_the_recorded
