@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffusers_quantfix.verify.models.footprint import held
 from tests.fixes import gguf_models
 from tests.fixes import quanto_models as q
 from tests.fixes import torchao_models as ao
@@ -15,13 +16,6 @@ torch = pytest.importorskip("torch")
 
 MODEL, ENCODER = "diffusers-model-footprint", "transformers-model-footprint"
 SHOWS = r"\d+ bytes are reported, \d+ are held"
-
-
-def held(tensor) -> int:
-    """The bytes of a tensor, by those of the plain tensors in it."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return tensor.untyped_storage().nbytes()
-    return sum(held(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
 
 
 def assert_right(model) -> None:

@@ -24,9 +24,8 @@ def pipeline(folder):
     for name, part in (("transformer", models.flux_transformer()), ("tokenizer", models.tokenizer())):
         part.save_pretrained(folder / name)
 
-    place = (
-        "repo" if "repo" in ComponentSpec.__dataclass_fields__ else "pretrained_model_name_or_path"
-    )  # 0.35
+    fields = ComponentSpec.__dataclass_fields__
+    place = "repo" if "repo" in fields else "pretrained_model_name_or_path"  # the name before diffusers 0.36
 
     class Blocks(ModularPipelineBlocks):
         model_name = "flux"

@@ -150,7 +150,7 @@ def test_a_tar_archive_is_refused_as_before(tmp_path):
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
-def test_interrupted(monkeypatch):
+def test_interrupted():
     """In the midst of reading; the same bytes can be read afterwards."""
     stored = pickle.dumps({"one": values(), "two": values("float8_e5m2")})
 

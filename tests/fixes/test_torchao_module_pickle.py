@@ -116,7 +116,7 @@ def loaded_by(target: str, *needs: str):
 
 
 def checkpoint(library: str, folder, weights: str = "int8"):
-    """A model of diffusers or transformers from its quantized checkpoint, and a run of it, given the model."""
+    """A model of diffusers or transformers from its quantized checkpoint."""
     whole = flux.transformer() if library == "diffusers" else models.clip_text()
     TorchAoConfig = pytest.importorskip(library).TorchAoConfig
     options = {"torch_dtype": torch.bfloat16}

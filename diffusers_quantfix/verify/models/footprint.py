@@ -26,13 +26,14 @@ def reported(model: Any) -> str:
     else:
         quanto.quantize(model, weights=quanto.qint8)
         quanto.freeze(model)
-    real = sum(map(_held, model.parameters()))
+    real = sum(map(held, model.parameters()))
     size = model.get_memory_footprint(return_buffers=False)
     assert size == real, f"{size} bytes are reported, {real} are held ({before} before it was quantized)"
     return f"{size} bytes, {before} before it was quantized"
 
 
-def _held(tensor: Any) -> Any:
+def held(tensor: Any) -> Any:
+    """The bytes of a tensor, by those of the plain tensors in it."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.untyped_storage().nbytes()
-    return sum(_held(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    return sum(held(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
