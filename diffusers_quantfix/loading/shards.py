@@ -4,7 +4,7 @@
 and transformers share these functions: they find, from the file headers, the weights with companions in another file,
 and complete the contents of one file. Keys are those in the files.
 
-safetensors is imported inside the functions.
+safetensors and torch are imported inside the functions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Apart", "companions_apart", "look_ahead", "rejoined"]
 
+_SAFE = ".safetensors"
 # Name of the weight -> key of the companion -> its file.
 Apart = dict[str, dict[str, str]]
 
@@ -44,7 +45,7 @@ def companions_apart(files: Any) -> Apart:
     """The weights with companions in another file: weight -> key of the companion -> its file.
 
     Args:
-        files: paths; the result is empty unless they are several safetensors files.
+        files: paths; the result is empty unless they are several files of safetensors, or of ``torch.save``.
     """
     import os
 
@@ -52,14 +53,10 @@ def companions_apart(files: Any) -> Apart:
         return {}
     if not all(isinstance(file, (str, os.PathLike)) and os.path.isfile(file) for file in files):
         return {}
-    if not all(os.fspath(file).endswith(".safetensors") for file in files):
+    paths = [os.fspath(file) for file in files]
+    if not any(all(path.endswith(end) for path in paths) for end in (_SAFE, ".bin")):
         return {}
-    from safetensors import safe_open
-
-    where = {}
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            where.update(dict.fromkeys(opened.keys(), os.fspath(file)))
+    where = {key: path for path in paths for key in _tensors(path, None)}
     apart: Apart = {}
     for key, file in where.items():
         weight = _weight_of(key)
@@ -83,11 +80,21 @@ def rejoined(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
 
     Companions of weights in other files are left out: once their weight is loaded, they would be treated as parameters.
     """
-    from safetensors import safe_open
-
     whole = {key: value for key, value in state_dict.items() if key not in apart.get(_weight_of(key), ())}
     for weight in [key for key in state_dict if key in apart]:
         for key, file in apart[weight].items():
-            with safe_open(file, framework="pt") as opened:
-                whole[key] = opened.get_tensor(key)
+            whole.update(_tensors(file, key))
     return whole
+
+
+def _tensors(file: str, wanted: str | None) -> dict[str, Any]:
+    """The tensor of that name in a file; of None, all names, each with None. Other tensors are not read."""
+    if file.endswith(_SAFE):
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as opened:
+            return dict.fromkeys(opened.keys()) if wanted is None else {wanted: opened.get_tensor(wanted)}
+    import torch
+
+    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return dict.fromkeys(opened) if wanted is None else {wanted: opened[wanted].clone()}

@@ -1,10 +1,16 @@
-"""The guards in ``DiffusionPipeline.to``: which calls they are for, and whether they accept a component.
+"""The guards in the ``to`` of pipelines: which calls they are for, and whether they accept a component.
 
-Upstream: diffusers/pipelines/pipeline_utils.py (``DiffusionPipeline.to``).
+Upstream: diffusers/pipelines/pipeline_utils.py (``DiffusionPipeline.to``),
+diffusers/modular_pipelines/modular_pipeline.py (``ModularPipeline.to``).
 """
 
 from __future__ import annotations
 
+import sys
+
+from ..engine.errors import TargetMissing
+from ..engine.probe import function_of, resolve
+from ..offloading.hooks import is_spread, offloaded_stand_in
 from .eight_bit import asked_device
 
 TYPE_CHECKING = False
@@ -13,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _GUARDED = ("cuda", "xpu")  # as upstream
+OFFLOADED = "you have activated sequential model offloading"
 
 
 def guarded_device(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,11 +58,60 @@ def gets_past_the_guard(pipeline_class: Any, component: Any) -> bool:
         def _get_signature_keys(self, obj: Any) -> None:
             raise Unguarded
 
+        def _maybe_raise_error_if_group_offload_active(self, **asked: Any) -> None:
+            raise Unguarded
+
     try:
         pipeline_class.to(Pipeline(), "cuda")
     except Unguarded:
         return True
     return False
+
+
+def offload_refusal(pipeline_class: Any) -> str:
+    """Upstream's error message for moving a sequentially offloaded pipeline to a GPU.
+
+    Raises:
+        TargetMissing: there is none.
+    """
+    for constant in function_of(resolve(pipeline_class, "to")).__code__.co_consts:
+        if isinstance(constant, str) and OFFLOADED in constant:
+            return constant
+    raise TargetMissing(f"{pipeline_class.__name__}.to has no guard against sequential offload")
+
+
+def refuse_spread(name: str, component: Any, device: Any) -> None:
+    """Refuse to move a bitsandbytes component that is spread over several devices, as a ValueError that names it."""
+    if not is_spread(component) or not hasattr(component, "_hf_hook"):
+        return
+    listed = ", ".join(sorted(set(map(str, component.hf_device_map.values()))))
+    raise ValueError(
+        f"{name} ({type(component).__name__}) is spread over several devices by its device_map ({listed}), so the"
+        f" pipeline cannot be moved to {device}. Load {name} onto one device, for example with"
+        f' device_map={{"": "{device}"}}, or move the other components one by one and leave {name} where it is.'
+    )
+
+
+def spread_4bit_model() -> Any:
+    """A module without weights whose hook only moves inputs, as accelerate's do if nothing is offloaded; None without
+    accelerate's hooks."""
+    hooks: Any = sys.modules.get("accelerate.hooks")
+    if not hasattr(hooks, "AlignDevicesHook"):
+        return None
+    import torch
+
+    component: Any = torch.nn.Module()
+    component._hf_hook = hooks.AlignDevicesHook(io_same_device=True)
+    component.hf_device_map = {"one": 0, "two": 1}
+    return mark_as_4bit(component)
+
+
+def offloaded_4bit_model() -> Any:
+    """A module without weights that is 4-bit and sequentially offloaded; None without accelerate's hooks."""
+    import torch
+
+    component = offloaded_stand_in(torch.nn.Module)
+    return None if component is None else mark_as_4bit(component)
 
 
 def mark_as_4bit(component: Any) -> Any:

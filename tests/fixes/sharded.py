@@ -9,9 +9,9 @@ SHOWS = r"does not contain `bitsandbytes__\*`|Missing quantization component `SC
 SIZE = 4100  # bytes: the ends of such files fall everywhere
 
 
-def save(model, folder: Path, bits: int) -> Path:
+def save(model, folder: Path, bits: int, **options) -> Path:
     """Save a model in files of ``SIZE``, some of which end between a weight and its companions."""
-    model.save_pretrained(folder, max_shard_size=SIZE)
+    model.save_pretrained(folder, max_shard_size=SIZE, **options)
     index = next(folder.glob("*.index.json"))
     places = json.loads(index.read_text())["weight_map"]
     last = ".absmax" if bits == 4 else ".SCB"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.fixes import quanto_models as q
@@ -73,6 +75,37 @@ def test_one_component_by_its_specification(tmp_path):
     spec = pipe._component_specs["tokenizer"]
     pipe.tokenizer = spec.load(quantization_config=BitsAndBytesConfig(load_in_8bit=True))
     assert_tokenizer_is_saved(pipe, tmp_path / "saved")
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_one_that_an_auto_class_finds(tmp_path):
+    """Its type is the auto class."""
+    from diffusers import BitsAndBytesConfig
+    from transformers import AutoTokenizer
+
+    pipe = pipeline(tmp_path)
+    spec = pipe._component_specs["tokenizer"]
+    spec.type_hint = AutoTokenizer
+    pipe.tokenizer = spec.load(quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+    assert_tokenizer_is_saved(pipe, tmp_path / "saved")
+
+
+def test_all_others_get_it(tmp_path):
+    """What is no model may load one: auto classes, whole pipelines, a class of the user's."""
+    import transformers
+    from diffusers import DiffusionPipeline
+
+    spec = pipeline(tmp_path)._component_specs["tokenizer"]
+    for base in (object, transformers.AutoModel, DiffusionPipeline, torch.nn.Module):
+        given: list[dict] = []
+
+        def from_pretrained(*args, given=given, **options):
+            given.append(options)
+
+        spec.type_hint = type("Loader", (base,), {"from_pretrained": from_pretrained})
+        with contextlib.suppress(AttributeError):  # `load` gives what it has loaded an id
+            spec.load(quantization_config="config")
+        assert [one["quantization_config"] for one in given] == ["config"], base
 
 
 def test_without_a_config_as_before(tmp_path):

@@ -24,10 +24,10 @@ def saved(tmp_path, bits: int, **options):
     return model, save(model, tmp_path / "saved", bits)
 
 
-def assert_same(model, folder, device) -> None:
+def assert_same(model, folder, device, **options) -> None:
     import torch
 
-    again = type(model).from_pretrained(folder, torch_dtype=torch.float16)
+    again = type(model).from_pretrained(folder, torch_dtype=torch.float16, **options)
     assert four_bit.differences(four_bit.state_of(model), four_bit.state_of(again)) == []
     outputs = [models.call_flux(models.flux_pipeline(one), device).cpu() for one in (model, again)]
     assert torch.equal(*outputs)
@@ -52,6 +52,14 @@ def test_a_model_in_8_bits_where_diffusers_waits_for_the_scales(gpu, tmp_path):
         pytest.skip(reason)
     model, folder = saved(tmp_path, 8)
     assert_same(model, folder, gpu.devices[0])
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_files_of_torch_save(gpu, tmp_path):
+    model, _ = saved(tmp_path, 4)
+    folder = save(model, tmp_path / "pickled", 4, safe_serialization=False)
+    assert len(list(folder.glob("*.bin"))) > 1
+    assert_same(model, folder, gpu.devices[0], use_safetensors=False)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

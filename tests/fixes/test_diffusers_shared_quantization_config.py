@@ -105,6 +105,41 @@ def test_from_a_single_file(tmp_path, monkeypatch):
         assert skipped == ["proj_out"], f"the list is {skipped}"
 
 
+@pytest.mark.parametrize("backend", ["4-bit", "quanto"])
+@pytest.mark.defect(PRETRAINED, shows=SHOWS)
+def test_a_dict(gpu, tmp_path, backend):
+    folder = models.saved(models.flux_transformer(), tmp_path)
+    shared = config(backend, ["proj_out"]).to_dict()
+    if backend == "quanto":
+        shared |= {"quant_method": "quanto"}
+    name = next(name for name, value in shared.items() if value == ["proj_out"])
+    load(kinds()[1], folder, shared)
+    assert shared[name] == ["proj_out"], f"the list is {shared[name]}"
+
+
+def test_a_class_that_cannot_be_copied(gpu, tmp_path):
+    base = type(config("8-bit", ["proj_out"]))
+
+    class Own(base):
+        def __new__(cls, about=None, *args, **kwargs):
+            assert about
+            return object.__new__(cls)
+
+        def __init__(self, about, **kwargs):
+            super().__init__(**kwargs)
+            self.about = about
+
+        def __getstate__(self):
+            return {"about": self.about}
+
+    folder = models.saved(models.flux_transformer(), tmp_path)
+    own = Own("mine", load_in_8bit=True, llm_int8_skip_modules=["proj_out"])
+    model = load(kinds()[1], folder, own)
+    assert own.llm_int8_skip_modules == ["proj_out"]
+    assert type(model.config.quantization_config) is Own
+    assert quantized(model)
+
+
 def test_a_config_without_a_list_is_passed_on(gpu, tmp_path):
     folder = models.saved(models.flux_transformer(), tmp_path)
     one = config("8-bit", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import multiprocessing
 import pickle
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import types
+import weakref
 
 import pytest
 
@@ -156,6 +158,57 @@ def test_a_model_from_a_quantized_checkpoint(tmp_path, library, weights):
         assert torch.equal(answer(twin), answer(model))
         assert torch.equal(answer(mapped.reloaded(twin, None)), answer(model)), "a second time"
     assert repr(model) == repr(copy.deepcopy(model)) == texts
+
+
+KEPT = "weights of the original are still in memory"
+
+
+@pytest.mark.defect(
+    TARGET, shows=KEPT, needs="torchao>=0.17"
+)  # before, most layers had a method of a function
+@pytest.mark.parametrize("weights", ao.WEIGHTS)
+def test_a_deep_copy_keeps_nothing_of_the_original(weights):
+    model = ao.layers(weights)
+    expected, before = ao.run(model), [weakref.ref(layer.weight) for layer in model]
+    twin = copy.deepcopy(model)
+    assert repr(twin) == repr(model)
+    del model
+    gc.collect()
+    left = sum(one() is not None for one in before)
+    assert not left, f"{left} weights of the original are still in memory"
+    assert torch.equal(ao.run(twin), expected)
+    stored = io.BytesIO()
+    ByObject(stored).dump(twin)
+    assert b"diffusers_quantfix" not in stored.getvalue()
+    assert repr(pickle.loads(stored.getvalue())) == repr(twin)
+    twin[0].in_features = 7
+    assert "in_features=7" in repr(twin[0])
+
+
+@pytest.mark.defect("torchao-pickle-mx", shows=SHOWS)
+def test_four_bits_of_nvidia(tmp_path):
+    formats = pytest.importorskip("torchao.prototype.mx_formats")
+    from torchao.quantization import quantize_
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
+    quantize_(model, formats.NVFP4WeightOnlyConfig())
+    twin = mapped.reloaded(model, None)
+    assert torch.equal(ao.run(twin), ao.run(model))
+    assert type(twin[0].weight) is type(model[0].weight)
+    assert torch.equal(ao.run(mapped.reloaded(twin, None)), ao.run(model)), "a second time"
+    assert "NVFP4" in repr(model) == repr(copy.deepcopy(model))
+
+
+def test_a_layer_whose_text_cannot_be_made():
+    class Odd(torch.nn.Linear):
+        def extra_repr(self):
+            raise RuntimeError("no text")
+
+    quantization = pytest.importorskip("torchao.quantization")
+    model = torch.nn.Sequential(Odd(64, 64).bfloat16())
+    quantization.quantize_(model, ao.config("int8"))
+    assert type(model[0].weight) is not torch.nn.Parameter
 
 
 def test_the_text_of_a_layer_stays():

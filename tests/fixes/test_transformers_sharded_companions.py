@@ -110,6 +110,16 @@ def test_a_model_in_8_bits(gpu, tmp_path, name):
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
+def test_files_of_torch_save(gpu, tmp_path):
+    if reason := unmet("transformers<5"):
+        pytest.skip(f"it writes safetensors only: {reason}")
+    model = quantized(models.t5_encoder(), tmp_path)
+    folder = save(model, tmp_path / "saved", 4, safe_serialization=False)
+    assert len(list(folder.glob("*.bin"))) > 1
+    assert_same(model, load(type(model), folder))
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_an_encoder_out_of_the_whole_model(gpu, tmp_path):
     """The decoder's weights are in the files too, and nobody asks for them."""
     if unmet("transformers<4.57") and unmet("transformers>=5"):

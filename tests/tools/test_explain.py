@@ -158,6 +158,7 @@ NOT_ALONE = (
     "diffusers-group-offload-quanto",
     "diffusers-group-offload-replaced",
     "diffusers-group-offload-tied-parameters",
+    "diffusers-modular-guard",
     "diffusers-group-offload-vae-blocks",
     "diffusers-ideogram4-encoder",
     "diffusers-ip-adapter-unet",

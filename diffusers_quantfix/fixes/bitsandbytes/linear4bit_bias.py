@@ -13,13 +13,13 @@ Patch: that statement of ``Linear4bit.forward`` converts a copy: ``bias = bias.t
 
 from __future__ import annotations
 
-import contextlib
 from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...engine.source import exchanged, own_function
+from ...models.stored_bias import stores_bias
 
 FIX = Fix(
     __doc__,
@@ -35,18 +35,7 @@ def broken(modules: ModuleType) -> bool:
     """Run a layer with only a bias; without a quant state the multiplication after it fails."""
     import torch
 
-    layer_class = resolve(modules, "Linear4bit")
-    # Without __init__, which needs a completely imported bitsandbytes.
-    layer = layer_class.__new__(layer_class)
-    torch.nn.Module.__init__(layer)
-    layer.weight = torch.nn.Parameter(torch.zeros(1, 1), requires_grad=False)
-    layer.weight.quant_state = object()
-    layer.bias = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
-    layer.compute_dtype, layer.compute_type_is_set = torch.bfloat16, True
-    layer.support_avx512bf16_for_cpu = False
-    with contextlib.suppress(AttributeError, AssertionError, TypeError, RuntimeError):
-        layer(torch.zeros(1, 1))
-    return bool(layer.bias.dtype != torch.float32)
+    return stores_bias(resolve(modules, "Linear4bit"), torch.zeros(1, 1), torch.bfloat16)
 
 
 def patch(modules: ModuleType, draft: Draft) -> None:

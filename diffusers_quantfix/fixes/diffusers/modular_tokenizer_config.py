@@ -5,12 +5,13 @@ Symptom: TypeError "Object of type BitsAndBytesConfig is not JSON serializable" 
 Cause: ``load_components`` passes one config for all on to every component. A tokenizer keeps what it does not know, and
     saves it. ``ComponentSpec.load`` holds back the dtype for this reason, but not the config.
 Upstream: not reported; diffusers/modular_pipelines/modular_pipeline_utils.py.
-Patch: it is not passed to what is no model.
+Patch: it is not passed to a tokenizer or processor of transformers.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
@@ -27,6 +28,17 @@ FIX = Fix(
 )
 
 _CONFIG = "quantization_config"
+_KEEPERS = (
+    "AutoFeatureExtractor",
+    "AutoImageProcessor",
+    "AutoProcessor",
+    "AutoTokenizer",
+    "AutoVideoProcessor",
+    "FeatureExtractionMixin",
+    "ImageProcessingMixin",
+    "PreTrainedTokenizerBase",
+    "ProcessorMixin",
+)
 
 
 def broken(utils: ModuleType) -> bool:
@@ -37,7 +49,7 @@ def broken(utils: ModuleType) -> bool:
 def patch(utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def load(self, **kwargs):
-            if _CONFIG in kwargs and not _may_be_model(self.type_hint):
+            if _CONFIG in kwargs and _keeps_what_it_gets(self.type_hint):
                 del kwargs[_CONFIG]
             return original(self, **kwargs)
 
@@ -46,9 +58,12 @@ def patch(utils: ModuleType, draft: Draft) -> None:
     draft.wrap_plain(resolve(utils, "ComponentSpec"), "load", make)
 
 
-def _may_be_model(kind: type | None) -> bool:
-    """By the test of ``load`` itself; without a type it finds one by loading."""
-    import torch
-    from diffusers import AutoModel
+def _keeps_what_it_gets(kind: Any) -> bool:
+    """Whether a component's type is a tokenizer or processor of transformers.
 
-    return kind is None or issubclass(kind, (torch.nn.Module, AutoModel))
+    All others get the config as before: what is no model may load one, as ``AutoModel`` and whole pipelines do.
+    """
+    if not isinstance(kind, type):  # without a type ``load`` finds one by loading
+        return False
+    names = {base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "transformers"}
+    return not names.isdisjoint(_KEEPERS)

@@ -12,14 +12,12 @@ Patch: check whether a component really is offloaded, and raise upstream's own e
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 from ...engine.draft import Draft
-from ...engine.errors import TargetMissing
 from ...engine.fix import Fix
-from ...engine.probe import function_of, resolve
-from ...models.guarded import gets_past_the_guard, guarded_device, mark_as_4bit
-from ...offloading.hooks import is_sequentially_offloaded, offloaded_stand_in
+from ...engine.probe import resolve
+from ...models import guarded
+from ...offloading.hooks import is_sequentially_offloaded
 
 FIX = Fix(
     __doc__,
@@ -30,32 +28,30 @@ FIX = Fix(
     frames=("pipelines/pipeline_utils.py:to", r"to_empty\(\) instead", r"pipe\w*\.to\("),
 )
 
-_SAYS = "you have activated sequential model offloading"
-
 
 def broken(pipeline_utils: ModuleType) -> bool:
     """Move a pipeline with one component, 4-bit and offloaded, to a GPU, as far as the guard."""
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    _sentence(pipeline)
-    component = _offloaded_4bit_model()
+    guarded.offload_refusal(pipeline)
+    component = guarded.offloaded_4bit_model()
     if component is None:
         return False
 
     try:
-        return gets_past_the_guard(pipeline, component)
+        return guarded.gets_past_the_guard(pipeline, component)
     except ValueError as error:
-        if _SAYS not in str(error):
+        if guarded.OFFLOADED not in str(error):
             raise
     return False
 
 
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
-    sentence = _sentence(pipeline)
+    sentence = guarded.offload_refusal(pipeline)
 
     def make(original):
         def to(self, *args, **kwargs):
-            if guarded_device(self, args, kwargs) is not None:
+            if guarded.guarded_device(self, args, kwargs) is not None:
                 # Without a quantized component upstream raises its own error.
                 parts = self.components.values()
                 if any(map(is_bnb, parts)) and any(map(is_sequentially_offloaded, parts)):
@@ -68,18 +64,3 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
         return any(pipeline_utils._check_bnb_status(component))
 
     draft.wrap_plain(pipeline, "to", make)
-
-
-def _sentence(pipeline: Any) -> str:
-    """Upstream's error message for moving a sequentially offloaded pipeline to a GPU."""
-    for constant in function_of(resolve(pipeline, "to")).__code__.co_consts:
-        if isinstance(constant, str) and _SAYS in constant:
-            return constant
-    raise TargetMissing("DiffusionPipeline.to has no guard against sequential offload")
-
-
-def _offloaded_4bit_model() -> Any:
-    import torch
-
-    component = offloaded_stand_in(torch.nn.Module)
-    return None if component is None else mark_as_4bit(component)

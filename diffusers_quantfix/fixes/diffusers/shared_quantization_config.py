@@ -10,7 +10,6 @@ Patch: a config that has lists is copied, with its lists, for each model.
 
 from __future__ import annotations
 
-import copy
 import sys
 from types import ModuleType
 from typing import Any
@@ -73,10 +72,13 @@ def patch(module: ModuleType, draft: Draft) -> None:
 
 
 def _with_own_lists(config: Any) -> Any:
-    """A copy of ``config`` with copies of its lists; ``config`` itself if it has none, or is a dict."""
-    lists = {name: value[:] for name, value in getattr(config, "__dict__", {}).items() if type(value) is list}
+    """A copy of ``config``, which may be a dict, with copies of its lists; ``config`` itself if it has none."""
+    held = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+    lists = {name: list(value) for name, value in held.items() if isinstance(value, list)}
     if not lists:
         return config
-    own = copy.copy(config)
-    vars(own).update(lists)
+    if isinstance(config, dict):
+        return {**config, **lists}
+    own = object.__new__(type(config))  # `copy.copy` asks a user's class, which may do other things
+    vars(own).update(held, **lists)
     return own

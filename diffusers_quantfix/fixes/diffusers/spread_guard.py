@@ -11,15 +11,12 @@ Patch: such a pipeline is refused before anything moves, with a ValueError that 
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
-from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models.guarded import gets_past_the_guard, guarded_device, mark_as_4bit
-from ...offloading.hooks import is_spread
+from ...models import guarded
 
 FIX = Fix(
     __doc__,
@@ -33,12 +30,12 @@ FIX = Fix(
 
 def broken(pipeline_utils: ModuleType) -> bool:
     """Move a pipeline with one component, 4-bit and on two devices, to a GPU, as far as the guard."""
-    component = _spread_4bit_model()
+    component = guarded.spread_4bit_model()
     if component is None:
         return False
 
     try:
-        return gets_past_the_guard(resolve(pipeline_utils, "DiffusionPipeline"), component)
+        return guarded.gets_past_the_guard(resolve(pipeline_utils, "DiffusionPipeline"), component)
     except ValueError:
         return False
 
@@ -46,37 +43,13 @@ def broken(pipeline_utils: ModuleType) -> bool:
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     def make(original):
         def to(self, *args, **kwargs):
-            device = guarded_device(self, args, kwargs)
+            device = guarded.guarded_device(self, args, kwargs)
             if device is not None:
                 for name, component in self.components.items():
-                    refuse(name, component, device)
+                    if any(pipeline_utils._check_bnb_status(component)):
+                        guarded.refuse_spread(name, component, device)
             return original(self, *args, **kwargs)
 
         return to
 
-    def refuse(name, component, device):
-        if not is_spread(component):
-            return
-        if not hasattr(component, "_hf_hook") or not any(pipeline_utils._check_bnb_status(component)):
-            return
-        listed = ", ".join(sorted(set(map(str, component.hf_device_map.values()))))
-        raise ValueError(
-            f"{name} ({type(component).__name__}) is spread over several devices by its device_map ({listed}), so the"
-            f" pipeline cannot be moved to {device}. Load {name} onto one device, for example with"
-            f' device_map={{"": "{device}"}}, or move the other components one by one and leave {name} where it is.'
-        )
-
     draft.wrap_plain(resolve(pipeline_utils, "DiffusionPipeline"), "to", make)
-
-
-def _spread_4bit_model() -> Any:
-    """A module without weights whose hook only moves inputs, as accelerate's do if nothing is offloaded."""
-    hooks: Any = sys.modules.get("accelerate.hooks")
-    if not hasattr(hooks, "AlignDevicesHook"):
-        return None
-    import torch
-
-    component = torch.nn.Module()
-    component._hf_hook = hooks.AlignDevicesHook(io_same_device=True)
-    component.hf_device_map = {"one": 0, "two": 1}
-    return mark_as_4bit(component)

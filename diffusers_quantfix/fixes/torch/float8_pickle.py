@@ -8,8 +8,8 @@ Cause: the storages of newer dtypes are pickled without a type, in the old forma
     was stored for its dtype, and here there is none.
 Upstream: not reported; ``_load``, for the present format, takes such storages for uint8, and
     https://github.com/pytorch/pytorch/pull/143930 proposed the same for ``torch.package``.
-Patch: ``_legacy_load`` takes them for uint8 too. What was pickled before can be read as well. A file in the old format
-    still cannot be read with ``weights_only=True``.
+Patch: ``_legacy_load`` takes them for uint8 too. What was pickled before can be read as well, in a process that has
+    imported diffusers. A file in the old format still cannot be read with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...engine.probe import names_used, resolve
 FIX = Fix(
     __doc__,
     id="torch-float8-pickle",
-    module="diffusers.models.modeling_utils",  # torch alone does not activate the package
+    module="diffusers.utils",  # which `import diffusers` imports; torch alone does not activate the package
     claims={"torch": ">=2.5.1,<=2.15.0", "diffusers": ""},
     patterns=(r"torch\.storage\.UntypedStorage' has no attribute 'dtype'",),
     frames=("torch/serialization.py:persistent_load", "torch/storage.py:_load_from_bytes"),
@@ -36,14 +36,14 @@ FIX = Fix(
 _LOAD = "_legacy_load"
 
 
-def broken(modeling_utils: ModuleType) -> bool:
+def broken(utils: ModuleType) -> bool:
     """Does the old format know no uint8, as the present one does? A trial would import modules of torch."""
     import torch
 
     return "uint8" not in names_used(resolve(torch, f"serialization.{_LOAD}"))
 
 
-def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+def patch(utils: ModuleType, draft: Draft) -> None:
     import torch
 
     serialization, untyped = torch.serialization, torch.UntypedStorage

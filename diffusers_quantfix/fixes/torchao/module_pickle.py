@@ -3,13 +3,15 @@
 Symptom: AttributeError "'functools.partial' object has no attribute '__name__'" from ``pickle.dumps(model)``,
     ``torch.save(model)``, or a model passed to a spawned process; "'Linear' object has no attribute
     '_linear_extra_repr'" when loading a pickled model: before torchao 0.15, up to 0.16 with ``IntxWeightOnlyConfig``
-    and others, and with every torchao if the model comes from a quantized checkpoint of diffusers or transformers.
+    and others, and with every torchao if the model comes from a quantized checkpoint of diffusers or transformers,
+    or has weights in MX or NVFP4.
 Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``functools.partial``, or of a function
     outside the class; so do diffusers and transformers when they load weights that are quantized already. Pickle stores
     a method by its function's name.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517; not reported.
 Patch: these partials and functions are named ``extra_repr``. An unpickled model has its class's ``extra_repr``. A file
-    written without this patch cannot be read with it.
+    written without this patch cannot be read with it. A deep copy
+    does not keep the original's weights in memory.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import functools
 import importlib
 import operator
 import sys
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.errors import TargetMissing
 from ...engine.fix import Fix, Target
+from ...engine.interruptions import heed_interruption
 from ...engine.probe import resolve
 
 FIX = Fix(
@@ -41,6 +44,11 @@ FIX = Fix(
             "transformers.integrations.torchao",
             {"transformers": ">=5.0.0,<=5.24.0", "torchao": ""},
         ),
+        Target(
+            "torchao-pickle-mx",
+            "torchao.prototype.mx_formats.inference_workflow",
+            {"torchao": ">=0.15.0,<=0.18.0"},
+        ),
     ),
     patterns=(
         r"'functools\.partial' object has no attribute '__name__'",
@@ -51,6 +59,7 @@ FIX = Fix(
 )
 
 _NAME = "extra_repr"
+_BEFORE = "original_extra_repr"  # the keyword of torchao's function
 _FUNCTIONS = ("_linear_extra_repr", "_embedding_extra_repr")
 
 
@@ -67,14 +76,40 @@ class Module:
 class ExtraRepr(functools.partial[str]):
     """A ``functools.partial`` that pickle can name, as a method of a module.
 
+    It is given the module's method of that name before, and keeps the function alone: a copy of the module has the same
+    partial, and would keep the original with its weight.
+
     Cloudpickle and dill, which store the method by this object, get a call of torchao's own ``partial``: a process
-    without this package reads it.
+    without this package reads it. It has the text from before, instead of the function.
     """
 
     __name__ = _NAME
+    function: Any = None
+    text = ""
+
+    def __new__(cls, func: Any, /, *args: Any, **keywords: Any) -> ExtraRepr:
+        before = keywords.get(_BEFORE)
+        if not isinstance(before, MethodType):
+            return super().__new__(cls, func, *args, **keywords)
+        new = super().__new__(cls, func, *args, **{**keywords, _BEFORE: before.__func__})
+        new.function = before.__func__
+        try:
+            new.text = before()
+        except Exception as error:  # a user's layer
+            heed_interruption(error)
+        return new
+
+    def __call__(self, module: Any, /) -> str:
+        if self.function is None:
+            return super().__call__(module)
+        keywords = {**self.keywords, _BEFORE: MethodType(self.function, module)}
+        return self.func(module, *self.args, **keywords)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        call = operator.methodcaller("partial", self.func, *self.args, **self.keywords)
+        keywords = self.keywords
+        if self.function is not None:
+            keywords = {**keywords, _BEFORE: functools.partial(str, self.text)}
+        call = operator.methodcaller("partial", self.func, *self.args, **keywords)
         return call, (Module(FIX.targets[0].module),)
 
     def __copy__(self) -> ExtraRepr:

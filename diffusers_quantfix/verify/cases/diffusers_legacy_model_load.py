@@ -12,5 +12,6 @@ def case(work: str) -> str | None:
     model = vq.transformer()
     model.save_pretrained(work)
     again = Transformer2DModel.from_pretrained(work)
-    assert torch.equal(vq.predict(again), vq.predict(model)), "the output differs"
+    # Not equal on every processor: tensors from a file lie at other addresses in memory.
+    assert torch.allclose(vq.predict(again), vq.predict(model), atol=1e-5), "the output differs"
     return "computes the same"
