@@ -1,8 +1,8 @@
 """Under autocast the biases of 4-bit layers are rounded for good.
 
-Symptom: one forward pass under ``torch.autocast`` turns float32 biases into float16 or bfloat16 ones: later outputs,
-    and a checkpoint, differ. A trained bias (LoRA with ``bias="all"``) loses small steps, or raises ValueError
-    "Attempting to unscale FP16 gradients.".
+Symptom: one forward pass under ``torch.autocast`` turns the float32 biases of 4-bit layers into float16 or bfloat16
+    ones: later outputs, and a checkpoint, differ. A trained bias (LoRA with ``bias="all"``) loses small steps, or
+    raises ValueError "Attempting to unscale FP16 gradients.".
 Cause: ``Linear4bit.forward`` stores the bias in the dtype of its input, ``self.bias.data =
     self.bias.data.to(x.dtype)``, before it converts a copy to the compute dtype.
 Upstream: none; from 0.50.0 on the input has the compute dtype by then, which is ``bnb-linear4bit-bias``.

@@ -1,8 +1,8 @@
 """Under autocast the biases of 8-bit layers are rounded for good.
 
-Symptom: one forward pass under ``torch.autocast`` turns float32 biases into float16 or bfloat16 ones: later outputs,
-    and a checkpoint, differ. A trained bias (LoRA with ``bias="all"``) loses small steps, or raises ValueError
-    "Attempting to unscale FP16 gradients.".
+Symptom: one forward pass under ``torch.autocast`` turns the float32 biases of 8-bit layers into float16 or bfloat16
+    ones: later outputs, and a checkpoint, differ. A trained bias (LoRA with ``bias="all"``) loses small steps, or
+    raises ValueError "Attempting to unscale FP16 gradients.".
 Cause: ``Linear8bitLt.forward`` stores the bias in the dtype of its input, ``self.bias.data =
     self.bias.data.to(x.dtype)``.
 Upstream: none.

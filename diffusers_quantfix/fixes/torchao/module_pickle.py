@@ -10,8 +10,8 @@ Cause: ``quantize_`` gives each layer an ``extra_repr`` that is a method of a ``
     a method by its function's name.
 Upstream: https://github.com/pytorch/ao/blob/v0.18.0/torchao/quantization/quant_api.py#L517; not reported.
 Patch: these partials and functions are named ``extra_repr``. An unpickled model has its class's ``extra_repr``. A file
-    written without this patch cannot be read with it. A deep copy
-    does not keep the original's weights in memory.
+    written without this patch cannot be read with it. A deep copy does not keep the original's
+    weights in memory.
 """
 
 from __future__ import annotations
