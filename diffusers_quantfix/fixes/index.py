@@ -236,6 +236,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("peft-unmerge-road", "peft.tuners.road.bnb", (("peft", ">=0.18.0,<=0.21.2"), ("bitsandbytes", "")), "", "peft-unmerge-bitsandbytes", "peft.unmerge_bitsandbytes"),
     ("peft-unmerge-torchao", "peft.tuners.lora.torchao", (("peft", ">=0.14.0,<=0.21.2"), ("torchao", "")), "", "peft-unmerge-torchao", "peft.unmerge_torchao"),
     ("peft-unmerge-vera", "peft.tuners.vera.bnb", (("peft", ">=0.14.0,<0.20.0"), ("bitsandbytes", "")), "peft 0.20.0", "peft-unmerge-bitsandbytes", "peft.unmerge_bitsandbytes"),
+    ("quanto-autocast-backward", "optimum.quanto.tensor.function", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-autocast-backward", "quanto.autocast_backward"),
     ("quanto-awq-strided-input", "optimum.quanto.tensor.weights.awq.qbits", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-awq-strided-input", "quanto.awq_strided_input"),
     ("quanto-checkpoint-load", "optimum.quanto.nn.qmodule", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-checkpoint-load", "quanto.checkpoint_load"),
     ("quanto-checkpoint-shape", "optimum.quanto.nn.qmodule", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-checkpoint-shape", "quanto.checkpoint_shape"),

@@ -1,0 +1,59 @@
+"""quanto's backward pass fails under autocast.
+
+Symptom: training a LoRA on an optimum-quanto model with mixed precision raises RuntimeError "expected m1 and m2 to have
+    the same dtype, but got: c10::BFloat16 != float" in the backward pass, where the model's dtype is not that of
+    autocast. Unquantized models train.
+Cause: the forward product has the dtype of autocast, and so has its gradient. ``QuantizedLinearFunction.backward``
+    multiplies it with the weight outside of autocast.
+Upstream: not reported.
+Patch: ``backward`` gets the gradient and the layer's input in the weight's dtype; the gradient of the bias is computed
+    from the gradient as it came.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import resolve
+from ...weights.quanto_backward import BackwardContext
+
+FIX = Fix(
+    __doc__,
+    id="quanto-autocast-backward",
+    module="optimum.quanto.tensor.function",
+    claims={"optimum-quanto": ">=0.2.5,<=0.2.7"},
+    patterns=(r"quanto/tensor/function.{0,4000}expected m1 and m2 to have the same dtype",),
+    frames=("quanto/tensor/function.py:backward",),
+    hot=True,
+)
+
+
+def broken(function: ModuleType) -> bool:
+    """Request the gradient of a layer's input in another dtype, for no rows: no library for products is called."""
+    from torch import float16, zeros
+
+    context = BackwardContext(zeros(0, 1), zeros(1, 1), (True, False, False))
+    try:
+        resolve(function, "QuantizedLinearFunction.backward")(context, zeros(0, 1, dtype=float16))
+    except RuntimeError as error:
+        return "dtype" in str(error)
+    return False
+
+
+def patch(function: ModuleType, draft: Draft) -> None:
+    def make(original):
+        def backward(ctx, gO):
+            # Read once: torch's checkpoint returns them only once.
+            taken, weight = ctx.saved_tensors
+            dtype, (of_input, of_weight, *of_bias) = weight.dtype, ctx.needs_input_grad
+            if gO.dtype == taken.dtype == dtype or not (of_input or of_weight):
+                return original(BackwardContext(taken, weight, ctx.needs_input_grad), gO)
+            products = BackwardContext(taken.to(dtype), weight, (of_input, of_weight, False))
+            sums = BackwardContext(taken, weight, (False, False, *of_bias))
+            return (*original(products, gO.to(dtype))[:2], *original(sums, gO)[2:])
+
+        return backward
+
+    draft.wrap_plain(resolve(function, "QuantizedLinearFunction"), "backward", make)
