@@ -1,10 +1,8 @@
 """quanto's backward pass fails under autocast.
 
-Symptom: training a LoRA on an optimum-quanto model with mixed precision raises RuntimeError "expected m1 and m2 to have
-    the same dtype, but got: c10::BFloat16 != float" in the backward pass, where the model's dtype is not that of
-    autocast. Unquantized models train.
-Cause: the forward product has the dtype of autocast, and so has its gradient. ``QuantizedLinearFunction.backward``
-    multiplies it with the weight outside of autocast.
+Symptom: with mixed precision the backward pass of an optimum-quanto LoRA raises RuntimeError "expected m1 and m2 to have
+    the same dtype, but got: c10::BFloat16 != float".
+Cause: ``QuantizedLinearFunction.backward`` multiplies the gradient, which has the dtype of autocast, with the weight.
 Upstream: not reported.
 Patch: ``backward`` gets the gradient and the layer's input in the weight's dtype; the gradient of the bias is computed
     from the gradient as it came.
