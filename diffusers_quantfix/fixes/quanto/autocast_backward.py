@@ -1,7 +1,7 @@
 """quanto's backward pass fails under autocast.
 
-Symptom: with mixed precision the backward pass of an optimum-quanto LoRA raises RuntimeError "expected m1 and m2 to have
-    the same dtype, but got: c10::BFloat16 != float".
+Symptom: with mixed precision the backward pass of an optimum-quanto LoRA raises RuntimeError "expected m1 and m2 to
+    have the same dtype, but got: c10::BFloat16 != float".
 Cause: ``QuantizedLinearFunction.backward`` multiplies the gradient, which has the dtype of autocast, with the weight.
 Upstream: not reported.
 Patch: ``backward`` gets the gradient and the layer's input in the weight's dtype; the gradient of the bias is computed
