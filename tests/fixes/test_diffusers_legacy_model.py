@@ -15,6 +15,15 @@ LOAD, CONFIG = "diffusers-legacy-model-load", "diffusers-legacy-model-config"
 SHOWS = "maximum recursion depth exceeded"
 
 
+def assert_same(again, model) -> None:
+    """Equal weights, which lie at other addresses if they come from a file: on some processors the last bit of a
+    product depends on that."""
+    weights = model.state_dict()
+    assert again.state_dict().keys() == weights.keys()
+    assert all(torch.equal(value, weights[name]) for name, value in again.state_dict().items())
+    assert torch.allclose(vq.predict(again), vq.predict(model), atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"low_cpu_mem_usage": False}], ids=["", "low_cpu_mem_usage=False"])
 @pytest.mark.defect(LOAD, shows=SHOWS)
 @pytest.mark.defect(CONFIG, shows=SHOWS)
@@ -26,10 +35,10 @@ def test_it_is_loaded(tmp_path, options):
     for arguments in ({"subfolder": "sub"}, {"subfolder": "sub", "torch_dtype": torch.float32}):
         again = Transformer2DModel.from_pretrained(str(tmp_path), **arguments, **options)
         assert type(again) is Transformer2DModel
-        assert torch.equal(vq.predict(again), vq.predict(model))
+        assert_same(again, model)
     again, info = Transformer2DModel.from_pretrained(tmp_path / "sub", output_loading_info=True, **options)
     assert not info["missing_keys"]
-    assert torch.equal(vq.predict(again), vq.predict(model))
+    assert_same(again, model)
 
 
 @pytest.mark.defect(LOAD, shows=SHOWS)
@@ -39,12 +48,12 @@ def test_threads_load_it(tmp_path):
 
     model = vq.transformer()
     model.save_pretrained(tmp_path)
-    expected, found = vq.predict(model), []
+    found: list = []
 
     def load():
         try:
             # otherwise it changes torch.nn.Module for all threads
-            found.append(vq.predict(Transformer2DModel.from_pretrained(tmp_path, low_cpu_mem_usage=False)))
+            found.append(Transformer2DModel.from_pretrained(tmp_path, low_cpu_mem_usage=False))
         except RecursionError as error:
             found.append(error)
 
@@ -57,7 +66,8 @@ def test_threads_load_it(tmp_path):
     if errors:
         raise errors[0]
     assert len(found) == 3
-    assert all(torch.equal(one, expected) for one in found)
+    for one in found:
+        assert_same(one, model)
 
 
 @pytest.mark.defect(CONFIG, shows=SHOWS)
@@ -69,7 +79,7 @@ def test_it_is_made_from_its_config():
         again = Transformer2DModel.from_config(config)
         assert type(again) is Transformer2DModel
         again.load_state_dict(model.state_dict())
-        assert torch.equal(vq.predict(again.eval()), vq.predict(model))
+        assert_same(again.eval(), model)
     again, _ = Transformer2DModel.from_config(dict(model.config), return_unused_kwargs=True)
     assert type(again) is Transformer2DModel
 
