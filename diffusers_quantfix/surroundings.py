@@ -213,11 +213,15 @@ def _is_meta(args: Any, kwargs: Any) -> bool:
 def _weights_are_replaced(torch: Any) -> bool:
     """Whether new weights of any model lose their values, as within ``accelerate.init_empty_weights``.
 
-    It holds for all threads: one may load a model while another imports a library.
+    It may hold for all threads: one may load a model while another imports a library. With ``accelerate-init-threads``
+    it holds for the thread that loads.
     """
     module = torch.nn.Module
-    names = (module.register_parameter.__module__, module.register_buffer.__module__)
-    return any(name != module.__module__ for name in names)
+    for function in (module.register_parameter, module.register_buffer):
+        own = getattr(function, "of_this_thread", None)
+        if (own() if own is not None else function).__module__ != module.__module__:
+            return True
+    return False
 
 
 def _hooks_of_all_modules(torch: Any) -> bool:

@@ -166,32 +166,40 @@ def _class_around(function: FunctionType) -> str:
     return "" if name == "<locals>" else name
 
 
-def exchanged(function: FunctionType, old: str, new: str) -> CodeType:
+def exchanged(function: FunctionType, old: str, new: str, *others: tuple[str, str]) -> CodeType:
     """The code of ``function`` with ``new`` in place of ``old``, one statement or expression.
 
+    Args:
+        function: see `recompiled`.
+        old: what is replaced.
+        new: what it is replaced with.
+        others: more of them, as (old, new).
+
     Raises:
-        TargetMissing: ``old`` does not occur, or more than once; and as `recompiled`.
+        TargetMissing: one of them does not occur, or more than once; and as `recompiled`.
         OSError: as `recompiled`.
     """
     import ast
 
-    wanted: Any = ast.parse(old).body[0]
-    wanted = wanted.value if isinstance(wanted, ast.Expr) else wanted
+    pairs = ((old, new), *others)
+    wanted: list[Any] = [ast.parse(text).body[0] for text, _ in pairs]
+    wanted = [node.value if isinstance(node, ast.Expr) else node for node in wanted]
+    found: list[int] = []
 
     class Exchange(ast.NodeTransformer):
-        found = 0
-
         def visit(self, node: Any) -> Any:
             self.generic_visit(node)
-            if not _is_same_tree(node, wanted):
-                return node
-            self.found += 1
-            return statements(new, node) if isinstance(node, ast.stmt) else expression(new, node)
+            for index, one in enumerate(wanted):
+                if _is_same_tree(node, one):
+                    found.append(index)
+                    text = pairs[index][1]
+                    return statements(text, node) if isinstance(node, ast.stmt) else expression(text, node)
+            return node
 
-    exchange = Exchange()
-    code = recompiled(function, exchange)
-    if exchange.found != 1:
-        raise TargetMissing(f"{function.__qualname__} does not have `{old}` in one place")
+    code = recompiled(function, Exchange())
+    for index, (text, _) in enumerate(pairs):
+        if found.count(index) != 1:
+            raise TargetMissing(f"{function.__qualname__} does not have `{text}` in one place")
     return code
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ..engine.errors import ForeignPatch, TargetMissing
 from ..engine.interruptions import heed_interruption
+from ..engine.probe import resolve, texts_of
 from ..engine.source import expression, own_function, recompiled
 from . import eight_bit
 
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
 
     from ..engine.draft import Draft
 
-__all__ = ["REFUSAL", "movable", "moves_all"]
+__all__ = ["REFUSAL", "movable", "moves_all", "stays"]
 
 REFUSAL = "8bit and moving it to"  # part of the warning that is no longer true
 _MOVES = f"__import__({__name__!r}, fromlist=['movable']).movable([module])"
+
+
+def stays(pipeline_utils: ModuleType) -> bool:
+    """Whether upstream's ``DiffusionPipeline.to`` leaves 8-bit components where they are, in the installed releases."""
+    said = texts_of(resolve(pipeline_utils, "DiffusionPipeline.to"))
+    if "0.48.0" not in said or not pipeline_utils.is_bitsandbytes_version(">=", "0.48.0"):
+        return True
+    return "4.58.0" in said and not pipeline_utils.is_transformers_version(">", "4.58.0")
 
 
 def moves_all(module: ModuleType, name: str, draft: Draft) -> None:

@@ -15,6 +15,7 @@ from .eight_bit import asked_device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -31,6 +32,20 @@ def guarded_device(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if device is None or device.type not in _GUARDED or getattr(pipe, "hf_device_map", None) is not None:
         return None
     return device
+
+
+def moved_with_bnb(components: dict[str, Any], status: Callable[[Any], Any], stays: bool) -> dict[str, Any]:
+    """The components that ``to`` moves, by name, where one of them turns upstream's guard off; else none.
+
+    Args:
+        components: of the pipeline.
+        status: upstream's ``_check_bnb_status``: whether a component is one of bitsandbytes, in 4 bits, in 8 bits.
+        stays: whether ``to`` leaves those in 8 bits where they are.
+    """
+    kinds = {name: status(component) for name, component in components.items()}
+    if not any(map(any, kinds.values())):
+        return {}
+    return {name: component for name, component in components.items() if not (stays and kinds[name][2])}
 
 
 def gets_past_the_guard(pipeline_class: Any, component: Any) -> bool:
@@ -81,7 +96,7 @@ def offload_refusal(pipeline_class: Any) -> str:
 
 
 def refuse_spread(name: str, component: Any, device: Any) -> None:
-    """Refuse to move a bitsandbytes component that is spread over several devices, as a ValueError that names it."""
+    """Refuse to move a component that is spread over several devices, as a ValueError that names it."""
     if not is_spread(component) or not hasattr(component, "_hf_hook"):
         return
     listed = ", ".join(sorted(set(map(str, component.hf_device_map.values()))))

@@ -113,7 +113,13 @@ def is_sequentially_offloaded(module: Any) -> bool:
 def is_spread(module: Any) -> bool:
     """Whether a ``device_map`` has put parts of ``module`` on more than one device (the disk counts as one)."""
     places = attribute(module, "hf_device_map")
-    return isinstance(places, dict) and len(set(map(str, places.values()))) > 1
+    return isinstance(places, dict) and len(set(map(_place, places.values()))) > 1
+
+
+def _place(device: Any) -> str:
+    """One text for each device of a ``device_map``: 0, "cuda", "cuda:0" and ``torch.device("cuda", 0)`` are one."""
+    kind, _, index = str(device).partition(":")
+    return kind if kind in ("cpu", "disk", "mps", "meta") or kind.isdigit() else index or "0"
 
 
 def is_group_offloaded(module: Any) -> bool:

@@ -68,6 +68,21 @@ def test_the_numbers_are_upstreams(gpu, bits):
             assert torch.equal(layer(x.to(dtype)), output)
 
 
+@pytest.mark.parametrize("bits", BITS[1:])
+def test_without_a_compute_dtype(gpu, bits):
+    """The default: layers compute in the dtype of their input."""
+    layer, x = linear(bits, gpu.devices[0])
+    layer.compute_dtype = None
+    bias, values = layer.bias, layer.bias.detach().clone()
+    for rows in (3, 1):
+        with torch.no_grad():
+            output = layer(x[:rows].half())
+            assert_kept(layer, bias, values)
+            plain = layer(x[:rows])
+        assert output.dtype == torch.float16
+        assert torch.allclose(output.float(), plain, atol=0.05)
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_a_call_that_fails(gpu, bits):
     layer, _ = linear(bits, gpu.devices[0])

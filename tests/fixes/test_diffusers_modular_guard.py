@@ -98,6 +98,33 @@ def test_one_in_8_bits_stays_where_it_is(rig_devices, tmp_path):
     assert torch.isfinite(states).all()
 
 
+@pytest.mark.defect(FIX_ID, shows="DID NOT RAISE", needs=NEEDS)
+def test_one_that_is_not_quantized_is_spread(rig_devices, tmp_path):
+    from transformers import T5EncoderModel
+
+    plain = T5EncoderModel.from_pretrained(
+        models.saved(models.t5_encoder(), tmp_path / "t5"), device_map=SPREAD
+    )
+    pipe = pipeline(transformer=transformer(tmp_path), text_encoder=plain)
+    before = places(pipe)
+    with pytest.raises(ValueError, match=r"text_encoder .* is spread over several devices"):
+        pipe.to("cuda")
+    assert places(pipe) == before
+
+
+def test_one_in_8_bits_that_is_offloaded_stays_where_it_is(rig_devices, tmp_path):
+    """It works after the move, as without the package."""
+    from accelerate import cpu_offload
+
+    part = encoder(tmp_path, 8, None)
+    cpu_offload(part, "cuda:0")
+    pipe = pipeline(transformer=models.flux_transformer(), text_encoder=part)
+    before = [weight.device for weight in part.parameters()]
+    pipe.to("cuda:0")
+    assert [weight.device for weight in part.parameters()] == before
+    assert {weight.device.type for weight in pipe.transformer.parameters()} == {"cuda"}
+
+
 def test_what_can_move_moves(gpu, tmp_path):
     here = gpu.devices[0]
     pipe = pipeline(text_encoder=models.clip_text(), transformer=transformer(tmp_path))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.fixes import four_bit
+from tests.gate import unmet
 from tests.rig import models
 
 FIX_ID = "diffusers-spread-guard"
 SHOWS = "DID NOT RAISE"
 # Where upstream refuses by itself, it says the second.
 REFUSAL = r"spread over several devices|sequential model offloading"
+# From here on upstream's `to` moves what is in 8 bits.
+MOVES_8BIT = ("diffusers>=0.37.0", "bitsandbytes>=0.48.0", "transformers>=5.0.0")
 SPREAD = {
     "shared": 0,
     "encoder.embed_tokens": 0,
@@ -33,20 +36,75 @@ def pipeline(folder, bits: int, device_map):
     return models.flux_pipeline(text=True, vae=None, text_encoder_2=encoder)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.1.0")
-def test_it_is_refused_before_anything_moves(rig_devices, folder, bits):
+def assert_refused(pipe, name: str) -> None:
+    """In each spelling, and nothing moves."""
     import torch
 
-    pipe = pipeline(folder, bits, SPREAD)
-    before = [parameter.device for parameter in pipe.text_encoder_2.parameters()]
+    before = {
+        part: [weight.device for weight in pipe.components[part].parameters()]
+        for part in (name, "transformer")
+    }
     for spelling in ("cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 1)):
         with pytest.raises(ValueError, match=REFUSAL):
             pipe.to(spelling)
         with pytest.raises(ValueError, match=REFUSAL):
             pipe.to(device=spelling)
-    assert [parameter.device for parameter in pipe.text_encoder_2.parameters()] == before
+    for part, devices in before.items():
+        assert [weight.device for weight in pipe.components[part].parameters()] == devices
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.1.0")
+def test_it_is_refused_before_anything_moves(rig_devices, folder):
+    pipe = pipeline(folder, 4, SPREAD)
+    assert_refused(pipe, "text_encoder_2")
     assert {parameter.device.type for parameter in pipe.transformer.parameters()} == {"cpu"}
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs=("accelerate>=1.1.0", *MOVES_8BIT))
+def test_one_in_8_bits_is_refused(rig_devices, folder):
+    if any(map(unmet, MOVES_8BIT)):
+        pytest.skip("these releases leave it where it is")
+    assert_refused(pipeline(folder, 8, SPREAD), "text_encoder_2")
+
+
+def test_one_in_8_bits_that_stays_where_it_is(rig_devices, folder):
+    """It works after the move, as without the package."""
+    import torch
+
+    if not any(map(unmet, MOVES_8BIT)) or unmet("accelerate>=1.1.0"):
+        pytest.skip("these releases refuse it or move it")
+    pipe = pipeline(folder, 8, SPREAD)
+    before = [weight.device for weight in pipe.text_encoder_2.parameters()]
+    pipe.to("cuda:0")
+    assert [weight.device for weight in pipe.text_encoder_2.parameters()] == before
+    assert {weight.device.type for weight in pipe.transformer.parameters()} == {"cuda"}
+    with torch.no_grad():
+        states = pipe.text_encoder_2(torch.tensor([[2, 5, 3]], device="cuda:0")).last_hidden_state
+    assert torch.isfinite(states).all()
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.1.0")
+def test_one_that_is_not_quantized_beside_one_that_is(rig_devices, folder, tmp_path_factory):
+    from diffusers import FluxTransformer2DModel
+    from transformers import T5EncoderModel
+
+    saved = models.saved(models.flux_transformer(), tmp_path_factory.mktemp("transformer"))
+    with four_bit.skip_for_other_reasons():
+        transformer = models.load_quantized(FluxTransformer2DModel, saved)
+        encoder = T5EncoderModel.from_pretrained(folder, device_map=SPREAD)
+    pipe = models.flux_pipeline(transformer, text=True, vae=None, text_encoder_2=encoder)
+    assert_refused(pipe, "text_encoder_2")
+
+
+def test_one_device_in_several_spellings(rig_devices, folder):
+    pipe = pipeline(folder, 4, {**dict.fromkeys(SPREAD, 0), "encoder.final_layer_norm": "cuda:0"})
+    try:
+        pipe.to("cuda:0")
+    except ValueError as error:
+        if "`.to` is not supported for `4-bit`" not in str(error):
+            raise
+        pytest.skip("this transformers moves no 4-bit model")
+    four_bit.assert_whole(pipe.text_encoder_2, "cuda:0")
 
 
 @pytest.mark.parametrize("device_map", [None, {"": 0}, "cuda:0"], ids=str)

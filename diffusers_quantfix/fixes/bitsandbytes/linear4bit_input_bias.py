@@ -6,7 +6,7 @@ Symptom: one forward pass under ``torch.autocast`` turns the float32 biases of 4
 Cause: ``Linear4bit.forward`` stores the bias in the dtype of its input, ``self.bias.data =
     self.bias.data.to(x.dtype)``, before it converts a copy to the compute dtype.
 Upstream: none; from 0.50.0 on the input has the compute dtype by then, which is ``bnb-linear4bit-bias``.
-Patch: that statement is left out. Twin: ``bnb-linear8bit-bias``.
+Patch: that statement is left out, and the copy gets the dtype of the converted input. Twin: ``bnb-linear8bit-bias``.
 """
 
 from __future__ import annotations
@@ -41,4 +41,6 @@ def broken(modules: ModuleType) -> bool:
 def patch(modules: ModuleType, draft: Draft) -> None:
     """Replace the code of ``Linear4bit.forward``."""
     function = own_function(modules, "Linear4bit.forward")
-    draft.replace(function, "__code__", exchanged(function, STORED, "pass"))
+    # Without a compute dtype, `to(None)` would leave it in its own.
+    in_compute_dtype = ("self.bias.to(self.compute_dtype)", "self.bias.to(x.dtype)")
+    draft.replace(function, "__code__", exchanged(function, STORED, "pass", in_compute_dtype))

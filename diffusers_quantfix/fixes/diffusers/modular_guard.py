@@ -60,15 +60,13 @@ def patch(modular_pipeline: ModuleType, draft: Draft) -> None:
             if device is not None:
                 from diffusers.pipelines.pipeline_utils import _check_bnb_status
 
-                kinds = {name: _check_bnb_status(part) for name, part in self.components.items()}
+                # It leaves components in 8 bits where they are.
+                moved = guarded.moved_with_bnb(self.components, _check_bnb_status, True)
                 # Without a quantized component upstream raises its own error.
-                if any(map(any, kinds.values())) and any(
-                    map(is_sequentially_offloaded, self.components.values())
-                ):
+                if any(map(is_sequentially_offloaded, moved.values())):
                     raise ValueError(sentence)
-                for name, component in self.components.items():
-                    if kinds[name][1]:  # in 4 bits: it leaves those in 8 bits where they are
-                        guarded.refuse_spread(name, component, device)
+                for name, component in moved.items():
+                    guarded.refuse_spread(name, component, device)
             return original(self, *args, **kwargs)
 
         return to

@@ -16,7 +16,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models import guarded
+from ...models import eight_bit_pipeline, guarded
 from ...offloading.hooks import is_sequentially_offloaded
 
 FIX = Fix(
@@ -49,18 +49,17 @@ def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
     pipeline = resolve(pipeline_utils, "DiffusionPipeline")
     sentence = guarded.offload_refusal(pipeline)
 
+    stays = eight_bit_pipeline.stays(pipeline_utils)
+
     def make(original):
         def to(self, *args, **kwargs):
             if guarded.guarded_device(self, args, kwargs) is not None:
                 # Without a quantized component upstream raises its own error.
-                parts = self.components.values()
-                if any(map(is_bnb, parts)) and any(map(is_sequentially_offloaded, parts)):
+                moved = guarded.moved_with_bnb(self.components, pipeline_utils._check_bnb_status, stays)
+                if any(map(is_sequentially_offloaded, moved.values())):
                     raise ValueError(sentence)
             return original(self, *args, **kwargs)
 
         return to
-
-    def is_bnb(component):
-        return any(pipeline_utils._check_bnb_status(component))
 
     draft.wrap_plain(pipeline, "to", make)

@@ -6,7 +6,8 @@ Symptom: RuntimeError "Expected all tensors to be on the same device, but found 
 Cause: the guard in ``DiffusionPipeline.to`` is not used when any component was quantized by bitsandbytes. The weights
     move, but the component's hooks still send each layer's inputs to where its weights were.
 Upstream: not reported; the condition came with https://github.com/huggingface/diffusers/pull/9840 (0.32.0).
-Patch: such a pipeline is refused before anything moves, with a ValueError that names the component.
+Patch: such a pipeline is refused before anything moves, with a ValueError that names the component, which may be one
+    without quantization. A component in 8 bits that ``to`` leaves where it is (before 0.37.0) is not refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
-from ...models import guarded
+from ...models import eight_bit_pipeline, guarded
 
 FIX = Fix(
     __doc__,
@@ -41,13 +42,15 @@ def broken(pipeline_utils: ModuleType) -> bool:
 
 
 def patch(pipeline_utils: ModuleType, draft: Draft) -> None:
+    stays = eight_bit_pipeline.stays(pipeline_utils)
+
     def make(original):
         def to(self, *args, **kwargs):
             device = guarded.guarded_device(self, args, kwargs)
             if device is not None:
-                for name, component in self.components.items():
-                    if any(pipeline_utils._check_bnb_status(component)):
-                        guarded.refuse_spread(name, component, device)
+                moved = guarded.moved_with_bnb(self.components, pipeline_utils._check_bnb_status, stays)
+                for name, component in moved.items():
+                    guarded.refuse_spread(name, component, device)
             return original(self, *args, **kwargs)
 
         return to

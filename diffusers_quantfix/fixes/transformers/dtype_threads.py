@@ -1,0 +1,46 @@
+"""Models loaded in threads leave another default dtype behind.
+
+Symptom: ``torch.get_default_dtype()`` is float16 or bfloat16, for good, after two threads have loaded transformers
+    models at once: RuntimeError "expected m1 and m2 to have the same dtype, but got: float != c10::Half", NaN in what
+    models of the program return; models with parts in another model's dtype.
+Cause: ``local_torch_dtype`` sets the default dtype of the whole process while a model is made, and then sets what it
+    found: with two threads, the dtype of the other one.
+Upstream: not reported; in a program: https://github.com/vectorize-io/hindsight/issues/2162.
+Patch: one thread after the other makes its model; they load weights at once. After 30 seconds of waiting a thread goes
+    on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import ModuleType
+
+from ...engine.draft import Draft
+from ...engine.fix import Fix
+from ...engine.probe import names_used, resolve
+from ...loading.turns import turn
+
+FIX = Fix(
+    __doc__,
+    id="transformers-dtype-threads",
+    module="transformers.modeling_utils",
+    claims={"transformers": ">=5.0.0,<=5.24.0"},
+    asked_once=True,
+)
+
+
+def broken(modeling_utils: ModuleType) -> bool:
+    """Does ``local_torch_dtype`` set the default dtype, without a lock?"""
+    return "set_default_dtype" in names_used(resolve(modeling_utils, "local_torch_dtype"))
+
+
+def patch(modeling_utils: ModuleType, draft: Draft) -> None:
+    def make(original):
+        @contextlib.contextmanager
+        def local_torch_dtype(*args, **kwargs):
+            with turn(), original(*args, **kwargs):
+                yield
+
+        return local_torch_dtype
+
+    draft.wrap_plain(modeling_utils, "local_torch_dtype", make)

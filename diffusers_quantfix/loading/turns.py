@@ -1,0 +1,176 @@
+"""Lets one thread at a time make a model in a default dtype of its own: torch has one for the whole process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from ..engine.locks import Lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+__all__ = ["DefaultDtype", "Loads", "turn"]
+
+_turn = Lock()
+_PATIENCE = 30.0  # seconds; then a thread does not wait any longer for one that may be waiting for it
+
+
+def _wait(turn: Lock, lock: Any) -> None:
+    """Take the lock of a turn, or go on without it.
+
+    Then later threads do not wait for its holder, which may have ended without returning it.
+    """
+    global _turn
+    if not lock.acquire(timeout=_PATIENCE) and _turn is turn:
+        _turn = Lock()
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """While it is entered, other threads wait here; a thread that has the turn already goes on."""
+    turn = _turn
+    lock = turn.held
+    try:
+        _wait(turn, lock)
+        yield
+    finally:
+        # No call before it, after which a signal handler could raise.
+        try:  # noqa: SIM105
+            lock.release()
+        except RuntimeError:  # not taken
+            pass
+
+
+class DefaultDtype:
+    """The default dtype that one call of ``from_pretrained`` changes while it makes its model, and its turn."""
+
+    def __init__(self) -> None:
+        self.lock: Any = None
+        self._before: Any = None
+        self._is_within = False
+
+    def take_turn(self) -> None:
+        """Wait for it once, at most."""
+        if self.lock is None:
+            turn = _turn
+            self.lock = turn.held
+            _wait(turn, self.lock)
+
+    def is_unchanged(self) -> bool:
+        """Whether upstream's code may be about to change it: before the model is made, and once."""
+        return self._before is None and not self._is_within
+
+    def change(self, change: Callable[[], Any]) -> Any:
+        """``change()`` sets the default dtype, in this thread's turn.
+
+        Returns:
+            What it returns.
+        """
+        import torch
+
+        self.take_turn()
+        self._before = torch.get_default_dtype()
+        return change()
+
+    def enters(self) -> bool:
+        """Whether the context manager that is entered is the one around the model: the first."""
+        first, self._is_within = not self._is_within, True
+        return first
+
+    def restore(self) -> None:
+        """Restore it and return the turn. Nothing happens the second time."""
+        import torch
+
+        if self._before is not None:
+            torch.set_default_dtype(self._before)
+        self.is_restored()
+
+    def is_restored(self) -> None:
+        """Return the turn."""
+        self._before = None
+        if self.lock is not None:
+            with contextlib.suppress(RuntimeError):  # not taken
+                self.lock.release()
+            self.lock = None
+
+
+class Loads:
+    """The calls of one library's ``from_pretrained``, in each thread.
+
+    Args:
+        restoring: whether upstream's code may restore the default dtype itself, still in its turn.
+    """
+
+    def __init__(self, restoring: bool) -> None:
+        self._restoring = restoring
+        self._thread = threading.local()
+
+    def innermost(self) -> DefaultDtype | None:
+        """Of this thread's call that began last; None if there is none, or if it began within `at_once`."""
+        calls = self._calls()
+        return calls[-1] if calls else None
+
+    def loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``from_pretrained``, after which the default dtype is what it was, also after an error."""
+
+        def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+            calls, dtype = self._calls(), DefaultDtype()
+            count = len(calls)
+            try:
+                calls.append(dtype)
+                return original(*args, **kwargs)
+            finally:
+                try:
+                    del calls[count:]
+                    dtype.restore()
+                finally:
+                    lock = dtype.lock
+                    if lock is not None:  # a signal handler has raised
+                        try:  # noqa: SIM105
+                            lock.release()
+                        except RuntimeError:  # not taken
+                            pass
+
+        return from_pretrained
+
+    def at_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that makes a model and loads nothing: the turn is taken for all of it."""
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            calls = self._calls()
+            count = len(calls)
+            with turn():
+                before = torch.get_default_dtype()
+                try:
+                    calls.append(None)
+                    return original(*args, **kwargs)
+                finally:
+                    del calls[count:]
+                    torch.set_default_dtype(before)
+
+        return make
+
+    def setting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``_set_default_torch_dtype``, which takes the turn.
+
+        If upstream's code may not restore the dtype, it is given None. For all other code, which may be a program's own
+        ``from_pretrained``, it is upstream's.
+        """
+
+        def set_default_dtype(*args: Any, **kwargs: Any) -> Any:
+            dtype = self.innermost()
+            if dtype is None or not dtype.is_unchanged():
+                return original(*args, **kwargs)
+            before = dtype.change(lambda: original(*args, **kwargs))
+            return before if self._restoring else None
+
+        return set_default_dtype
+
+    def _calls(self) -> list[DefaultDtype | None]:
+        found: list[DefaultDtype | None] = vars(self._thread).setdefault("calls", [])
+        return found

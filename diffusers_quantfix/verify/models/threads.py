@@ -1,0 +1,80 @@
+"""Two threads in the middle of the same work at once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+__all__ = ["kept", "overlapping", "overlapping_calls"]
+
+_MOMENT = 0.3  # seconds; a thread that waits for its turn is not waited for
+
+
+def overlapping_calls(
+    call: Callable[[Callable[[], object]], object], look: Callable[[], Any] = lambda: None
+) -> Any:
+    """Another thread begins and ends ``call(middle)``; this thread begins it after the other one, and ends it after.
+
+    Args:
+        call: the work; it calls ``middle()`` in the middle.
+        look: called in this thread while only the other one is in the middle.
+
+    Returns:
+        What ``look()`` returned.
+    """
+    within, both, left = threading.Event(), threading.Event(), threading.Event()
+
+    def middle_of_other() -> None:
+        within.set()
+        both.wait(_MOMENT)
+
+    def middle() -> None:
+        both.set()
+        left.wait(_MOMENT)
+
+    def other() -> None:
+        try:
+            call(middle_of_other)
+        finally:
+            within.set()
+            left.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    within.wait()
+    try:
+        seen = look()
+        call(middle)
+    finally:
+        thread.join()
+    return seen
+
+
+def overlapping(context: Callable[[], Any], look: Callable[[], Any] = lambda: None) -> Any:
+    """The same with a context manager around the middle."""
+
+    def call(middle: Callable[[], object]) -> None:
+        with context():
+            middle()
+
+    return overlapping_calls(call, look)
+
+
+@contextlib.contextmanager
+def kept(*places: tuple[Any, str]) -> Iterator[None]:
+    """Put back attributes, as (owner, name), and the default dtype: without the patch they are left changed."""
+    import torch
+
+    before = [(owner, name, vars(owner)[name]) for owner, name in places]
+    dtype = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        torch.set_default_dtype(dtype)
