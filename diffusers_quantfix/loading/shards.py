@@ -46,6 +46,7 @@ def companions_apart(files: Any) -> Apart:
 
     Args:
         files: paths; the result is empty unless they are several files of safetensors, or of ``torch.save``.
+            The latter are not opened before torch 2.6.
     """
     import os
 
@@ -55,6 +56,8 @@ def companions_apart(files: Any) -> Apart:
         return {}
     paths = [os.fspath(file) for file in files]
     if not any(all(path.endswith(end) for path in paths) for end in (_SAFE, ".bin")):
+        return {}
+    if not paths[0].endswith(_SAFE) and not _can_read_pickles():
         return {}
     where = {key: path for path in paths for key in _tensors(path, None)}
     apart: Apart = {}
@@ -81,20 +84,32 @@ def rejoined(state_dict: dict[str, Any], apart: Apart) -> dict[str, Any]:
     Companions of weights in other files are left out: once their weight is loaded, they would be treated as parameters.
     """
     whole = {key: value for key, value in state_dict.items() if key not in apart.get(_weight_of(key), ())}
-    for weight in [key for key in state_dict if key in apart]:
-        for key, file in apart[weight].items():
-            whole.update(_tensors(file, key))
+    wanted: dict[str, list[str]] = {}
+    for weight in state_dict:
+        for key, file in apart.get(weight, {}).items():
+            wanted.setdefault(file, []).append(key)
+    for file, keys in wanted.items():  # each is opened once: that reads the whole pickle of a `.bin` file
+        whole.update(_tensors(file, keys))
     return whole
 
 
-def _tensors(file: str, wanted: str | None) -> dict[str, Any]:
-    """The tensor of that name in a file; of None, all names, each with None. Other tensors are not read."""
+def _can_read_pickles() -> bool:
+    """Before torch 2.6 a file can run code, even with ``weights_only=True``, and upstream may never open it."""
+    import torch
+
+    return bool(torch.__version__ >= (2, 6))
+
+
+def _tensors(file: str, wanted: list[str] | None) -> dict[str, Any]:
+    """The tensors of these names in a file; of None, all names, each with None. Other tensors are not read."""
     if file.endswith(_SAFE):
         from safetensors import safe_open
 
         with safe_open(file, framework="pt") as opened:
-            return dict.fromkeys(opened.keys()) if wanted is None else {wanted: opened.get_tensor(wanted)}
+            if wanted is None:
+                return dict.fromkeys(opened.keys())
+            return {key: opened.get_tensor(key) for key in wanted}
     import torch
 
     opened = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    return dict.fromkeys(opened) if wanted is None else {wanted: opened[wanted].clone()}
+    return dict.fromkeys(opened) if wanted is None else {key: opened[key].clone() for key in wanted}

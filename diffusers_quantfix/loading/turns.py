@@ -44,6 +44,14 @@ def turn() -> Iterator[None]:
             pass
 
 
+def _restore(before: Any) -> None:
+    """Undo the change of upstream's code, in the turn in which it was made."""
+    import torch
+
+    if torch.get_default_dtype() != before:
+        torch.set_default_dtype(before)
+
+
 class DefaultDtype:
     """The default dtype that one call of ``from_pretrained`` changes while it makes its model, and its turn."""
 
@@ -82,10 +90,8 @@ class DefaultDtype:
 
     def restore(self) -> None:
         """Restore it and return the turn. Nothing happens the second time."""
-        import torch
-
         if self._before is not None:
-            torch.set_default_dtype(self._before)
+            _restore(self._before)
         self.is_restored()
 
     def is_restored(self) -> None:
@@ -151,7 +157,7 @@ class Loads:
                     return original(*args, **kwargs)
                 finally:
                     del calls[count:]
-                    torch.set_default_dtype(before)
+                    _restore(before)
 
         return make
 

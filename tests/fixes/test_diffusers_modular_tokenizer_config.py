@@ -96,7 +96,8 @@ def test_all_others_get_it(tmp_path):
     from diffusers import DiffusionPipeline
 
     spec = pipeline(tmp_path)._component_specs["tokenizer"]
-    for base in (object, transformers.AutoModel, DiffusionPipeline, torch.nn.Module):
+    processor = transformers.ProcessorMixin
+    for base in (object, transformers.AutoModel, DiffusionPipeline, torch.nn.Module, processor):
         given: list[dict] = []
 
         def from_pretrained(*args, given=given, **options):
@@ -106,6 +107,18 @@ def test_all_others_get_it(tmp_path):
         with contextlib.suppress(AttributeError):  # `load` gives what it has loaded an id
             spec.load(quantization_config="config")
         assert [one["quantization_config"] for one in given] == ["config"], base
+
+
+def test_a_class_of_the_users_that_transformers_loads(tmp_path):
+    """Which keeps it as its base does."""
+    from diffusers import BitsAndBytesConfig
+    from transformers import PreTrainedTokenizerFast
+
+    pipe = pipeline(tmp_path)
+    spec = pipe._component_specs["tokenizer"]
+    spec.type_hint = type("Own", (PreTrainedTokenizerFast,), {})
+    pipe.tokenizer = spec.load(quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+    assert_tokenizer_is_saved(pipe, tmp_path / "saved")
 
 
 def test_without_a_config_as_before(tmp_path):

@@ -54,7 +54,7 @@ def test_a_model_in_8_bits_where_diffusers_waits_for_the_scales(gpu, tmp_path):
     assert_same(model, folder, gpu.devices[0])
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torch>=2.6")
 def test_files_of_torch_save(gpu, tmp_path):
     model, _ = saved(tmp_path, 4)
     folder = save(model, tmp_path / "pickled", 4, safe_serialization=False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict, defaultdict
+
 import pytest
 
+from diffusers_quantfix.fixes.diffusers import shared_quantization_config
 from tests.fixes import four_bit, gguf_models
 from tests.fixes import quanto_models as q
 from tests.fixes import torchao_models as ao
@@ -138,6 +142,42 @@ def test_a_class_that_cannot_be_copied(gpu, tmp_path):
     assert own.llm_int8_skip_modules == ["proj_out"]
     assert type(model.config.quantization_config) is Own
     assert quantized(model)
+
+
+def test_a_class_with_slots(gpu, tmp_path):
+    """Before: the copy had none of their values."""
+
+    class Own(type(config("8-bit", ["proj_out"]))):
+        __slots__ = ("__private", "about", "unset")
+
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.about = self.__private = "mine"
+
+        def to_dict(self):
+            assert self.about == self.__private == "mine"
+            return super().to_dict()
+
+    folder = models.saved(models.flux_transformer(), tmp_path)
+    own = Own(load_in_8bit=True, llm_int8_skip_modules=["proj_out"])
+    model = load(kinds()[1], folder, own)
+    assert own.llm_int8_skip_modules == ["proj_out"]
+    assert model.config.quantization_config.to_dict()
+    assert not hasattr(model.config.quantization_config, "unset")
+    assert quantized(model)
+
+
+def test_the_class_of_a_dict():
+    class Own(dict):
+        def __copy__(self):
+            raise TypeError("no copies")
+
+    for made in (dict, OrderedDict, functools.partial(defaultdict, list), Own):
+        given = made(skipped=["proj_out"])
+        copied = shared_quantization_config._with_own_lists(given)
+        assert copied == given and copied["skipped"] is not given["skipped"]
+        assert type(copied) is (type(given) if made is not Own else dict)
+    assert shared_quantization_config._with_own_lists(defaultdict(list, skipped=[]))["other"] == []
 
 
 def test_a_config_without_a_list_is_passed_on(gpu, tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from diffusers_quantfix.loading import shards
+from tests.gate import unmet
 from tests.time_limit import TimeIsUp, time_limit
 
 pytest.importorskip("safetensors")
@@ -25,6 +26,17 @@ def files(tmp_path):
     paths = [str(tmp_path / f"{name}.safetensors") for name in CONTENTS]
     for path, keys in zip(paths, CONTENTS.values(), strict=True):
         save_file({key: torch.ones(1) for key in keys}, path)
+    return paths
+
+
+@pytest.fixture
+def pickles(tmp_path):
+    """The same in files of ``torch.save``."""
+    import torch
+
+    paths = [str(tmp_path / f"{name}.bin") for name in CONTENTS]
+    for path, keys in zip(paths, CONTENTS.values(), strict=True):
+        torch.save({key: torch.ones(1) for key in keys}, path)
     return paths
 
 
@@ -52,6 +64,52 @@ def test_which_keys_are_apart(files):
 )
 def test_what_is_left_alone(files):
     assert shards.companions_apart(files) == {}
+
+
+def opened(module, name, monkeypatch) -> list[str]:
+    """The files that this function of a library is called with from now on."""
+    found, original = [], getattr(module, name)
+
+    def call(file, *args, **kwargs):
+        found.append(str(file))
+        return original(file, *args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["files", "pickles"])
+def test_each_file_is_opened_once(request, kind, monkeypatch):
+    """Before: once for each companion, and a pickle is read as a whole each time."""
+    import safetensors
+    import torch
+
+    paths = request.getfixturevalue(kind)
+    if kind == "pickles" and (reason := unmet("torch>=2.6")):
+        pytest.skip(reason)
+    of = (safetensors, "safe_open") if kind == "files" else (torch, "load")
+    found = opened(*of, monkeypatch)
+    apart = shards.companions_apart(paths)
+    assert found == paths
+    found.clear()
+    whole = shards.rejoined({key: torch.zeros(1) for key in CONTENTS["a"]}, apart)
+    assert found == paths[1:]
+    assert set(whole) == {*CONTENTS["a"], *CONTENTS["b"][:3]}
+    assert all(whole[key] == 1 for key in CONTENTS["b"][:3])
+
+
+def test_pickles_are_not_opened_before_torch_2_6(pickles, monkeypatch):
+    """They can run code, even with ``weights_only=True``, and transformers refuses them."""
+    import torch
+
+    found = opened(torch, "load", monkeypatch)
+    for version in ("2.5.1", "2.5.1+cu124", "2.6.0.dev20241001", "1.13.1"):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+            assert shards.look_ahead(quantizer(), pickles) == {}
+    assert not found
+    if not unmet("torch>=2.6"):
+        assert set(shards.look_ahead(quantizer(), pickles)) == {"x.weight", "y.weight"}
 
 
 def test_whose_files_are_looked_at(files):

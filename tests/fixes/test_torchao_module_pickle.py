@@ -211,6 +211,28 @@ def test_a_layer_whose_text_cannot_be_made():
     assert type(model[0].weight) is not torch.nn.Parameter
 
 
+@pytest.mark.parametrize("who", ["another layer", "no layer"])
+def test_a_layer_whose_text_another_object_makes(who):
+    """Before: it was asked of the layer itself."""
+
+    class Describer:
+        text = "described"
+
+        def describe(self):
+            return self.text
+
+    quantization = pytest.importorskip("torchao.quantization")
+    model, other = (torch.nn.Sequential(torch.nn.Linear(64, 64).bfloat16()) for _ in range(2))
+    other[0].in_features = 7
+    model[0].extra_repr = other[0].extra_repr if who == "another layer" else Describer().describe
+    expected = model[0].extra_repr()
+    quantization.quantize_(model, ao.config("int8"))
+    if "extra_repr" not in vars(model[0]) or unmet("torchao>=0.15"):
+        pytest.skip("this torchao does not ask for the text of before")
+    assert expected in repr(model)
+    assert expected in repr(copy.deepcopy(model))
+
+
 def test_the_text_of_a_layer_stays():
     layer = ao.layers("int8")[0]
     assert re.search("Int8Tensor|AffineQuantizedTensor", repr(layer))

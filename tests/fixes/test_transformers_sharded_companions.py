@@ -109,7 +109,7 @@ def test_a_model_in_8_bits(gpu, tmp_path, name):
     assert_same(model, again)
 
 
-@pytest.mark.defect(FIX_ID, shows=SHOWS)
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="torch>=2.6")
 def test_files_of_torch_save(gpu, tmp_path):
     if reason := unmet("transformers<5"):
         pytest.skip(f"it writes safetensors only: {reason}")
@@ -117,6 +117,22 @@ def test_files_of_torch_save(gpu, tmp_path):
     folder = save(model, tmp_path / "saved", 4, safe_serialization=False)
     assert len(list(folder.glob("*.bin"))) > 1
     assert_same(model, load(type(model), folder))
+
+
+def test_files_of_torch_save_before_torch_2_6(gpu, tmp_path, monkeypatch):
+    """Most releases refuse them, as the files can run code: nothing else opens them."""
+    import torch
+
+    if reason := unmet("transformers<4.57"):
+        pytest.skip(reason)
+    model = quantized(models.t5_encoder(), tmp_path)
+    folder = save(model, tmp_path / "saved", 4, safe_serialization=False)
+    read = []
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1"))
+    monkeypatch.setattr(shards, "_tensors", lambda file, wanted: read.append(file) or {})
+    with pytest.raises(Exception, match="torch.load|" + SHOWS):
+        load(type(model), folder)
+    assert not read
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS)

@@ -28,6 +28,7 @@ FIX = Fix(
     id="diffusers-load-threads",
     module="diffusers.models.modeling_utils",
     claims={"diffusers": ">=0.33.0,<=0.42.1"},
+    harm="wrong result",
     asked_once=True,
 )
 

@@ -59,11 +59,17 @@ def patch(utils: ModuleType, draft: Draft) -> None:
 
 
 def _keeps_what_it_gets(kind: Any) -> bool:
-    """Whether a component's type is a tokenizer or processor of transformers.
+    """Whether a component's type is a tokenizer or processor that transformers loads.
 
-    All others get the config as before: what is no model may load one, as ``AutoModel`` and whole pipelines do.
+    All others get the config as before: what is no model may load one, as ``AutoModel`` and whole pipelines do, and a
+    user's processor with a ``from_pretrained`` of its own.
     """
     if not isinstance(kind, type):  # without a type ``load`` finds one by loading
         return False
-    names = {base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "transformers"}
-    return not names.isdisjoint(_KEEPERS)
+    loader = next((base for base in kind.__mro__ if "from_pretrained" in vars(base)), kind)
+    names = {base.__name__ for base in kind.__mro__ if _is_of_transformers(base)}
+    return _is_of_transformers(loader) and not names.isdisjoint(_KEEPERS)
+
+
+def _is_of_transformers(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "transformers"

@@ -10,12 +10,15 @@ Patch: a config that has lists is copied, with its lists, for each model.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
-from types import ModuleType
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
+from ...engine.interruptions import heed_interruption
 from ...engine.probe import names_used, resolve
 
 FIX = Fix(
@@ -78,7 +81,18 @@ def _with_own_lists(config: Any) -> Any:
     if not lists:
         return config
     if isinstance(config, dict):
-        return {**config, **lists}
+        try:
+            own = copy.copy(config)  # of its class
+        except Exception as error:  # a user's class
+            heed_interruption(error)
+            own = {**config}
+        own.update(lists)
+        return own
     own = object.__new__(type(config))  # `copy.copy` asks a user's class, which may do other things
     vars(own).update(held, **lists)
+    for base in type(config).__mro__:
+        for slot in vars(base).values():
+            if isinstance(slot, MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    slot.__set__(own, slot.__get__(config))
     return own

@@ -4,18 +4,19 @@ Symptom: with mixed precision the backward pass of an optimum-quanto LoRA raises
     have the same dtype, but got: c10::BFloat16 != float".
 Cause: ``QuantizedLinearFunction.backward`` multiplies the gradient, which has the dtype of autocast, with the weight.
 Upstream: not reported.
-Patch: ``backward`` gets the gradient and the layer's input in the weight's dtype; the gradient of the bias is computed
-    from the gradient as it came.
+Patch: ``backward`` gets the weight, dequantized, and the layer's input in the gradient's dtype.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import resolve
 from ...weights.quanto_backward import BackwardContext
+from ...weights.wrappers import is_wrapper
 
 FIX = Fix(
     __doc__,
@@ -41,17 +42,27 @@ def broken(function: ModuleType) -> bool:
 
 
 def patch(function: ModuleType, draft: Draft) -> None:
+    from torch import is_autocast_enabled
+    from torch.amp import is_autocast_available
+
     def make(original):
         def backward(ctx, gO):
             # Read once: torch's checkpoint returns them only once.
             taken, weight = ctx.saved_tensors
-            dtype, (of_input, of_weight, *of_bias) = weight.dtype, ctx.needs_input_grad
-            if gO.dtype == taken.dtype == dtype or not (of_input or of_weight):
-                return original(BackwardContext(taken, weight, ctx.needs_input_grad), gO)
-            products = BackwardContext(taken.to(dtype), weight, (of_input, of_weight, False))
-            sums = BackwardContext(taken, weight, (False, False, *of_bias))
-            return (*original(products, gO.to(dtype))[:2], *original(sums, gO)[2:])
+            dtype, (of_input, of_weight, *_) = gO.dtype, ctx.needs_input_grad
+            # Inside autocast a product casts both factors, and a quantized one refuses.
+            kind = gO.device.type
+            autocast = is_autocast_available(kind) and is_autocast_enabled(kind)  # meta has none
+            if of_input and (autocast or weight.dtype != dtype):
+                weight = _plain(weight).to(dtype)
+            if of_weight and (autocast or taken.dtype != dtype):
+                taken = _plain(taken).to(dtype)
+            return original(BackwardContext(taken, weight, ctx.needs_input_grad), gO)
 
         return backward
 
     draft.wrap_plain(resolve(function, "QuantizedLinearFunction"), "backward", make)
+
+
+def _plain(tensor: Any) -> Any:
+    return tensor.dequantize() if is_wrapper(tensor) else tensor

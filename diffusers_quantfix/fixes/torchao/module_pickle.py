@@ -77,7 +77,7 @@ class ExtraRepr(functools.partial[str]):
     """A ``functools.partial`` that pickle can name, as a method of a module.
 
     It is given the module's method of that name before, and keeps the function alone: a copy of the module has the same
-    partial, and would keep the original with its weight.
+    partial, and would keep the original with its weight. A method of another object is kept as it is.
 
     Cloudpickle and dill, which store the method by this object, get a call of torchao's own ``partial``: a process
     without this package reads it. It has the text from before, instead of the function.
@@ -89,7 +89,9 @@ class ExtraRepr(functools.partial[str]):
 
     def __new__(cls, func: Any, /, *args: Any, **keywords: Any) -> ExtraRepr:
         before = keywords.get(_BEFORE)
-        if not isinstance(before, MethodType):
+        # torchao makes the partial in a function whose `module` is the one that gets it.
+        owner = sys._getframe(1).f_locals.get("module")
+        if not isinstance(before, MethodType) or before.__self__ is not owner:
             return super().__new__(cls, func, *args, **keywords)
         new = super().__new__(cls, func, *args, **{**keywords, _BEFORE: before.__func__})
         new.function = before.__func__

@@ -25,6 +25,7 @@ FIX = Fix(
     id="transformers-dtype-threads",
     module="transformers.modeling_utils",
     claims={"transformers": ">=5.0.0,<=5.24.0"},
+    harm="wrong result",
     asked_once=True,
 )
 

@@ -27,6 +27,7 @@ FIX = Fix(
     id="transformers-load-threads",
     module="transformers.modeling_utils",
     claims={"transformers": ">=4.44.2,<=4.57.6"},
+    harm="wrong result",
     asked_once=True,
 )
 
