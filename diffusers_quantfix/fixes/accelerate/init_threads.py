@@ -1,8 +1,7 @@
 """After models were loaded in threads, all new layers are on meta.
 
-Symptom: NotImplementedError "Cannot copy out of meta tensor; no data!" from any model that is made or loaded after two
-    threads have loaded models, or LoRAs, at once; or, silently, layers without weights in a thread that only makes
-    layers meanwhile.
+Symptom: after two threads have been in ``init_empty_weights`` at once, every new layer of the process is on meta, and
+    so are the layers that another thread makes meanwhile.
 Cause: ``init_on_device`` replaces ``torch.nn.Module.register_parameter`` for the whole process and puts back what it
     found: with two threads, the function of the other one.
 Upstream: https://github.com/huggingface/diffusers/issues/14347, https://github.com/huggingface/diffusers/issues/4296,
@@ -33,7 +32,11 @@ FIX = Fix(
             {"transformers": ">=4.51.1,<=4.57.6"},
         ),
     ),
-    patterns=(r"(?=.*[Tt]hread)(?=.*register_parameter).*Cannot copy out of meta tensor; no data",),
+    patterns=(
+        r"Exception in thread.{0,4000}Cannot copy out of meta tensor; no data",
+        r"[Tt]hread.{0,1000}register_parameter",
+        r"register_parameter.{0,1000}[Tt]hread",
+    ),
     frames=("threading.py|concurrent/futures/thread.py", "meta"),
     asked_once=True,
 )

@@ -1,8 +1,8 @@
 """Loading a model changes torch for other threads, and for good.
 
-Symptom: ``torch.get_default_dtype()`` is float16 or bfloat16, for good, after two threads have loaded models at once,
-    or after a load with ``torch_dtype`` failed: RuntimeError "expected m1 and m2 to have the same dtype", NaN, a model
-    with buffers in another model's dtype. Layers that another thread makes meanwhile have uninitialised weights.
+Symptom: the default dtype of torch, ``torch.get_default_dtype()``, is wrong permanently, that of a model, after
+    concurrent loads in two threads, or after an exception when loading a model with ``torch_dtype``: NaN, or buffers in
+    another model's dtype. Layers that another thread makes meanwhile are uninitialised.
 Cause: while a model is made, ``ModelMixin.from_pretrained`` sets the default dtype and replaces the functions of
     ``torch.nn.init``, both for the whole process. It then sets the dtype that it found: with two threads, that of the
     other one. After an error it sets none.

@@ -26,7 +26,12 @@ FIX = Fix(
     claims={"transformers": ">=4.44.2,<5.4"},
     fixed_in="transformers 5.4.0",
     patterns=(r"modeling_clap.{0,6000}Cannot copy out of meta tensor",),
-    frames=("modeling_clap.py:(get_text_features|forward)", "pipeline_audioldm2.py:encode_prompt"),
+    frames=(
+        "modeling_clap.py:(get_text_features|forward)",
+        "pipeline_audioldm2.py:encode_prompt",
+        "get_text_features",
+        "CLAP|[Cc]lap",
+    ),
     since="0.1.0",
     hot=True,
 )

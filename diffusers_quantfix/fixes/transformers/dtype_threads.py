@@ -1,8 +1,8 @@
 """Models loaded in threads leave another default dtype behind.
 
-Symptom: ``torch.get_default_dtype()`` is float16 or bfloat16, for good, after two threads have loaded transformers
-    models at once: RuntimeError "expected m1 and m2 to have the same dtype, but got: float != c10::Half", NaN in what
-    models of the program return; models with parts in another model's dtype.
+Symptom: the global default dtype of torch, ``torch.get_default_dtype()``, is wrong permanently, that of a model, after
+    concurrent loads of transformers models in two threads: NaN in what the program computes, or parts of a model in
+    another one's dtype.
 Cause: ``local_torch_dtype`` sets the default dtype of the whole process while a model is made, and then sets what it
     found: with two threads, the dtype of the other one.
 Upstream: not reported; in a program: https://github.com/vectorize-io/hindsight/issues/2162.

@@ -1,8 +1,8 @@
 """Loading transformers models in threads changes torch for good.
 
-Symptom: ``torch.get_default_dtype()`` is float16 or bfloat16, for good, after two threads have loaded transformers
-    models at once, or after a load with ``torch_dtype`` failed (before 4.49): RuntimeError "expected m1 and m2 to have
-    the same dtype, but got: float != c10::Half", NaN in what models of the program return.
+Symptom: the global default dtype of torch, ``torch.get_default_dtype()``, is wrong permanently, fp16 or bf16, after
+    concurrent loads of text encoders in two threads, or, before 4.49, after an exception when loading one with
+    ``torch_dtype``: NaN in what the program computes.
 Cause: while a model is made, ``from_pretrained`` sets the default dtype of the whole process, and then sets what it
     found: with two threads, the dtype of the other one.
 Upstream: https://github.com/huggingface/transformers/issues/28461; 5.0 has another form of it, which is

@@ -1,9 +1,8 @@
 """Models that are loaded in threads are not tied.
 
-Symptom: after two threads have loaded transformers models at once, weights that models share are on meta, or are not
-    shared: NotImplementedError "Cannot copy out of meta tensor; no data!" from a text encoder, in that program for
-    good. ``torch.linspace`` makes tensors on the CPU within ``with torch.device("cuda")``, also after loads in one
-    thread, and the functions of ``torch.nn.init`` leave loaded weights as they are.
+Symptom: after two threads have loaded text encoders at once, the embeddings are empty, for good in that process.
+    ``torch.linspace`` ignores ``with torch.device("cuda")``, also with one thread, and the functions of
+    ``torch.nn.init`` do nothing.
 Cause: while a model is made, ``PreTrainedModel.tie_weights`` and functions of torch are replaced for the whole process,
     and then what was found before is put back: with two threads, the replacement of the other one. Meanwhile the other
     thread's model is not tied when its loading ends.
@@ -30,7 +29,7 @@ FIX = Fix(
     id="transformers-tie-threads",
     module="transformers.initialization",
     claims={"transformers": ">=5.1.0,<=5.24.0"},
-    patterns=(r"(?=.*[Tt]hread)(?=.*tie_weights).*Cannot copy out of meta tensor; no data",),
+    patterns=(r"tie_weights.{0,1000}[Tt]hread", r"[Tt]hread.{0,1000}tie_weights"),
     frames=("threading.py|concurrent/futures/thread.py", "transformers", "meta"),
     asked_once=True,
 )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kept", "overlapping", "overlapping_calls"]
 
-_MOMENT = 0.3  # seconds; a thread that waits for its turn is not waited for
+_MOMENT = 2.0  # seconds; a thread that waits for its turn is not waited for longer
 
 
 def overlapping_calls(
