@@ -107,9 +107,13 @@ class _Shared:
 class _Replaced:
     """The replacements of one context manager."""
 
-    def __init__(self, within: _Within) -> None:
-        self._within = weakref.ref(within)
+    def __init__(self) -> None:
+        self._within: Any = None
         self._made: dict[tuple[int, str], tuple[_Shared, _Replacement]] = {}
+
+    def begin(self, within: _Within) -> None:
+        """Before anything is replaced."""
+        self._within = weakref.ref(within)
 
     def set(self, owner: Any, name: str, function: Any) -> None:
         """The first time it is replaced, the second time it is put back."""
@@ -164,8 +168,8 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
         name: of the attribute.
         function: for a class a method, which gets the instance too.
     """
-    within = _Within()
-    own = _Replaced(within)
+    within, own = _Within(), _Replaced()
+    own.begin(within)
     try:
         own.set(owner, name, function)
         yield
@@ -192,8 +196,7 @@ def in_own_thread(context: Any, **others: Any) -> Any:
         raise TargetMissing(f"{name_of(context)} is not a context manager made of a generator")
 
     def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        within = _Within()
-        own = _Replaced(within)
+        own = _Replaced()
         variables = {**function.__globals__, **others, "setattr": own.set}
         for name in ("torch", "nn"):
             if _has_parts(variables.get(name)):
@@ -202,13 +205,19 @@ def in_own_thread(context: Any, **others: Any) -> Any:
             function.__code__, variables, function.__name__, function.__defaults__, function.__closure__
         )
         code.__kwdefaults__ = function.__kwdefaults__
-        try:
-            return (yield from code(*args, **kwargs))
-        finally:
-            del within
-            own.end()
+        return _entered(code(*args, **kwargs), own)  # wrong arguments are refused here
 
     return contextlib.contextmanager(run)
+
+
+def _entered(generator: Generator[Any, Any, Any], own: _Replaced) -> Generator[Any, Any, Any]:
+    within = _Within()
+    own.begin(within)
+    try:
+        return (yield from generator)
+    finally:
+        del within
+        own.end()
 
 
 def _of(owner: Any, name: str) -> _Shared | None:

@@ -29,7 +29,8 @@ FIX = Fix(
         Target(
             "transformers-init-on-device",
             "transformers.integrations.accelerate",
-            {"transformers": ">=4.51.1,<=4.57.6"},
+            {"transformers": ">=4.51.1,<5.0.0"},
+            fixed_in="transformers 5.0.0",
         ),
     ),
     patterns=(

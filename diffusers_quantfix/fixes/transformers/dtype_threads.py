@@ -37,11 +37,10 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     def make(original):
-        @contextlib.contextmanager
-        def local_torch_dtype(*args, **kwargs):
-            with turn(), original(*args, **kwargs):
-                yield
+        return contextlib.contextmanager(lambda *args, **kwargs: in_turn(original(*args, **kwargs)))
 
-        return local_torch_dtype
+    def in_turn(context):
+        with turn(), context:
+            yield
 
     draft.wrap_plain(modeling_utils, "local_torch_dtype", make)

@@ -26,8 +26,9 @@ FIX = Fix(
     __doc__,
     id="transformers-load-threads",
     module="transformers.modeling_utils",
-    claims={"transformers": ">=4.44.2,<=4.57.6"},
+    claims={"transformers": ">=4.44.2,<5.0.0"},
     harm="wrong result",
+    fixed_in="transformers 5.0.0",
     asked_once=True,
 )
 
@@ -44,16 +45,15 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     model, loads = resolve(modeling_utils, "PreTrainedModel"), Loads(restoring=True)
 
     def make_context(original):
-        @contextlib.contextmanager
-        def no_init_weights(*args, **kwargs):
-            """Entered by ``from_pretrained`` after the default dtype was set; the model is made in it."""
-            dtype = loads.innermost()
-            if dtype is not None and dtype.enters():
-                dtype.take_turn()
-            with original(*args, **kwargs):
-                yield
+        return contextlib.contextmanager(lambda *args, **kwargs: in_turn(original(*args, **kwargs)))
 
-        return no_init_weights
+    def in_turn(context):
+        """Entered by ``from_pretrained`` after the default dtype was set; the model is made in it."""
+        dtype = loads.innermost()
+        if dtype is not None and dtype.enters():
+            dtype.take_turn()
+        with context:
+            yield
 
     def make_weights(original):
         def _load_pretrained_model(*args, **kwargs):
