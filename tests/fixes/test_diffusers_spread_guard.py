@@ -96,8 +96,7 @@ def test_one_that_is_not_quantized_beside_one_that_is(rig_devices, folder, tmp_p
     assert_refused(pipe, "text_encoder_2")
 
 
-def test_one_device_in_several_spellings(rig_devices, folder):
-    pipe = pipeline(folder, 4, {**dict.fromkeys(SPREAD, 0), "encoder.final_layer_norm": "cuda:0"})
+def assert_moves(pipe) -> None:
     try:
         pipe.to("cuda:0")
     except ValueError as error:
@@ -105,6 +104,11 @@ def test_one_device_in_several_spellings(rig_devices, folder):
             raise
         pytest.skip("this transformers moves no 4-bit model")
     four_bit.assert_whole(pipe.text_encoder_2, "cuda:0")
+
+
+def test_one_device_in_several_spellings(rig_devices, folder):
+    pipe = pipeline(folder, 4, {**dict.fromkeys(SPREAD, 0), "encoder.final_layer_norm": "cuda:0"})
+    assert_moves(pipe)
 
 
 @pytest.mark.parametrize("device_map", [None, {"": 0}, "cuda:0"], ids=str)
@@ -112,13 +116,7 @@ def test_on_one_device_it_moves_as_before(rig_devices, folder, device_map):
     import torch
 
     pipe = pipeline(folder, 4, device_map)
-    try:
-        pipe.to("cuda:0")
-    except ValueError as error:
-        if "`.to` is not supported for `4-bit`" not in str(error):
-            raise
-        pytest.skip("this transformers moves no 4-bit model")
-    four_bit.assert_whole(pipe.text_encoder_2, "cuda:0")
+    assert_moves(pipe)
     with torch.no_grad():
         states = pipe.text_encoder_2(torch.tensor([[2, 5, 3]], device="cuda:0")).last_hidden_state
     assert torch.isfinite(states).all()

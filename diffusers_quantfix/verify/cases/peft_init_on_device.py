@@ -4,17 +4,8 @@ from __future__ import annotations
 
 
 def case(work: str) -> str | None:
-    import torch
     from peft.utils.integrations import init_empty_weights
 
-    from ..models.threads import kept, overlapping
+    from ..models.threads import layers_keep_weights
 
-    def device() -> str:
-        return str(torch.nn.Linear(1, 1).weight.device)
-
-    with kept((torch.nn.Module, "register_parameter")):
-        meanwhile = overlapping(init_empty_weights, device)
-        afterwards = device()
-    assert afterwards == "cpu", f"all new layers are on {afterwards}"
-    assert meanwhile == "cpu", f"a layer of another thread is on {meanwhile}"
-    return "new layers have weights, meanwhile and afterwards"
+    return layers_keep_weights(init_empty_weights)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["kept", "overlapping", "overlapping_calls"]
+__all__ = ["kept", "layers_keep_weights", "overlapping", "overlapping_calls"]
 
 _MOMENT = 2.0  # seconds; a thread that waits for its turn is not waited for longer
 
@@ -63,6 +63,25 @@ def overlapping(context: Callable[[], Any], look: Callable[[], Any] = lambda: No
             middle()
 
     return overlapping_calls(call, look)
+
+
+def layers_keep_weights(context: Callable[[], Any]) -> str:
+    """Two threads enter a context manager that makes models without weights; layers are made meanwhile and afterwards.
+
+    Returns:
+        What is shown, as a sentence.
+    """
+    import torch
+
+    def device() -> str:
+        return str(torch.nn.Linear(1, 1).weight.device)
+
+    with kept((torch.nn.Module, "register_parameter")):
+        meanwhile = overlapping(context, device)
+        afterwards = device()
+    assert afterwards == "cpu", f"all new layers are on {afterwards}"
+    assert meanwhile == "cpu", f"a layer of another thread is on {meanwhile}"
+    return "new layers have weights, meanwhile and afterwards"
 
 
 @contextlib.contextmanager
