@@ -71,7 +71,7 @@ def test_one_in_8_bits_that_stays_where_it_is(rig_devices, folder):
     """It works after the move, as without the package."""
     import torch
 
-    if not any(map(unmet, MOVES_8BIT)) or unmet("accelerate>=1.1.0"):
+    if not any(map(unmet, MOVES_8BIT)) or unmet("accelerate>=1.1.0") or unmet("diffusers>=0.32.0"):
         pytest.skip("these releases refuse it or move it")
     pipe = pipeline(folder, 8, SPREAD)
     before = [weight.device for weight in pipe.text_encoder_2.parameters()]
