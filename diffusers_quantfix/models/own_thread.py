@@ -182,11 +182,11 @@ def in_own_thread(context: Any, **others: Any) -> Any:
     """A context manager of a library, whose changes are made for the thread only that enters it: of attributes of
     ``torch``, ``torch.nn.Module`` and ``torch.nn.init``, and what it calls ``setattr`` for.
 
+    The library's own code runs, with views of ``torch`` and ``torch.nn`` and another ``setattr``.
+
     Args:
         context: the function, made by ``contextlib.contextmanager``, or the one that this was given.
         others: global variables of its own.
-
-    The library's own code runs, with views of ``torch`` and ``torch.nn`` and another ``setattr``.
 
     Raises:
         TargetMissing: it is not such a function, or another tool has wrapped it.

@@ -31,7 +31,7 @@ FIX = Fix(
 
 
 def broken(modeling_utils: ModuleType) -> bool:
-    """Does ``local_torch_dtype`` set the default dtype, without a lock?"""
+    """Does ``local_torch_dtype`` set the default dtype?"""
     return "set_default_dtype" in names_used(resolve(modeling_utils, "local_torch_dtype"))
 
 
