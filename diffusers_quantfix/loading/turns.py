@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 from ..engine.locks import Lock
@@ -83,6 +84,13 @@ class DefaultDtype:
         self._before = torch.get_default_dtype()
         return change()
 
+    def remember(self) -> None:
+        """What the default dtype is now is what `restore` sets, if upstream's code has not changed it before."""
+        import torch
+
+        if self._before is None:
+            self._before = torch.get_default_dtype()
+
     def enters(self) -> bool:
         """Whether the context manager that is entered is the one around the model: the first."""
         first, self._is_within = not self._is_within, True
@@ -107,11 +115,12 @@ class Loads:
     """The calls of one library's ``from_pretrained``, in each thread.
 
     Args:
+        module: the name of the library's module with ``from_pretrained``.
         restoring: whether upstream's code may restore the default dtype itself, still in its turn.
     """
 
-    def __init__(self, restoring: bool) -> None:
-        self._restoring = restoring
+    def __init__(self, module: str, restoring: bool) -> None:
+        self._module, self._restoring = module, restoring
         self._thread = threading.local()
 
     def innermost(self) -> DefaultDtype | None:
@@ -164,13 +173,14 @@ class Loads:
     def setting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``_set_default_torch_dtype``, which takes the turn.
 
-        If upstream's code may not restore the dtype, it is given None. For all other code, which may be a program's own
-        ``from_pretrained``, it is upstream's.
+        If upstream's code may not restore the dtype, it is given None. For all other code, which may be a subclass or a
+        copy of upstream's ``from_pretrained``, it is upstream's.
         """
 
         def set_default_dtype(*args: Any, **kwargs: Any) -> Any:
             dtype = self.innermost()
-            if dtype is None or not dtype.is_unchanged():
+            caller = sys._getframe(1).f_globals.get("__name__")
+            if dtype is None or not dtype.is_unchanged() or caller != self._module:
                 return original(*args, **kwargs)
             before = dtype.change(lambda: original(*args, **kwargs))
             return before if self._restoring else None

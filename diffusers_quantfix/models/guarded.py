@@ -6,11 +6,13 @@ diffusers/modular_pipelines/modular_pipeline.py (``ModularPipeline.to``).
 
 from __future__ import annotations
 
+import itertools
 import sys
+from types import SimpleNamespace
 
 from ..engine.errors import TargetMissing
 from ..engine.probe import function_of, resolve
-from ..offloading.hooks import is_spread, offloaded_stand_in
+from ..offloading.hooks import align_hooks, is_spread, offloaded_stand_in
 from .eight_bit import asked_device
 
 TYPE_CHECKING = False
@@ -26,12 +28,21 @@ OFFLOADED = "you have activated sequential model offloading"
 def guarded_device(pipe: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The device to which ``pipe.to(*args, **kwargs)`` moves, if upstream guards it; else None.
 
-    None for a pipeline with a device map too: upstream raises its own error.
+    None for a pipeline with a device map of several devices too: upstream raises its own error.
     """
     device = asked_device(args, kwargs)
-    if device is None or device.type not in _GUARDED or getattr(pipe, "hf_device_map", None) is not None:
+    if device is None or device.type not in _GUARDED or _is_device_mapped(pipe):
         return None
     return device
+
+
+def _is_device_mapped(pipe: Any) -> bool:
+    """As upstream asks it; a map with the name of one device is none."""
+    places = getattr(pipe, "hf_device_map", None)
+    if places is None:
+        return False
+    asked = getattr(pipe, "_is_pipeline_device_mapped", None)
+    return bool(asked()) if asked is not None else len(places) > 1
 
 
 def moved_with_bnb(components: dict[str, Any], status: Callable[[Any], Any], stays: bool) -> dict[str, Any]:
@@ -97,7 +108,10 @@ def offload_refusal(pipeline_class: Any) -> str:
 
 def refuse_spread(name: str, component: Any, device: Any) -> None:
     """Refuse to move a component that is spread over several devices, as a ValueError that names it."""
-    if not is_spread(component) or not hasattr(component, "_hf_hook"):
+    # Without such a hook the map is what is left of one that was undone.
+    if not is_spread(component) or not any(True for _ in align_hooks(component)):
+        return
+    if not is_spread(_map_of_weights(component)):
         return
     listed = ", ".join(sorted(set(map(str, component.hf_device_map.values()))))
     raise ValueError(
@@ -105,6 +119,20 @@ def refuse_spread(name: str, component: Any, device: Any) -> None:
         f" pipeline cannot be moved to {device}. Load {name} onto one device, for example with"
         f' device_map={{"": "{device}"}}, or move the other components one by one and leave {name} where it is.'
     )
+
+
+def _map_of_weights(component: Any) -> Any:
+    """Something with the ``device_map`` of ``component`` without the parts that have no weights and no buffers."""
+
+    def weighs(name: str) -> bool:
+        try:
+            part = component.get_submodule(name)
+        except AttributeError:  # the name of a weight
+            return True
+        return any(True for _ in itertools.chain(part.parameters(), part.buffers()))
+
+    places = component.hf_device_map.items()
+    return SimpleNamespace(hf_device_map={name: place for name, place in places if weighs(name)})
 
 
 def spread_4bit_model() -> Any:

@@ -94,13 +94,21 @@ class _Shared:
         if vars(self.owner).get(self.name) is not self.function:
             setattr(self.owner, self.name, self.function)
 
-    def remove(self, replacement: _Replacement) -> None:
-        """Also in another thread than the one that added it."""
+    def remove(self, replacement: _Replacement, is_put_back: bool) -> None:
+        """Also in another thread than the one that added it.
+
+        Args:
+            replacement: the one that ends.
+            is_put_back: whether the library puts back what was there before, whatever is there now.
+        """
         left = [
             other for other in self.replacements if other is not replacement and other.within() is not None
         ]
         self.replacements = tuple(left)
-        if not self.replacements and vars(self.owner).get(self.name) is self.function:
+        if self.replacements:
+            return
+        is_there = vars(self.owner).get(self.name) is self.function
+        if is_there or (is_put_back and _of(self.owner, self.name) is None):
             setattr(self.owner, self.name, self.before)
 
 
@@ -123,7 +131,7 @@ class _Replaced:
             made = self._made.get((id(owner), name))
             if made is not None:
                 shared, replacement = made
-                shared.remove(replacement)
+                shared.remove(replacement, True)
                 return
             shared, replacement = (
                 _of(owner, name) or _Shared(owner, name),
@@ -136,7 +144,7 @@ class _Replaced:
         """Put back what is not yet."""
         with _lock.held:
             for shared, replacement in self._made.values():
-                shared.remove(replacement)
+                shared.remove(replacement, False)
 
 
 class _View:

@@ -167,17 +167,34 @@ def test_a_class_with_slots(gpu, tmp_path):
     assert quantized(model)
 
 
-def test_the_class_of_a_dict():
-    class Own(dict):
-        def __copy__(self):
-            raise TypeError("no copies")
+class NotCopied(dict):
+    def __copy__(self):
+        raise TypeError("no copies")
 
-    for made in (dict, OrderedDict, functools.partial(defaultdict, list), Own):
-        given = made(skipped=["proj_out"])
-        copied = shared_quantization_config._with_own_lists(given)
-        assert copied == given and copied["skipped"] is not given["skipped"]
-        assert type(copied) is (type(given) if made is not Own else dict)
-    assert shared_quantization_config._with_own_lists(defaultdict(list, skipped=[]))["other"] == []
+
+class ItsOwnCopy(dict):
+    def __copy__(self):
+        return self
+
+
+class NotUpdated(dict):
+    def update(self, *args, **kwargs):
+        raise TypeError("no changes")
+
+
+class OwnList(list):
+    pass
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, defaultdict, NotCopied, ItsOwnCopy, NotUpdated])
+def test_the_class_of_a_dict(kind):
+    given = (functools.partial(defaultdict, list) if kind is defaultdict else kind)(skipped=OwnList(["one"]))
+    copied = shared_quantization_config._with_own_lists(given)
+    assert copied == given and copied["skipped"] is not given["skipped"]
+    assert type(copied) is (dict if kind in (NotCopied, ItsOwnCopy, NotUpdated) else kind)
+    assert type(copied["skipped"]) is OwnList
+    if kind is defaultdict:
+        assert copied["other"] == []
 
 
 def test_a_config_without_a_list_is_passed_on(gpu, tmp_path):

@@ -53,6 +53,14 @@ def assert_refused(pipe, name: str) -> None:
         assert [weight.device for weight in pipe.components[part].parameters()] == devices
 
 
+def assert_runs(encoder) -> None:
+    import torch
+
+    with torch.no_grad():
+        states = encoder(torch.tensor([[2, 5, 3]], device="cuda:0")).last_hidden_state
+    assert torch.isfinite(states).all()
+
+
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.1.0")
 def test_it_is_refused_before_anything_moves(rig_devices, folder):
     pipe = pipeline(folder, 4, SPREAD)
@@ -69,8 +77,6 @@ def test_one_in_8_bits_is_refused(rig_devices, folder):
 
 def test_one_in_8_bits_that_stays_where_it_is(rig_devices, folder):
     """It works after the move, as without the package."""
-    import torch
-
     if not any(map(unmet, MOVES_8BIT)) or unmet("accelerate>=1.1.0") or unmet("diffusers>=0.32.0"):
         pytest.skip("these releases refuse it or move it")
     pipe = pipeline(folder, 8, SPREAD)
@@ -78,9 +84,7 @@ def test_one_in_8_bits_that_stays_where_it_is(rig_devices, folder):
     pipe.to("cuda:0")
     assert [weight.device for weight in pipe.text_encoder_2.parameters()] == before
     assert {weight.device.type for weight in pipe.transformer.parameters()} == {"cuda"}
-    with torch.no_grad():
-        states = pipe.text_encoder_2(torch.tensor([[2, 5, 3]], device="cuda:0")).last_hidden_state
-    assert torch.isfinite(states).all()
+    assert_runs(pipe.text_encoder_2)
 
 
 @pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.1.0")
@@ -94,6 +98,39 @@ def test_one_that_is_not_quantized_beside_one_that_is(rig_devices, folder, tmp_p
         encoder = T5EncoderModel.from_pretrained(folder, device_map=SPREAD)
     pipe = models.flux_pipeline(transformer, text=True, vae=None, text_encoder_2=encoder)
     assert_refused(pipe, "text_encoder_2")
+
+
+@pytest.mark.defect(FIX_ID, shows=SHOWS, needs="accelerate>=1.1.0")
+@pytest.mark.parametrize("places", [{"text_encoder_2": "cuda:0"}, "cuda:0"], ids=str)
+def test_a_pipeline_with_a_map_of_one_device(rig_devices, folder, places):
+    """As ``from_pretrained(device_map="cuda")`` leaves it."""
+    pipe = pipeline(folder, 4, SPREAD)
+    if isinstance(places, str) and not hasattr(pipe, "_is_pipeline_device_mapped"):
+        pytest.skip("these releases have no such maps")
+    pipe.hf_device_map = places
+    assert_refused(pipe, "text_encoder_2")
+
+
+def test_a_map_that_was_undone(rig_devices, folder):
+    """Model offload's hook does not send parts to other devices."""
+    from accelerate import cpu_offload_with_hook
+    from accelerate.hooks import remove_hook_from_submodules
+
+    if unmet("accelerate>=1.1.0"):
+        pytest.skip("it cannot be loaded so")
+    pipe = pipeline(folder, 4, SPREAD)
+    remove_hook_from_submodules(pipe.text_encoder_2)
+    assert_moves(pipe)
+    cpu_offload_with_hook(pipe.text_encoder_2, 0)
+    assert_moves(pipe)
+
+
+def test_a_part_without_weights_elsewhere(rig_devices, folder):
+    if unmet("accelerate>=1.1.0") or unmet("diffusers>=0.32.0"):
+        pytest.skip("these releases refuse it")
+    pipe = pipeline(folder, 4, {**dict.fromkeys(SPREAD, 0), "encoder.dropout": 1})
+    assert_moves(pipe)
+    assert_runs(pipe.text_encoder_2)
 
 
 def assert_moves(pipe) -> None:
@@ -113,13 +150,9 @@ def test_one_device_in_several_spellings(rig_devices, folder):
 
 @pytest.mark.parametrize("device_map", [None, {"": 0}, "cuda:0"], ids=str)
 def test_on_one_device_it_moves_as_before(rig_devices, folder, device_map):
-    import torch
-
     pipe = pipeline(folder, 4, device_map)
     assert_moves(pipe)
-    with torch.no_grad():
-        states = pipe.text_encoder_2(torch.tensor([[2, 5, 3]], device="cuda:0")).last_hidden_state
-    assert torch.isfinite(states).all()
+    assert_runs(pipe.text_encoder_2)
 
 
 def test_a_dtype_alone_is_no_move(rig_devices, folder):

@@ -139,6 +139,20 @@ def test_it_is_left_in_another_thread(name):
     assert Module.register_parameter is before
 
 
+def test_an_initialization_that_a_model_skips_within():
+    """As models of GPTQ do; it is there again afterwards."""
+    modeling_utils = importlib.import_module("diffusers.models.modeling_utils")
+    if not hasattr(modeling_utils, "no_init_weights"):
+        pytest.skip("this diffusers skips nothing itself")
+    init, linear = torch.nn.init, importlib.import_module("torch.nn.modules.linear")
+    with kept((init, "kaiming_uniform_")):
+        before = init.kaiming_uniform_
+        with modeling_utils.no_init_weights():
+            init.kaiming_uniform_ = lambda tensor, *args, **kwargs: tensor
+        assert init.kaiming_uniform_ is before
+        assert linear.Linear(1, 1).weight.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_another_function_stays(name):
     """Put there by another library in the middle, and left in the middle of the next."""
@@ -157,7 +171,8 @@ def test_another_function_stays(name):
         with context():
             assert torch.nn.Linear(1, 1).weight.is_meta
         assert Module.register_parameter is theirs
-    # Without the patch it is removed here.
+    # As without the patch.
+    assert Module.register_parameter is before
     Module.register_parameter = theirs
     assert_usual("under their function")
     with context():

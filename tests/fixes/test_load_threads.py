@@ -275,6 +275,44 @@ def test_a_part_with_its_own_from_pretrained(tmp_path, checked):
     assert dtypes == [torch.bfloat16, torch.float64, torch.bfloat16]
 
 
+def test_a_subclass_that_restores_what_was_set(tmp_path):
+    model = vae(tmp_path)
+    if not hasattr(model, "_set_default_torch_dtype"):
+        pytest.skip("this diffusers has no such method")
+    found = []
+
+    class Restoring(model):
+        @classmethod
+        def _set_default_torch_dtype(cls, dtype):
+            found.append(super()._set_default_torch_dtype(dtype))
+            torch.set_default_dtype(found[-1])
+            return found[-1]
+
+    Restoring.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    assert_dtype()
+    assert found == [torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_part_that_is_made_before_the_model(tmp_path, dtype):
+    """By a copy of upstream's code."""
+    model = vae(tmp_path)
+    if not hasattr(model, "_set_default_torch_dtype"):
+        pytest.skip("this diffusers has no such method")
+
+    class Outer(model):
+        @classmethod
+        def load_config(cls, *args, **kwargs):
+            before = cls._set_default_torch_dtype(torch.float16)
+            if before is not None:
+                torch.set_default_dtype(before)
+            return super().load_config(*args, **kwargs)
+
+    made = Outer.from_pretrained(tmp_path, torch_dtype=dtype)
+    assert_dtype()
+    assert made.dtype == (dtype or torch.float32)
+
+
 def test_a_text_encoder_with_its_own_from_config(tmp_path):
     from transformers import CLIPTextModel
 
@@ -305,6 +343,29 @@ def test_a_text_encoder_with_its_own_from_config(tmp_path):
     Outer.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert_dtype()
     assert dtypes == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("sets_it", ["__init__", "_load_pretrained_model"])
+def test_a_text_encoder_that_sets_the_default_dtype(tmp_path, dtype, sets_it):
+    """From 4.49 to 4.57 upstream restores it after a load, whoever has changed it."""
+    if unmet("transformers>=4.49") or not unmet("transformers>=5"):
+        pytest.skip("this transformers leaves what the model has set")
+
+    class Setting(clip(tmp_path)):
+        def __init__(self, config):
+            super().__init__(config)
+            if sets_it == "__init__":
+                torch.set_default_dtype(torch.float64)
+
+        @classmethod
+        def _load_pretrained_model(cls, *args, **kwargs):
+            if sets_it == "_load_pretrained_model":
+                torch.set_default_dtype(torch.float64)
+            return super()._load_pretrained_model(*args, **kwargs)
+
+    Setting.from_pretrained(tmp_path, torch_dtype=dtype)
+    assert_dtype()
 
 
 def test_a_program_with_its_own_from_pretrained():

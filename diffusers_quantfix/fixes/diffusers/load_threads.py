@@ -41,7 +41,7 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
-    model, loads = resolve(modeling_utils, "ModelMixin"), Loads(restoring=False)
+    model, loads = resolve(modeling_utils, "ModelMixin"), Loads(modeling_utils.__name__, restoring=False)
 
     def make_context(original):
         skipped = in_own_thread(original)

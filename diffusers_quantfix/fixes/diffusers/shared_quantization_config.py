@@ -77,17 +77,18 @@ def patch(module: ModuleType, draft: Draft) -> None:
 def _with_own_lists(config: Any) -> Any:
     """A copy of ``config``, which may be a dict, with copies of its lists; ``config`` itself if it has none."""
     held = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-    lists = {name: list(value) for name, value in held.items() if isinstance(value, list)}
+    lists = {name: _copied(value) for name, value in held.items() if isinstance(value, list)}
     if not lists:
         return config
     if isinstance(config, dict):
         try:
             own = copy.copy(config)  # of its class
-        except Exception as error:  # a user's class
+            if own is not config:
+                own.update(lists)
+                return own
+        except Exception as error:  # a user's class, or one that cannot be changed
             heed_interruption(error)
-            own = {**config}
-        own.update(lists)
-        return own
+        return {**config, **lists}
     own = object.__new__(type(config))  # `copy.copy` asks a user's class, which may do other things
     vars(own).update(held, **lists)
     for base in type(config).__mro__:
@@ -96,3 +97,12 @@ def _with_own_lists(config: Any) -> Any:
                 with contextlib.suppress(AttributeError):  # not set
                     slot.__set__(own, slot.__get__(config))
     return own
+
+
+def _copied(value: list[Any]) -> list[Any]:
+    if type(value) is not list:
+        try:
+            return copy.copy(value)  # of its class
+        except Exception as error:
+            heed_interruption(error)
+    return list(value)

@@ -42,7 +42,7 @@ def broken(torchao_quantizer: ModuleType) -> bool:
         resolve(cls, _METHOD)(quantizer, device_map={"": "cpu"})
     except RuntimeError:  # a torchao that this diffusers refuses
         return False
-    return quantizer.offload
+    return bool(quantizer.offload)
 
 
 def patch(torchao_quantizer: ModuleType, draft: Draft) -> None:

@@ -42,7 +42,8 @@ def broken(modeling_utils: ModuleType) -> bool:
 
 
 def patch(modeling_utils: ModuleType, draft: Draft) -> None:
-    model, loads = resolve(modeling_utils, "PreTrainedModel"), Loads(restoring=True)
+    model, loads = resolve(modeling_utils, "PreTrainedModel"), Loads(modeling_utils.__name__, restoring=True)
+    finally_restored = False  # from 4.49 on: whatever has changed it, the model's own code too
 
     def make_context(original):
         return contextlib.contextmanager(lambda *args, **kwargs: in_turn(original(*args, **kwargs)))
@@ -52,14 +53,18 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
         dtype = loads.innermost()
         if dtype is not None and dtype.enters():
             dtype.take_turn()
+            if finally_restored:
+                dtype.remember()
         with context:
             yield
 
     def make_weights(original):
         def _load_pretrained_model(*args, **kwargs):
-            """Before it, upstream's code has restored the default dtype."""
+            """Before it, upstream's code has restored what it changed."""
             dtype = loads.innermost()
-            if dtype is not None:
+            if dtype is not None and finally_restored:
+                dtype.restore()
+            elif dtype is not None:
                 dtype.is_restored()
             return original(*args, **kwargs)
 
@@ -68,6 +73,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
     for name, make in (("from_pretrained", loads.loading), ("_from_config", loads.at_once)):
         restoring = _restoring(vars(model)[name])
         if restoring is not None:
+            finally_restored = True
             draft.replace(restoring, "__code__", _called(None).__code__)
         draft.wrap_plain(model, name, make)
     draft.wrap_plain(model, next(name for name in _SETS if name in vars(model)), loads.setting)

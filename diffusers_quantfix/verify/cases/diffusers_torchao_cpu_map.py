@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def case(work: str) -> str | None:
     import diffusers
@@ -24,5 +28,5 @@ def case(work: str) -> str | None:
     return f"{len(quantized)} weights are quantized, and so they are in the checkpoint"
 
 
-def _quantized(model: object) -> list[str]:
+def _quantized(model: Any) -> list[str]:
     return [name for name, weight in model.named_parameters() if hasattr(weight.data, "__tensor_flatten__")]
