@@ -3,13 +3,15 @@
 Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weights and bfloat16 activations on the CPU,
     often right after it was loaded from a checkpoint; with one row of activations nan, inf or other garbage instead.
     Transposed activations raise "A must be contiguous on the last dimension", or up to torch 2.6 "expect A to be
-    contiguous".
+    contiguous". If the model is in float32 or float16, and under autocast, "expected scalar type BFloat16 but found
+    Float" or "Half".
 Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs row lengths that are a
     multiple of 16, and with more than three rows of activations a weight aligned to 16 bytes, which a tensor within a
-    safetensors file is not; with AVX2 a multiple of 8. quanto only checks for a multiple of 4.
+    safetensors file is not; with AVX2 a multiple of 8. It takes scales of the activations' dtype. quanto only checks for
+    a multiple of 4.
 Upstream: not reported. quanto: library/qbytes_mm.py; torch: aten/src/ATen/native/cpu/int8mm_kernel.cpp.
 Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, copied if necessary. Zeros change
-    no sum. It also gets contiguous rows of activations.
+    no sum. It also gets contiguous rows of activations. Scales of another dtype are multiplied as on a GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ FIX = Fix(
     harm="wrong result",
     patterns=(
         "_weight_int8pack_mm_cpu : (A must|expect A to) be contiguous",
+        r"qbytes_mm.{0,2000}expected scalar type BFloat16 but found (Float|Half)",
         r"\A(?=.*(_weight_int8pack_mm|quanto)).*(Segmentation fault|SIGSEGV|SIGBUS)",
     ),
     frames=("_weight_int8pack_mm", "qbytes_mm"),
@@ -54,6 +57,8 @@ def patch(qbytes_mm: ModuleType, draft: Draft) -> None:
     def make(original):
         def qbytes_int8pack_mm(activations, weights, output_scales):
             if weights.device.type == "cpu":
+                if output_scales.dtype != activations.dtype:
+                    return qbytes_mm.qbytes_mm(activations, weights, output_scales)
                 missing = -weights.shape[-1] % _ROW
                 if missing:
                     activations, weights = pad(activations, (0, missing)), pad(weights, (0, missing))
