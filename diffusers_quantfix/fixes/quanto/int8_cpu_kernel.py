@@ -7,8 +7,8 @@ Symptom: "Segmentation fault" in a forward pass of a model with ``qint8`` weight
     Float" or "Half".
 Cause: ``torch._weight_int8pack_mm`` reads rows of weights in whole vectors. With AVX512 it needs row lengths that are a
     multiple of 16, and with more than three rows of activations a weight aligned to 16 bytes, which a tensor within a
-    safetensors file is not; with AVX2 a multiple of 8. It takes scales of the activations' dtype. quanto only checks for
-    a multiple of 4.
+    safetensors file is not; with AVX2 a multiple of 8. It takes scales of the activations' dtype. quanto only checks
+    for a multiple of 4.
 Upstream: not reported. quanto: library/qbytes_mm.py; torch: aten/src/ATen/native/cpu/int8mm_kernel.cpp.
 Patch: the kernel gets rows padded with zeros to a multiple of 16 and aligned memory, copied if necessary. Zeros change
     no sum. It also gets contiguous rows of activations. Scales of another dtype are multiplied as on a GPU.
