@@ -200,6 +200,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("diffusers-single-file-config", "diffusers.loaders.single_file_model", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-shared-quantization-config", "diffusers.shared_quantization_config"),
     ("diffusers-single-file-device", "diffusers.loaders.single_file_model", (("diffusers", ">=0.32.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-single-file-device", "diffusers.single_file_device"),
     ("diffusers-single-file-quantize", "diffusers.loaders.single_file_model", (("diffusers", ">=0.32.0,<=0.42.1"),), "", "diffusers-single-file-quantize", "diffusers.single_file_quantize"),
+    ("diffusers-single-file-threads", "diffusers.loaders.single_file_model", (("diffusers", ">=0.32.0,<=0.42.1"), ("accelerate", "")), "", "diffusers-single-file-threads", "diffusers.single_file_threads"),
     ("diffusers-spread-guard", "diffusers.pipelines.pipeline_utils", (("diffusers", ">=0.32.0,<=0.42.1"), ("accelerate", ">=1.1.0"), ("bitsandbytes", "")), "", "diffusers-spread-guard", "diffusers.spread_guard"),
     ("diffusers-text-encoder-lora-quantized", "diffusers.loaders.lora_pipeline", (("diffusers", ">=0.31.0,<=0.42.1"), ("transformers", ""), ("peft", "")), "", "diffusers-text-encoder-lora-quantized", "diffusers.text_encoder_lora_quantized"),
     ("diffusers-text-kv-cache-group-offload", "diffusers.hooks.text_kv_cache", (("diffusers", ">=0.38.0,<=0.42.1"),), "", "diffusers-text-kv-cache-group-offload", "diffusers.text_kv_cache_group_offload"),
@@ -294,7 +295,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("transformers-siglip-head-attention", "transformers.models.siglip.modeling_siglip", (("transformers", ">=4.44.2,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
     ("transformers-siglip2-head-attention", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "quantized-attention-output", "diffusers.attention_output"),
     ("transformers-siglip2-patch-dtype", "transformers.models.siglip2.modeling_siglip2", (("transformers", ">=4.50.0,<=5.24.0"),), "", "transformers-siglip2-patch-dtype", "transformers.siglip2_patch_dtype"),
-    ("transformers-tie-threads", "transformers.initialization", (("transformers", ">=5.1.0,<=5.24.0"),), "", "transformers-tie-threads", "transformers.tie_threads"),
+    ("transformers-tie-threads", "transformers.initialization", (("transformers", ">=5.0.0,<=5.24.0"),), "", "transformers-tie-threads", "transformers.tie_threads"),
     ("transformers-torchao-buffer-size", "transformers.quantizers.quantizer_torchao", (("transformers", ">=5.0.0,<=5.24.0"), ("torchao", ">=0.15")), "", "transformers-torchao-buffer-size", "transformers.torchao_buffer_size"),
     ("transformers-torchao-embeddings", "transformers.quantizers.quantizer_torchao", (("transformers", ">=4.52.1,<=5.24.0"), ("torchao", "")), "", "transformers-torchao-embeddings", "transformers.torchao_embeddings"),
 )

@@ -45,8 +45,8 @@ def companions_apart(files: Any) -> Apart:
     """The weights with companions in another file: weight -> key of the companion -> its file.
 
     Args:
-        files: paths; the result is empty unless they are several files of safetensors, or of ``torch.save``.
-            The latter are not opened before torch 2.6.
+        files: paths; the result is empty unless they are several files of safetensors, or of ``torch.save``, and no
+            companion is in two of them. The latter are not opened before torch 2.6.
     """
     import os
 
@@ -59,7 +59,12 @@ def companions_apart(files: Any) -> Apart:
         return {}
     if not paths[0].endswith(_SAFE) and not _can_read_pickles():
         return {}
-    where = {key: path for path in paths for key in _tensors(path, None)}
+    where: dict[str, str] = {}
+    for path in paths:
+        for key in _tensors(path, None):
+            if key in where and _weight_of(key):
+                return {}  # nothing says which one is the weight's
+            where[key] = path
     apart: Apart = {}
     for key, file in where.items():
         weight = _weight_of(key)

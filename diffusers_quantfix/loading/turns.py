@@ -19,23 +19,24 @@ _turn = Lock()
 _PATIENCE = 30.0  # seconds; then a thread does not wait any longer for one that may be waiting for it
 
 
-def _wait(turn: Lock, lock: Any) -> None:
-    """Take the lock of a turn, or go on without it.
+def _given_up(lock: Any) -> Any:
+    """The lock to wait for next, after ``lock`` was waited for too long.
 
-    Then later threads do not wait for its holder, which may have ended without returning it.
+    Its holder may be waiting for this thread, or may have ended without returning it: nobody waits for it any longer.
     """
     global _turn
-    if not lock.acquire(timeout=_PATIENCE) and _turn is turn:
+    if _turn.held is lock:
         _turn = Lock()
+    return _turn.held
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
     """While it is entered, other threads wait here; a thread that has the turn already goes on."""
-    turn = _turn
-    lock = turn.held
+    lock = _turn.held
     try:
-        _wait(turn, lock)
+        while not lock.acquire(timeout=_PATIENCE):
+            lock = _given_up(lock)
         yield
     finally:
         # No call before it, after which a signal handler could raise.
@@ -62,11 +63,11 @@ class DefaultDtype:
         self._is_within = False
 
     def take_turn(self) -> None:
-        """Wait for it once, at most."""
+        """Wait for it, if the call does not have it."""
         if self.lock is None:
-            turn = _turn
-            self.lock = turn.held
-            _wait(turn, self.lock)
+            self.lock = _turn.held
+            while not self.lock.acquire(timeout=_PATIENCE):
+                self.lock = _given_up(self.lock)
 
     def is_unchanged(self) -> bool:
         """Whether upstream's code may be about to change it: before the model is made, and once."""

@@ -83,7 +83,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
 
 def _restoring(method: Any) -> Any:
     """The function around upstream's, which finally sets the default dtype that it found: of another thread."""
-    function = method.__func__
+    function = getattr(method, "__func__", method)
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is not None and code.co_freevars == ("func",) and "set_default_dtype" in code.co_names:

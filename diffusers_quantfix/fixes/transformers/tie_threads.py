@@ -28,20 +28,22 @@ FIX = Fix(
     __doc__,
     id="transformers-tie-threads",
     module="transformers.initialization",
-    claims={"transformers": ">=5.1.0,<=5.24.0"},
+    claims={"transformers": ">=5.0.0,<=5.24.0"},
     patterns=(r"tie_weights.{0,1000}[Tt]hread", r"[Tt]hread.{0,1000}tie_weights"),
     frames=("threading.py|concurrent/futures/thread.py", "transformers", "meta"),
     asked_once=True,
 )
 
-_TIED = "tie_weights"
+_TIED, _NO_TIE = "tie_weights", "no_tie_weights"
 _GUARD, _SAFE = "guard_torch_init_functions", "meta_device_safe_creation_ops"
 _DECORATED = "initialize_weights"
 
 
 def broken(initialization: ModuleType) -> bool:
-    """Does ``no_tie_weights`` set an attribute of the class?"""
-    return _TIED in names_used(resolve(initialization, "no_tie_weights"))
+    """Does ``no_tie_weights`` set an attribute of the class, or the guard one of torch?"""
+    if _NO_TIE in vars(initialization):
+        return _TIED in names_used(resolve(initialization, _NO_TIE))
+    return "setattr" in names_used(resolve(initialization, _GUARD))  # 5.0.0
 
 
 def patch(initialization: ModuleType, draft: Draft) -> None:
@@ -55,7 +57,8 @@ def patch(initialization: ModuleType, draft: Draft) -> None:
 
         return no_tie_weights
 
-    draft.wrap_plain(initialization, "no_tie_weights", make)
+    if _NO_TIE in vars(initialization):
+        draft.wrap_plain(initialization, _NO_TIE, make)
     draft.wrap_plain(initialization, _GUARD, in_own_thread)
     if _SAFE in vars(initialization):
         draft.wrap_plain(initialization, _SAFE, _safe)

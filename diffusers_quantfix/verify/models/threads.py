@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["kept", "layers_keep_weights", "overlapping", "overlapping_calls"]
+__all__ = ["kept", "layers_keep_weights", "overlapping", "overlapping_calls", "while_a_model_is_made"]
 
 _MOMENT = 2.0  # seconds; a thread that waits for its turn is not waited for longer
 
@@ -63,6 +63,46 @@ def overlapping(context: Callable[[], Any], look: Callable[[], Any] = lambda: No
             middle()
 
     return overlapping_calls(call, look)
+
+
+def while_a_model_is_made(work: str, load: Callable[[Callable[[], object]], Any]) -> Any:
+    """Another thread makes a text encoder in bfloat16, until it is told to go on; meanwhile this thread loads a model.
+
+    Args:
+        work: a folder for the text encoder.
+        load: loads the model and calls its argument when the model is made.
+
+    Returns:
+        What ``load`` returned.
+    """
+    import torch
+    from transformers import T5Config, T5EncoderModel
+
+    within, made = threading.Event(), threading.Event()
+    T5EncoderModel(
+        T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    ).save_pretrained(work)
+
+    class Slow(T5EncoderModel):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            within.set()
+            made.wait(_MOMENT)
+
+    def other() -> None:
+        try:
+            Slow.from_pretrained(work, torch_dtype=torch.bfloat16)
+        finally:
+            within.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    within.wait()
+    try:
+        return load(made.set)
+    finally:
+        made.set()
+        thread.join()
 
 
 def layers_keep_weights(context: Callable[[], Any]) -> str:
