@@ -14,6 +14,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("accelerate-4bit-hooks-follow", "accelerate.big_modeling", (("accelerate", ">=0.34.2,<1.2"), ("bitsandbytes", ">=0.43.2")), "accelerate 1.2.0", "accelerate-4bit-hooks-follow", "accelerate.four_bit_hooks_follow"),
     ("accelerate-8bit-offload-state", "accelerate.hooks", (("accelerate", ">=0.34.2,<=1.15.0"), ("bitsandbytes", ">=0.43.0")), "", "accelerate-8bit-offload-state", "accelerate.eight_bit_offload_state"),
     ("accelerate-attention-offload", "accelerate.hooks", (("accelerate", ">=0.34.2,<=1.15.0"),), "", "accelerate-attention-offload", "accelerate.attention_offload"),
+    ("accelerate-cuda-check-threads", "accelerate.utils.imports", (("accelerate", ">=0.34.2,<=1.15.0"),), "", "accelerate-cuda-check-threads", "accelerate.cuda_check_threads"),
     ("accelerate-fsdp-optimizer-shards", "accelerate.utils.fsdp_utils", (("accelerate", ">=1.7.0,<=1.15.0"),), "", "accelerate-fsdp-optimizer-shards", "accelerate.fsdp_optimizer_shards"),
     ("accelerate-gguf-disk", "accelerate.utils.modeling", (("accelerate", ">=0.34.2,<=1.15.0"), ("diffusers", ""), ("gguf", "")), "", "accelerate-gguf-disk", "accelerate.gguf_disk"),
     ("accelerate-init-on-device", "accelerate.big_modeling", (("accelerate", ">=0.34.2,<=1.15.0"),), "", "accelerate-init-threads", "accelerate.init_threads"),
