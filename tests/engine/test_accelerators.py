@@ -29,6 +29,7 @@ REASONS: dict[tuple[str, str], tuple[set[str], str]] = {
         {"from torch import cuda"},
         "the kernels change CUDA's current device",
     ),
+    ("fixes/accelerate/cuda_check_threads.py", "broken"): ({"'is_cuda_available'"}, UPSTREAM),
     ("models/following.py", ""): ({"'cuda'"}, UPSTREAM),
     ("fixes/transformers/four_bit_cuda.py", "broken"): ({"'PreTrainedModel.cuda'"}, UPSTREAM),
     ("fixes/transformers/four_bit_cuda.py", "patch"): ({"'cuda'"}, UPSTREAM),

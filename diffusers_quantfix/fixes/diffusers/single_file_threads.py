@@ -41,12 +41,11 @@ def broken(single_file_model: ModuleType) -> bool:
 
 def patch(single_file_model: ModuleType, draft: Draft) -> None:
     def make(original):
-        @contextlib.contextmanager
-        def init_empty_weights(*args, **kwargs):
-            with turn(), original(*args, **kwargs):
-                yield
+        return contextlib.contextmanager(lambda *args, **kwargs: in_turn(original(*args, **kwargs)))
 
-        return init_empty_weights
+    def in_turn(context):
+        with turn(), context:
+            yield
 
     draft.wrap_plain(single_file_model, _CONTEXT, make)
     draft.wrap_plain(sys.modules[_TEXT_ENCODERS], _CONTEXT, make)
