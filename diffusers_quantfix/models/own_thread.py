@@ -105,11 +105,12 @@ class _Shared:
             other for other in self.replacements if other is not replacement and other.within() is not None
         ]
         self.replacements = tuple(left)
-        if self.replacements:
-            return
-        is_there = vars(self.owner).get(self.name) is self.function
-        if is_there or (is_put_back and _of(self.owner, self.name) is None):
-            setattr(self.owner, self.name, self.before)
+        held = vars(self.owner).get(self.name)
+        back = self.function if self.replacements else self.before
+        if back is not held and (
+            held is self.function or (is_put_back and _of(self.owner, self.name) is None)
+        ):
+            setattr(self.owner, self.name, back)
 
 
 class _Replaced:

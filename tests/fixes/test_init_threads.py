@@ -154,6 +154,18 @@ def test_an_initialization_that_a_model_skips_within():
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_what_a_program_puts_there_in_the_inner_of_two(name):
+    """The inner one removes it, as without the patch: the outer one goes on."""
+    context = context_of(name)
+    before = Module.register_parameter
+    with context():
+        with context():
+            Module.register_parameter = before
+        assert torch.nn.Linear(1, 1).weight.is_meta
+    assert Module.register_parameter is before
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_another_function_stays(name):
     """Put there by another library in the middle, and left in the middle of the next."""
     context = context_of(name)
