@@ -153,7 +153,7 @@ def test_an_initialization_that_a_model_skips_within():
         assert linear.Linear(1, 1).weight.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", TARGETS_HERE)
 def test_what_a_program_puts_there_in_the_inner_of_two(name):
     """The inner one removes it, as without the patch: the outer one goes on."""
     context = context_of(name)
