@@ -8,7 +8,8 @@ Cause: ``validate_environment`` takes every map in which "cpu" stands for one th
     another device, whose offloaded weights it does not quantize. From "cpu" diffusers makes a ``torch.device``, for
     which it does not look. ``_process_model_before_weight_loading`` leaves the parts of a map of several out, too.
 Upstream: not reported. transformers, from which it comes, leaves maps of one entry out.
-Patch: for a map in which every device is the CPU both are called as without a map. Nothing is offloaded by it.
+Patch: for a map in which every device is "cpu" both are called as without a map. Nothing is offloaded by it; with a
+    ``torch.device`` beside the name accelerate does offload.
 """
 
 from __future__ import annotations
