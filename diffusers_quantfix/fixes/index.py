@@ -260,6 +260,7 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, str], ...], str, str, str], ...] = 
     ("quanto-share-memory", "optimum.quanto.tensor.qtensor", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-share-memory", "quanto.share_memory"),
     ("quanto-strided-input", "optimum.quanto.tensor.weights", (("optimum-quanto", ">=0.2.5,<0.2.6"),), "optimum-quanto 0.2.6", "quanto-strided-input", "quanto.strided_input"),
     ("quanto-tinygemm-autocast", "optimum.quanto.tensor.weights.tinygemm.qbits", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-autocast-input", "quanto.autocast_input"),
+    ("quanto-tinygemm-strided-input", "optimum.quanto.tensor.weights.tinygemm.qbits", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-tinygemm-strided-input", "quanto.tinygemm_strided_input"),
     ("quanto-weight-clone", "optimum.quanto.tensor.weights", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-weight-clone", "quanto.weight_clone"),
     ("quanto-weight-gradient", "optimum.quanto.tensor.function", (("optimum-quanto", ">=0.2.5,<=0.2.7"),), "", "quanto-weight-gradient", "quanto.weight_gradient"),
     ("torch-checkpoint-names-cache", "torch.distributed.checkpoint.state_dict", (("torch", ">=2.4.1,<2.8.0"), ("bitsandbytes", "")), "torch 2.8.0", "torch-checkpoint-names-cache", "torch.checkpoint_names_cache"),

@@ -105,6 +105,20 @@ def test_without_autocast_it_is_refused(dtype):
         tinygemm()(q.inputs(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
+def test_what_autocast_does_not_cast_is_refused(dtype):
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError):
+        tinygemm()(torch.ones(3, 256, dtype=dtype))
+
+
+def test_a_parameter_as_the_input():
+    model = tinygemm()
+    given = torch.nn.Parameter(q.inputs())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(given)
+    assert q.error(output.detach(), plain(model)(given.detach()).detach()) < 0.03
+
+
 def test_a_block_with_a_normalization_is_trained():
     """LoRA beside a frozen layer, with checkpointing: the normalization gives float32."""
     from torch.utils.checkpoint import checkpoint

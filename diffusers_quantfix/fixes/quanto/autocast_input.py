@@ -59,17 +59,19 @@ def broken(qbits: ModuleType) -> bool:
 
 
 def patch(qbits: ModuleType, draft: Draft) -> None:
-    from torch import Tensor, get_autocast_dtype, is_autocast_enabled
+    from torch import Tensor, bfloat16, float16, float32, get_autocast_dtype, is_autocast_enabled
     from torch.amp import is_autocast_available
+    from torch.nn import Parameter
 
     name, scale = _KERNELS[qbits.__name__]
     cls = resolve(qbits, name)
     with_matmul = resolve(qbits, "QuantizedLinearFunction").forward
+    plain, cast = (Tensor, Parameter), (float32, bfloat16, float16)  # what autocast casts
 
     def make(original):
         def forward(ctx, input, other, bias=None):
             dtype, kind = getattr(other, scale).dtype, input.device.type
-            if input.dtype == dtype or type(input) is not Tensor:
+            if input.dtype == dtype or input.dtype not in cast or type(input) not in plain:
                 return original(ctx, input, other, bias)
             if not is_autocast_available(kind) or not is_autocast_enabled(kind):  # meta has none
                 return original(ctx, input, other, bias)

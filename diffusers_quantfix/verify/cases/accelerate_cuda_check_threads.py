@@ -11,6 +11,7 @@ _VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def case(work: str) -> str | None:
     import os
+    import threading
     from unittest import mock
 
     import torch
@@ -18,13 +19,17 @@ def case(work: str) -> str | None:
 
     from ..models.threads import overlapping_calls
 
-    found = torch.cuda.is_available()
+    found, middles = bool(torch.cuda.is_available()), threading.local()
+
+    def is_available() -> bool:
+        middles.own()
+        return found
 
     def check(middle: Callable[[], object]) -> None:
-        with mock.patch.object(torch.cuda, "is_available", lambda: (middle(), found)[1]):
-            imports.is_cuda_available()
+        middles.own = middle
+        imports.is_cuda_available()
 
-    with mock.patch.dict(os.environ):
+    with mock.patch.dict(os.environ), mock.patch.object(torch.cuda, "is_available", is_available):
         os.environ.pop(_VARIABLE, None)
         overlapping_calls(check)
         assert _VARIABLE not in os.environ, f"{_VARIABLE} stays in the environment"
