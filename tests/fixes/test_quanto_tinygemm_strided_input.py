@@ -36,9 +36,7 @@ def strided(how: str):
     return whole[:1].view(1, 1, 256).expand(2, 3, 256)
 
 
-@pytest.mark.parametrize(
-    "how", ["transposed", "part of each row", "every second number", "transposed sequences"]
-)
+@pytest.mark.parametrize("how", ["transposed", "part of each row", "every second number"])
 @pytest.mark.defect(FIX_ID, shows=SHOWS)
 def test_the_output_and_the_gradient_are_those_of_a_contiguous_input(model, how):
     given = strided(how)
