@@ -45,8 +45,8 @@ def companions_apart(files: Any) -> Apart:
     """The weights with companions in another file: weight -> key of the companion -> its file.
 
     Args:
-        files: paths; the result is empty unless they are several files of safetensors, or of ``torch.save``, and no
-            companion is in two of them. The latter are not opened before torch 2.6.
+        files: paths; the result is empty unless they are several files of safetensors, or of ``torch.save``. The latter
+            are not opened before torch 2.6. A weight with a companion in two of them is left out.
     """
     import os
 
@@ -60,15 +60,17 @@ def companions_apart(files: Any) -> Apart:
     if not paths[0].endswith(_SAFE) and not _can_read_pickles():
         return {}
     where: dict[str, str] = {}
-    for path in paths:
+    twice = set()
+    for path in dict.fromkeys(paths):
         for key in _tensors(path, None):
-            if key in where and _weight_of(key):
-                return {}  # nothing says which one is the weight's
+            if key in where:
+                twice.add(_weight_of(key))
             where[key] = path
     apart: Apart = {}
     for key, file in where.items():
         weight = _weight_of(key)
-        if where.get(weight, file) != file:
+        # Nothing says which of two companions is the weight's: upstream's error stays.
+        if where.get(weight, file) != file and weight not in twice:
             apart.setdefault(weight, {})[key] = file
     return apart
 

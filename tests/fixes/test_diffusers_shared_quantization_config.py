@@ -197,6 +197,15 @@ def test_the_class_of_a_dict(kind):
         assert copied["other"] == []
 
 
+def test_a_class_that_derives_from_a_builtin_type():
+    class Own(str):
+        pass
+
+    given = Own("mine")
+    given.skipped = ["one"]
+    assert shared_quantization_config._with_own_lists(given) is given
+
+
 def test_a_config_without_a_list_is_passed_on(gpu, tmp_path):
     folder = models.saved(models.flux_transformer(), tmp_path)
     one = config("8-bit", None)

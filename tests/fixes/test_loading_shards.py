@@ -59,6 +59,17 @@ def test_which_keys_are_apart(files):
     assert set(shards.rejoined(second, apart)) == {"z.bias", "other.absmax"}
 
 
+def test_a_companion_in_two_files(files, tmp_path):
+    """Nothing says which one is the weight's; the other weights are loaded."""
+    import torch
+    from safetensors.torch import save_file
+
+    more = str(tmp_path / "more.safetensors")
+    save_file({"x.weight.quant_state.bitsandbytes__nf4": torch.zeros(1)}, more)
+    apart = shards.companions_apart([*files, files[0], more])
+    assert apart == {"y.weight": {"y.SCB": files[1], "y.weight_format": files[1]}}
+
+
 @pytest.mark.parametrize(
     "files", [None, [], ["one.safetensors"], [{}, {}], ["a.bin", "b.bin"], ["no", "where"]]
 )

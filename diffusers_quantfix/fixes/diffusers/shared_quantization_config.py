@@ -89,7 +89,10 @@ def _with_own_lists(config: Any) -> Any:
         except Exception as error:  # a user's class, or one that cannot be changed
             heed_interruption(error)
         return {**config, **lists}
-    own = object.__new__(type(config))  # `copy.copy` asks a user's class, which may do other things
+    try:
+        own = object.__new__(type(config))  # `copy.copy` asks a user's class, which may do other things
+    except TypeError:  # it derives from a built-in type, too
+        return config
     vars(own).update(held, **lists)
     for base in type(config).__mro__:
         for slot in vars(base).values():

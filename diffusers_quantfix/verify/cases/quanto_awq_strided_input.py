@@ -18,7 +18,11 @@ def case(work: str) -> str | None:
         return torch.as_strided(input, (rows, in_cols), (in_cols, 1)).view(2, 4, in_cols) @ other.t()
 
     packed = SimpleNamespace(
-        _data=SimpleNamespace(_data=matrix), _scale=None, _shift=None, _group_size=128, shape=matrix.shape
+        _data=SimpleNamespace(_data=matrix),
+        _scale=torch.ones(1),
+        _shift=None,
+        _group_size=128,
+        shape=matrix.shape,
     )
     context = SimpleNamespace(save_for_backward=lambda *tensors: None)
     operators = SimpleNamespace(
