@@ -80,8 +80,14 @@ def test_on_a_device(gpu, tmp_path, fix_id):
 
 
 # The first has no script, since its case takes the time limit of the fix itself down; the others end their process:
-# the second is run by tests/tools/test_explain.py, the tests of the third run in processes of their own.
-APART = ("quanto-extension-lock", "quanto-int8-cpu-kernel", "bnb-cpu-zero-block")
+# the second is run by tests/tools/test_explain.py, the tests of the rest run in processes of their own.
+APART = (
+    "quanto-extension-lock",
+    "quanto-int8-cpu-kernel",
+    "bnb-cpu-zero-block",
+    "quanto-share-memory",
+    "torchao-share-memory",
+)
 # Whatever upstream raises, or an assertion with figures; not that something is missing in the script.
 SHOWN = r"\A(?!NameError|UnboundLocalError(?!.*'rows')|ImportError|ModuleNotFoundError)"
 SCRIPTS = [
