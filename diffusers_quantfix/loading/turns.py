@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 
 from ..engine.locks import Lock
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-__all__ = ["DefaultDtype", "Loads", "turn"]
+__all__ = ["DefaultDtype", "Loads", "restoring_turn", "turn"]
 
 _turn = Lock()
 _PATIENCE = 30.0  # seconds; then a thread does not wait any longer for one that may be waiting for it
@@ -46,6 +47,44 @@ def turn() -> Iterator[None]:
             pass
 
 
+class _Change:
+    """The default dtype is to be what it was before, ``before``, when this object has gone.
+
+    A thread that did not wait any longer may find the dtype of the load for which it did not wait; what that one found
+    is what is restored after both.
+    """
+
+    __slots__ = ("__weakref__", "before", "thread")
+
+    def __init__(self) -> None:
+        import torch
+
+        self.thread = threading.get_ident()
+        others = [change for change in (held() for held in list(_changes)) if change is not None]
+        alone = not others or any(change.thread == self.thread for change in others)
+        self.before: Any = torch.get_default_dtype() if alone else others[0].before
+        _changes.append(weakref.ref(self, _gone))
+
+
+_changes: list[weakref.ref[_Change]] = []  # that are not undone, the oldest first
+
+
+def _gone(change: weakref.ref[_Change]) -> None:
+    with contextlib.suppress(ValueError):
+        _changes.remove(change)
+
+
+@contextlib.contextmanager
+def restoring_turn() -> Iterator[None]:
+    """`turn` for upstream's code that changes the default dtype and restores it: it is restored afterwards."""
+    with turn():
+        change = _Change()
+        try:
+            yield
+        finally:
+            _restore(change.before)
+
+
 def _restore(before: Any) -> None:
     """Undo the change of upstream's code, in the turn in which it was made."""
     import torch
@@ -59,7 +98,7 @@ class DefaultDtype:
 
     def __init__(self) -> None:
         self.lock: Any = None
-        self._before: Any = None
+        self.changed: _Change | None = None
         self._is_within = False
 
     def take_turn(self) -> None:
@@ -71,26 +110,19 @@ class DefaultDtype:
 
     def is_unchanged(self) -> bool:
         """Whether upstream's code may be about to change it: before the model is made, and once."""
-        return self._before is None and not self._is_within
+        return self.changed is None and not self._is_within
 
-    def change(self, change: Callable[[], Any]) -> Any:
-        """``change()`` sets the default dtype, in this thread's turn.
-
-        Returns:
-            What it returns.
-        """
-        import torch
-
+    def change(self, change: Callable[[], object]) -> _Change:
+        """``change()`` sets the default dtype, in this thread's turn."""
         self.take_turn()
-        self._before = torch.get_default_dtype()
-        return change()
+        self.changed = changed = _Change()
+        change()
+        return changed
 
     def remember(self) -> None:
         """What the default dtype is now is what `restore` sets, if upstream's code has not changed it before."""
-        import torch
-
-        if self._before is None:
-            self._before = torch.get_default_dtype()
+        if self.changed is None:
+            self.changed = _Change()
 
     def enters(self) -> bool:
         """Whether the context manager that is entered is the one around the model: the first."""
@@ -99,13 +131,13 @@ class DefaultDtype:
 
     def restore(self) -> None:
         """Restore it and return the turn. Nothing happens the second time."""
-        if self._before is not None:
-            _restore(self._before)
+        if self.changed is not None:
+            _restore(self.changed.before)
         self.is_restored()
 
     def is_restored(self) -> None:
         """Return the turn."""
-        self._before = None
+        self.changed = None
         if self.lock is not None:
             with contextlib.suppress(RuntimeError):  # not taken
                 self.lock.release()
@@ -143,6 +175,7 @@ class Loads:
                     del calls[count:]
                     dtype.restore()
                 finally:
+                    dtype.changed = None
                     lock = dtype.lock
                     if lock is not None:  # a signal handler has raised
                         try:  # noqa: SIM105
@@ -156,18 +189,14 @@ class Loads:
         """A method that makes a model and loads nothing: the turn is taken for all of it."""
 
         def make(*args: Any, **kwargs: Any) -> Any:
-            import torch
-
             calls = self._calls()
             count = len(calls)
-            with turn():
-                before = torch.get_default_dtype()
+            with restoring_turn():
                 try:
                     calls.append(None)
                     return original(*args, **kwargs)
                 finally:
                     del calls[count:]
-                    _restore(before)
 
         return make
 
@@ -183,8 +212,8 @@ class Loads:
             caller = sys._getframe(1).f_globals.get("__name__")
             if dtype is None or not dtype.is_unchanged() or caller != self._module:
                 return original(*args, **kwargs)
-            before = dtype.change(lambda: original(*args, **kwargs))
-            return before if self._restoring else None
+            change = dtype.change(lambda: original(*args, **kwargs))
+            return change.before if self._restoring else None
 
         return set_default_dtype
 

@@ -512,6 +512,35 @@ def test_threads_that_do_not_wait_any_longer_take_turns(monkeypatch):
     entered.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("make", [vae, clip])
+def test_a_load_that_another_one_did_not_wait_for_ends_first(tmp_path, monkeypatch, side, make):
+    """The second one finds the dtype of the first, and does not restore that."""
+    if side == "bare":
+        pytest.skip("no load waits")
+    monkeypatch.setattr(turns, "_PATIENCE", 0.2)
+    model, begun, ended, found = make(tmp_path), threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        loading(model, tmp_path, torch.bfloat16)(lambda: (begun.set(), ended.wait(2)))
+
+    def second() -> None:
+        def middle() -> None:
+            ended.set()
+            thread.join(60)
+            found.append(torch.get_default_dtype())
+
+        loading(model, tmp_path, torch.float16)(middle)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait(60)
+    second()
+    assert_dtype()
+    assert not turns._changes
+    if found != [torch.float32]:  # what the first has restored
+        assert unmet("diffusers>=0.33")  # which sets no dtype
+
+
 SINGLE_FILE = "diffusers-single-file-threads"
 
 

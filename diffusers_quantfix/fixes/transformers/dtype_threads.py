@@ -18,7 +18,7 @@ from types import ModuleType
 from ...engine.draft import Draft
 from ...engine.fix import Fix
 from ...engine.probe import names_used, resolve
-from ...loading.turns import turn
+from ...loading.turns import restoring_turn
 
 FIX = Fix(
     __doc__,
@@ -40,7 +40,7 @@ def patch(modeling_utils: ModuleType, draft: Draft) -> None:
         return contextlib.contextmanager(lambda *args, **kwargs: in_turn(original(*args, **kwargs)))
 
     def in_turn(context):
-        with turn(), context:
+        with restoring_turn(), context:
             yield
 
     draft.wrap_plain(modeling_utils, "local_torch_dtype", make)
