@@ -9,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from diffusers_quantfix.verify.models.threads import overlapping_calls
+from tests.gate import unmet
 
 FIX_ID = "accelerate-cuda-check-threads"
 VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 imports = pytest.importorskip("accelerate.utils.imports")
+pytestmark = pytest.mark.skipif(
+    bool(unmet("accelerate>=1.1.0")), reason="before 1.1.0 the check is another function"
+)
 
 
 @pytest.mark.defect(FIX_ID, shows="is left in the environment")

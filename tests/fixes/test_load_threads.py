@@ -544,7 +544,7 @@ def test_a_load_that_another_one_did_not_wait_for_ends_first(tmp_path, monkeypat
 SINGLE_FILE = "diffusers-single-file-threads"
 
 
-@pytest.mark.defect(SINGLE_FILE, shows=r"the model is in torch.bfloat16", needs="diffusers>=0.32")
+@pytest.mark.defect(SINGLE_FILE, shows=r"the model is in torch.bfloat16", needs="diffusers>=0.33")
 @pytest.mark.parametrize("dtype", [None, torch.float32], ids=str)
 def test_a_single_file_while_another_thread_makes_a_model(tmp_path, side, dtype):
     from tests.fixes.test_diffusers_single_file_device import video_transformer
@@ -574,12 +574,12 @@ def test_a_single_file_while_another_thread_makes_a_model(tmp_path, side, dtype)
     assert_dtype()
 
 
-@pytest.mark.defect(SINGLE_FILE, shows=r"the model is in torch.bfloat16", needs="diffusers>=0.32")
+@pytest.mark.defect(SINGLE_FILE, shows=r"the model is in torch.bfloat16", needs="diffusers>=0.33")
 def test_a_text_encoder_of_a_single_file(tmp_path):
     """It is made in the same way; upstream finds no checkpoint for one this small."""
     single_file_utils = importlib.import_module("diffusers.loaders.single_file_utils")
-    if not hasattr(single_file_utils, "init_empty_weights") or unmet("diffusers>=0.32"):
-        pytest.skip("this diffusers has no such function")
+    if not hasattr(single_file_utils, "init_empty_weights") or unmet("diffusers>=0.33"):
+        pytest.skip("this diffusers loads the weights in float32")
     importlib.import_module("diffusers.loaders.single_file_model")
 
     def load(is_made):

@@ -23,7 +23,7 @@ FIX = Fix(
     __doc__,
     id="accelerate-cuda-check-threads",
     module="accelerate.utils.imports",
-    claims={"accelerate": ">=0.34.2,<=1.15.0"},
+    claims={"accelerate": ">=1.1.0,<=1.15.0"},
     patterns=("KeyError: 'PYTORCH_(NVML|CNDEV)_BASED_(CUDA|MLU)_CHECK'",),
     frames=("accelerate/utils/environment.py:patch_environment",),
     asked_once=True,

@@ -17,14 +17,14 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import function_of, names_used, resolve
 from ...loading.turns import turn
 
 FIX = Fix(
     __doc__,
     id="diffusers-single-file-threads",
     module="diffusers.loaders.single_file_model",
-    claims={"diffusers": ">=0.32.0,<=0.42.1", "accelerate": ""},
+    claims={"diffusers": ">=0.33.0,<=0.42.1", "accelerate": ""},
     harm="wrong result",
     asked_once=True,
 )
@@ -34,9 +34,11 @@ _TEXT_ENCODERS = "diffusers.loaders.single_file_utils"
 
 
 def broken(single_file_model: ModuleType) -> bool:
-    """Is the model made by ``from_config`` in a context manager alone?"""
+    """Is the model made by ``from_config`` in a context manager alone, and are weights loaded in its dtype?"""
     names = names_used(resolve(single_file_model, "FromOriginalModelMixin.from_single_file"))
-    return {_CONTEXT, "from_config"} <= names
+    loaded = function_of(resolve(single_file_model, "load_model_dict_into_meta")).__code__
+    # Before 0.33 they are loaded in float32.
+    return {_CONTEXT, "from_config"} <= names and "old_param" in loaded.co_varnames
 
 
 def patch(single_file_model: ModuleType, draft: Draft) -> None:
