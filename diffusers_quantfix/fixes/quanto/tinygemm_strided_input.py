@@ -14,7 +14,8 @@ from types import ModuleType
 
 from ...engine.draft import Draft
 from ...engine.fix import Fix
-from ...engine.probe import names_used, resolve
+from ...engine.probe import resolve
+from ...weights.strided_input import asks_no_layout, contiguous
 
 FIX = Fix(
     __doc__,
@@ -30,22 +31,12 @@ FIX = Fix(
     asked_once=True,
 )
 
+_FUNCTION = "TinyGemmQBitsLinearFunction"
+
 
 def broken(qbits: ModuleType) -> bool:
-    """Does the function never check the input's memory layout? The kernel itself may need a GPU."""
-    forward = resolve(qbits, "TinyGemmQBitsLinearFunction.forward")
-    return not {"contiguous", "is_contiguous", "stride"} & names_used(forward)
+    return asks_no_layout(resolve(qbits, f"{_FUNCTION}.forward"))
 
 
 def patch(qbits: ModuleType, draft: Draft) -> None:
-    def make(original):
-        def forward(ctx, input, other, bias=None):
-            if input.is_contiguous():
-                return original(ctx, input, other, bias)
-            output = original(ctx, input.contiguous(), other, bias)
-            ctx.save_for_backward(input, other)
-            return output
-
-        return forward
-
-    draft.wrap_plain(resolve(qbits, "TinyGemmQBitsLinearFunction"), "forward", make)
+    draft.wrap_plain(resolve(qbits, _FUNCTION), "forward", contiguous)
