@@ -22,7 +22,7 @@ def asks_no_layout(forward: Any) -> bool:
 
 
 def contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``forward``: an input that is not contiguous is copied, and the input itself is saved for the backward pass."""
+    """Wrap ``forward``: an input that is not contiguous is copied; the input itself is saved for the backward pass."""
 
     def forward(ctx: Any, input: Any, other: Any, bias: Any = None) -> Any:
         if input.is_contiguous():
