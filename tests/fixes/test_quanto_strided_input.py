@@ -82,7 +82,7 @@ def test_the_weight_of_tinygemm(monkeypatch):
         monkeypatch.setattr(torch, name, lambda given, matrix, *others: given @ matrix.t(), raising=False)
     matrix, given = torch.randn(128, 256), strided("sliced")
     packed = SimpleNamespace(
-        _data=SimpleNamespace(_data=matrix), _group_size=128, _scale_shift=None, shape=matrix.shape
+        _data=SimpleNamespace(_data=matrix), _group_size=128, _scale_shift=torch.ones(1), shape=matrix.shape
     )
     context = SimpleNamespace(save_for_backward=lambda *tensors: None)
     output = TinyGemmQBitsLinearFunction.forward(context, given, packed, None)
