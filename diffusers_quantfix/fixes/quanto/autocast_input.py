@@ -18,8 +18,6 @@ from ...engine.draft import Draft
 from ...engine.fix import Fix, Target
 from ...engine.probe import names_used, resolve
 
-_CLAIMS = {"optimum-quanto": ">=0.2.5,<=0.2.7"}
-
 FIX = Fix(
     __doc__,
     id="quanto-autocast-input",
@@ -27,12 +25,12 @@ FIX = Fix(
         Target(
             "quanto-tinygemm-autocast",
             "optimum.quanto.tensor.weights.tinygemm.qbits",
-            _CLAIMS,
+            {"optimum-quanto": ">=0.2.5,<=0.2.7"},
         ),
         Target(
             "quanto-awq-autocast",
             "optimum.quanto.tensor.weights.awq.qbits",
-            _CLAIMS,
+            {"optimum-quanto": ">=0.2.5,<=0.2.7"},
         ),
     ),
     patterns=(
